@@ -1,0 +1,37 @@
+# make demo: raw data to a served and proved model, on this machine.   make test: everything that must hold.
+# Both do all their own set-up: .venv and the locked dependencies.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: demo test up down status lint bench
+
+demo: $(INSTALLED)
+	@$(BIN)/hanzo-ml demo
+
+test: $(INSTALLED) lint
+	@$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/dg check defs
+
+up down status: $(INSTALLED)
+	@$(BIN)/hanzo-ml $@
+
+bench: $(INSTALLED)
+	@$(BIN)/python benchmarks/chain.py
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \
+		{ echo "error: Hanzo ML needs Python 3.11 to 3.13, and '$(PYTHON)' is not: install it, or name yours: make PYTHON=python3.12"; exit 1; }
+	@echo "installing into $(VENV): a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(INSTALLED)

@@ -1,0 +1,111 @@
+"""Every error as MLflow's `{"error_code", "message"}`: one line that says what to do, no stack, no SQL, no server path."""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette.exceptions import HTTPException
+
+from recipes.store import BrokenArtifact
+from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
+
+log = logging.getLogger(__name__)
+
+ALSO = "See the API docs for more information about request parameters."
+CODE_OF_STATUS = {
+    403: ErrorCode.PERMISSION_DENIED,
+    404: ErrorCode.ENDPOINT_NOT_FOUND,
+    405: ErrorCode.ENDPOINT_NOT_FOUND,
+}
+
+
+def install(app: FastAPI) -> None:
+    """Give the application its one way to answer errors."""
+    app.add_exception_handler(HanzoError, _refused)
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(BrokenArtifact, _no_artifact)
+    app.add_exception_handler(DataError, _no_data)
+    for unavailable in (OperationalError, InterfaceError, NoConnection):
+        app.add_exception_handler(unavailable, _unavailable)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
+    return JSONResponse({"error_code": code.value, "message": message}, status or HTTP_STATUS[code])
+
+
+def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HanzoError)
+    return error_response(error.code, error.message)
+
+
+def _not_valid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, first_problem(error.errors()))
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = CODE_OF_STATUS.get(error.status_code)
+    if code is ErrorCode.ENDPOINT_NOT_FOUND:
+        message = f"There is no {request.method} {request.url.path[:250]} on this server"
+    else:
+        message = str(error.detail)
+    return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code)
+
+
+def _no_artifact(_: Request, error: Exception) -> JSONResponse:
+    log.info("refused an artifact path: %s", error)
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "The artifact path is not one of this server's store")
+
+
+def _no_data(_: Request, error: Exception) -> JSONResponse:
+    log.info("the database refused a value: %s", error)
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "A value of the request cannot be stored")
+
+
+def _unavailable(_: Request, error: Exception) -> JSONResponse:
+    log.warning("the metadata database is unavailable: %s", error)
+    return error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, "The metadata database is unavailable: try again later")
+
+
+def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+    return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: its log says more")
+
+
+def first_problem(problems: Sequence[Any]) -> str:
+    """The first problem of a request in MLflow's words."""
+    problem = problems[0]
+    where = parameter_path(problem["loc"][1:])
+    if problem["type"] == "json_invalid":
+        return f"Malformed JSON in the request body: {problem['ctx']['error']}"
+    if not where:
+        return "The request body must be a JSON object, sent with Content-Type: application/json"
+    if problem["type"] == "missing":
+        return f"Missing value for required parameter '{where}'. {ALSO}"
+    return f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied: {problem['msg']}. {ALSO}"
+
+
+def parameter_path(location: Sequence[str | int]) -> str:
+    """`("metrics", 0, "value")` as `metrics[0].value`; pydantic's names of a union's members are left out."""
+    path = ""
+    for part in location:
+        if part in ("float", "constrained-str"):
+            continue
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def shown(value: Any) -> str:
+    try:
+        return json.dumps(value)[:100]
+    except (TypeError, ValueError):
+        return "of that type"

@@ -1,0 +1,74 @@
+"""Is the process alive, can it serve, and what is it (rows V1, V7). The only routes that never need a sign-in."""
+
+import logging
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.dependencies import StoreOf, TrackingOf
+from api.mlflow.server_info import MLFLOW_API_VERSION
+from recipes.store import Store
+from resources.metadata.tracking import Tracking
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(tags=["health"])
+
+PROBES = ("s3://hanzo-ml/datasets/ready", "s3://hanzo-ml/runs/ready", "s3://hanzo-models/ready")
+"""One name in every bucket. Nothing needs to lie there: that the bucket answers is what is asked."""
+
+
+@router.get("/alive")
+def alive() -> JSONResponse:
+    return JSONResponse({"alive": True})
+
+
+@router.get("/ready")
+def ready(tracking: TrackingOf, store: StoreOf) -> JSONResponse:
+    parts = {"database": database_answers(tracking), "storage": storage_answers(store)}
+    everything = all(parts.values())
+    return JSONResponse({"ready": everything, **parts}, status_code=200 if everything else 503)
+
+
+@router.get("/health")
+def health() -> PlainTextResponse:
+    return PlainTextResponse("OK")
+
+
+@router.get("/version")
+def version() -> PlainTextResponse:
+    """MLflow's release, because MLflow's clients ask."""
+    return PlainTextResponse(MLFLOW_API_VERSION)
+
+
+def database_answers(tracking: Tracking) -> bool:
+    try:
+        tracking.experiments.ensure_default()
+    except (SQLAlchemyError, OSError) as error:
+        log.warning("not ready: the database does not answer: %s", error)
+        return False
+    return True
+
+
+def storage_answers(store: Store) -> bool:
+    try:
+        for uri in PROBES:
+            store.list(uri)
+            local = store.local_path(uri)
+            bucket = None if local is None else bucket_folder(local, uri)
+            if bucket is not None and not (bucket.is_dir() and os.access(bucket, os.W_OK)):
+                log.warning("not ready: %s is no folder that can be written to", bucket)
+                return False
+    except Exception as error:  # whatever the store's library raises means that it does not answer
+        log.warning("not ready: the object store does not answer: %s", error)
+        return False
+    return True
+
+
+def bucket_folder(local: Path, uri: str) -> Path:
+    """The folder that stands for the bucket of `uri`: above every part of its key."""
+    return local.parents[urlsplit(uri).path.count("/") - 1]

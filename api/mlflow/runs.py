@@ -1,0 +1,131 @@
+"""/mlflow/runs/*: runs, their params and tags, and finding them. Metrics and batches are in `metrics`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from api.dependencies import CallerOf, TrackingOf
+from api.mlflow.bodies import RunId, Tag, View
+from api.mlflow.messages import VIEWS, answer, experiment_number, info_message, run_message
+from api.mlflow.statuses import our_status, translate
+from api.requests import Body, StrictRoute
+from resources.errors import invalid
+from resources.metadata.filter_language import parse_filter, parse_orders
+from resources.metadata.run_search import RUN_GRAMMAR
+
+router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
+
+
+class CreateRun(Body):
+    experiment_id: str = "0"
+    user_id: str = ""
+    run_name: str = ""
+    start_time: int | None = None
+    tags: tuple[Tag, ...] = ()
+
+
+class OfRun(Body):
+    run_id: RunId
+
+
+class UpdateRun(OfRun):
+    status: str | None = None
+    end_time: int | None = None
+    run_name: str | None = None
+
+
+class SearchRuns(Body):
+    experiment_ids: tuple[str, ...] = ()
+    filter: str = ""
+    run_view_type: View = "ACTIVE_ONLY"
+    max_results: int = Field(1000, ge=1, le=50_000)
+    order_by: tuple[str, ...] = ()
+    page_token: str = ""
+
+
+class LogParam(OfRun, Tag):
+    pass
+
+
+class SetTag(OfRun, Tag):
+    pass
+
+
+class DeleteTag(OfRun):
+    key: str
+
+
+@router.post("/create")
+def create(body: CreateRun, tracking: TrackingOf) -> Response:
+    made = tracking.runs.create(
+        experiment_number(body.experiment_id),
+        name=body.run_name or None,
+        user_id=body.user_id,
+        tags={tag.key: tag.value for tag in body.tags},
+        start_time=body.start_time or None,
+    )
+    return answer(run=run_message(tracking.run_search.get(made)))
+
+
+@router.get("/get")
+def get(
+    tracking: TrackingOf,
+    run_id: Annotated[str | None, Query()] = None,
+    run_uuid: Annotated[str | None, Query()] = None,
+) -> Response:
+    named = run_id or run_uuid
+    if not named:
+        raise invalid("Missing value for required parameter 'run_id'.")
+    return answer(run=run_message(tracking.run_search.get(tracking.runs.get(named))))
+
+
+@router.post("/update")
+def update(body: UpdateRun, tracking: TrackingOf) -> Response:
+    status = our_status(body.status) if body.status else None
+    changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time or None, name=body.run_name)
+    return answer(run_info=info_message(changed))
+
+
+@router.post("/delete")
+def delete(body: OfRun, tracking: TrackingOf) -> Response:
+    tracking.runs.delete(body.run_id)
+    return answer()
+
+
+@router.post("/restore")
+def restore(body: OfRun, tracking: TrackingOf) -> Response:
+    tracking.runs.restore(body.run_id)
+    return answer()
+
+
+@router.post("/search")
+def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response:
+    page = tracking.run_search.search(
+        [experiment_number(text) for text in body.experiment_ids],
+        conditions=translate(parse_filter(body.filter, RUN_GRAMMAR)),
+        orders=parse_orders(body.order_by, RUN_GRAMMAR),
+        lifecycle_stages=VIEWS[body.run_view_type],
+        limit=body.max_results,
+        page_token=body.page_token or None,
+        organization=caller.organization,
+    )
+    return answer(runs=[run_message(logged) for logged in page.runs], next_page_token=page.next_page_token)
+
+
+@router.post("/log-parameter")
+def log_parameter(body: LogParam, tracking: TrackingOf) -> Response:
+    tracking.run_data.log_param(body.run_id, body.key, body.value)
+    return answer()
+
+
+@router.post("/set-tag")
+def set_tag(body: SetTag, tracking: TrackingOf) -> Response:
+    tracking.run_data.set_tag(body.run_id, body.key, body.value)
+    return answer()
+
+
+@router.post("/delete-tag")
+def delete_tag(body: DeleteTag, tracking: TrackingOf) -> Response:
+    tracking.run_data.delete_tag(body.run_id, body.key)
+    return answer()

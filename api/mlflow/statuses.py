@@ -1,0 +1,49 @@
+"""Our run statuses and MLflow's (row F12), and filters on status translated from MLflow's words into ours."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from resources.errors import invalid
+from resources.metadata.filter_language import Condition
+
+TO_MLFLOW = {
+    "queued": "SCHEDULED",
+    "running": "RUNNING",
+    "completed": "FINISHED",
+    "failed": "FAILED",
+    "cancelled": "KILLED",
+}
+FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
+
+
+def our_status(theirs: str) -> str:
+    if theirs not in FROM_MLFLOW:
+        raise invalid(f"Invalid value {theirs!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}")
+    return FROM_MLFLOW[theirs]
+
+
+def translate(conditions: Iterable[Condition]) -> list[Condition]:
+    """Conditions on status, whatever their comparator, as the list of our statuses that they let through."""
+    return [
+        replace(
+            condition,
+            operator="IN",
+            value=tuple(ours for ours, theirs in TO_MLFLOW.items() if holds(condition, theirs)),
+        )
+        if (condition.entity, condition.key) == ("attribute", "status")
+        else condition
+        for condition in conditions
+    ]
+
+
+def holds(condition: Condition, theirs: str) -> bool:
+    """Whether a condition lets one of MLflow's statuses through."""
+    value = condition.value
+    if isinstance(value, tuple):
+        return (theirs in value) == (condition.operator == "IN")
+    if condition.operator in ("=", "!="):
+        return (theirs == value) == (condition.operator == "=")
+    pattern = re.escape(str(value)).replace("%", ".*").replace("_", ".")
+    flags = re.IGNORECASE | re.DOTALL if condition.operator == "ILIKE" else re.DOTALL
+    return re.fullmatch(pattern, theirs, flags) is not None

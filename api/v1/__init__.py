@@ -1,0 +1,1 @@
+"""The specification's own API below /v1."""

@@ -1,0 +1,29 @@
+"""/v1/events: the event log (row Q8), and /v1/addresses: where the parts of this installation answer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+
+from api.dependencies import DatabaseOf, SettingsOf
+from resources.metadata.outbox import read_after
+
+router = APIRouter(prefix="/v1", tags=["v1"])
+
+
+@router.get("/events")
+def events(
+    database: DatabaseOf,
+    after: Annotated[int, Query(ge=0)] = 0,
+    type: Annotated[list[str] | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """Events in the order of their commits. Ask again with `after` = the last `seq`; nothing is ever skipped."""
+    with database.read() as connection:
+        found = read_after(connection, after, type or (), limit)
+    return JSONResponse({"events": [vars(event) for event in found]})
+
+
+@router.get("/addresses")
+def addresses(settings: SettingsOf) -> Response:
+    return JSONResponse({"dagster": settings.dagster_url, "tracking": settings.tracking_uri, "engine": settings.engine_url})

@@ -1,0 +1,50 @@
+"""/v1/experiments (row E6)."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from api.dependencies import CallerOf, TrackingOf
+from api.mlflow.messages import experiment_number
+from api.requests import Body, StrictRoute
+from api.v1.messages import DESCRIPTION_TAG, OWNER_TAG, experiment_json, run_json
+
+router = APIRouter(prefix="/v1/experiments", tags=["v1"], route_class=StrictRoute)
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+class NewExperiment(Body):
+    name: str
+    description: str = ""
+    owner: str = ""
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+@router.get("")
+def list_experiments(tracking: TrackingOf, caller: CallerOf, max_results: Limit = 100, page_token: str = "") -> Response:
+    page = tracking.experiment_search.search(caller.organization, limit=max_results, page_token=page_token or None)
+    found = [experiment_json(experiment) for experiment in page.experiments]
+    return JSONResponse({"experiments": found, "next_page_token": page.next_page_token})
+
+
+@router.post("", status_code=201)
+def create(body: NewExperiment, tracking: TrackingOf, caller: CallerOf) -> Response:
+    words = {DESCRIPTION_TAG: body.description, OWNER_TAG: body.owner or caller.user_id}
+    tags = {**{key: text for key, text in words.items() if text}, **body.tags}
+    made = tracking.experiments.create(body.name, caller.organization, tags=tags)
+    return JSONResponse(experiment_json(made), status_code=201)
+
+
+@router.get("/{experiment_id}")
+def get(experiment_id: str, tracking: TrackingOf) -> Response:
+    return JSONResponse(experiment_json(tracking.experiments.get(experiment_number(experiment_id))))
+
+
+@router.get("/{experiment_id}/runs")
+def list_runs(experiment_id: str, tracking: TrackingOf, max_results: Limit = 100, page_token: str = "") -> Response:
+    experiment = tracking.experiments.get(experiment_number(experiment_id))
+    page = tracking.run_search.search([experiment.id], limit=max_results, page_token=page_token or None)
+    return JSONResponse({"runs": [run_json(run) for run in page.runs], "next_page_token": page.next_page_token})

@@ -1,0 +1,110 @@
+"""/v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel. What a job does is the asset graph's business."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+import recipes
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf
+from recipes.schema import Recipe, canonical_json, first_problem
+from resources.detached import LOG
+from resources.errors import invalid
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.jobs import ENDED, JobRecord, Jobs
+
+router = APIRouter(prefix="/v1/jobs", tags=["v1"])
+
+POLL_SECONDS = 0.5
+SANDBOX = "sandbox"
+"""The standing definition for jobs that bring their own configuration."""
+RECIPES = Path(recipes.__file__).resolve().parent
+DEFAULT_RECIPE = "smollm2-135m-lora"
+"""Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""
+
+
+class NewJob(BaseModel):
+    """A training job of a model definition, whose values hold where none are given; or of the sandbox, with a dataset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    type: Literal["training"] = "training"
+    model: str = SANDBOX
+    dataset: str | None = None
+    recipe: str | None = None
+    parameters: dict[str, JsonValue] = {}
+
+
+@router.post("", status_code=201)
+def submit(body: NewJob, database: DatabaseOf, caller: CallerOf) -> Response:
+    """Queue a job. Its dataset, where one is named, is pinned to the version of now."""
+    if body.model == SANDBOX and body.dataset is None:
+        raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    check_recipe(body.recipe, body.parameters)
+    config = body.model_dump(mode="json", exclude_none=True)
+    if body.dataset is not None:
+        config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
+    job = Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
+    return JSONResponse(as_json(job), 201)
+
+
+def check_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> None:
+    """Refuse now what would fail when the job is started: a recipe that is not there, parameters that do not fit it."""
+    known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+    if name is not None and name not in known:
+        raise invalid(f"unknown recipe {name[:100]!r}: use one of {', '.join(known)}")
+    recipe = Recipe.load(RECIPES / f"{name or DEFAULT_RECIPE}.yaml")
+    try:
+        canonical_json(parameters)
+        Recipe.model_validate(recipe.model_dump(mode="json") | dict(parameters))
+    except ValidationError as error:
+        raise invalid(f"job parameters: {first_problem(error)}") from None
+    except ValueError:
+        raise invalid("job parameters: a number is not finite, or a text holds half a character") from None
+
+
+@router.get("")
+def list_jobs(database: DatabaseOf, caller: CallerOf, status: str | None = None) -> Response:
+    return JSONResponse({"jobs": [as_json(job) for job in Jobs(database).list(caller.organization, status)]})
+
+
+@router.get("/{job_id}")
+def get(job_id: str, database: DatabaseOf) -> Response:
+    return JSONResponse(as_json(Jobs(database).read(job_id)))
+
+
+@router.post("/{job_id}/cancel")
+def cancel(job_id: str, database: DatabaseOf) -> Response:
+    return JSONResponse(as_json(Jobs(database).cancel(job_id)))
+
+
+@router.get("/{job_id}/logs")
+def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
+    """The log of the training program as server-sent events, one line each; `end` with the job's status closes it."""
+    job = Jobs(database).read(job_id)
+    path = settings.home / "jobs" / job.id / "train" / LOG
+    return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
+
+
+def events(database: Database, job_id: str, path: Path, follow: bool) -> Iterator[str]:
+    offset = 0
+    while True:
+        status = Jobs(database).read(job_id).status
+        data = path.read_bytes()[offset:] if path.is_file() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        offset += len(whole)
+        yield from (f"data: {line.decode(errors='replace')}\n\n" for line in whole.splitlines())
+        if status in ENDED or not follow:
+            yield f"event: end\ndata: {status}\n\n"
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def as_json(job: JobRecord) -> dict[str, Any]:
+    return vars(job)

@@ -1,0 +1,44 @@
+"""The `hanzo-ml` command line. One module for each noun; all of them speak HTTP to the API, and none knows a database."""
+
+import sys
+
+import httpx
+import typer
+from rich.console import Console
+
+from hanzo_ml import demo
+from hanzo_ml.cli import dataset, experiment, job, local, model, run
+from hanzo_ml.cli.connection import Refused, tracking_uri
+
+EXIT_REFUSED = 1
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(dataset.app, name="dataset")
+app.add_typer(job.app, name="job")
+app.add_typer(model.app, name="model")
+app.add_typer(experiment.app, name="experiment")
+app.add_typer(run.app, name="run")
+app.add_typer(local.config, name="config")
+app.command("up")(local.up)
+app.command("down")(local.down)
+app.command("status")(local.status)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Run a command. A refusal is one line on standard error and exit code 1."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app()
+    except Refused as refusal:
+        errors.print(f"error: {refusal}", markup=False)
+        sys.exit(EXIT_REFUSED)
+    except httpx.ConnectError:
+        errors.print(
+            f"error: nothing answers at {tracking_uri()}: start it with `hanzo-ml up`, or set HANZO_ML_TRACKING_URI",
+            markup=False,
+        )
+        sys.exit(EXIT_REFUSED)
+    except httpx.HTTPError as error:
+        errors.print(f"error: {tracking_uri()} broke off ({type(error).__name__}): try again", markup=False)
+        sys.exit(EXIT_REFUSED)

@@ -1,0 +1,58 @@
+"""The command line's way to the API: JSON in, JSON out, and a refusal as an exception with the server's one line."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+DEFAULT_URI = "http://127.0.0.1:8057"
+SECONDS = 600.0
+
+
+class Refused(Exception):
+    """The server or the command line says no; the message says what to do."""
+
+
+def tracking_uri() -> str:
+    """`HANZO_ML_TRACKING_URI`, else the embedded stack's address. Raises Refused when it is none."""
+    port = os.environ.get("HANZO_ML_SERVER_PORT")
+    default = f"http://127.0.0.1:{port}" if port else DEFAULT_URI
+    uri = os.environ.get("HANZO_ML_TRACKING_URI", default).rstrip("/")
+    try:
+        parsed = httpx.URL(uri)
+        is_address = parsed.scheme in ("http", "https") and parsed.host.encode("idna") != b""
+    except (httpx.InvalidURL, UnicodeError):
+        is_address = False
+    if not is_address:
+        name = "HANZO_ML_TRACKING_URI" if "HANZO_ML_TRACKING_URI" in os.environ else "HANZO_ML_SERVER_PORT"
+        raise Refused(f"{uri!r} is no address of a server: correct {name}, so that it is one such as {DEFAULT_URI}")
+    return uri
+
+
+def call(method: str, path: str, **options: Any) -> Any:
+    """The answer of the API as JSON.
+
+    Raises:
+        Refused: the API answered with an error.
+    """
+    answer = httpx.request(method, tracking_uri() + path, timeout=SECONDS, trust_env=False, **options)
+    if answer.is_error:
+        raise Refused(message_of(answer))
+    return answer.json()
+
+
+def stream(path: str, **options: Any) -> Iterator[str]:
+    """The lines of a server-sent event stream."""
+    with httpx.stream("GET", tracking_uri() + path, timeout=None, trust_env=False, **options) as answer:
+        if answer.is_error:
+            answer.read()
+            raise Refused(message_of(answer))
+        yield from answer.iter_lines()
+
+
+def message_of(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.url} answered {answer.status_code}"

@@ -1,0 +1,118 @@
+"""`hanzo-ml job`: submit, look, follow, cancel."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from hanzo_ml.cli.connection import Refused, call, stream
+from hanzo_ml.cli.output import AsJson, show, table
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+
+@app.command()
+def submit(
+    config: Annotated[Path | None, typer.Option(help="A YAML file: name, model, dataset, recipe, parameters.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model definition; enough by itself.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a training job."""
+    document = read(config) if config else {}
+    if model:
+        document["model"] = model
+    if "name" not in document and "model" not in document:
+        raise Refused("say which model: --model NAME, or `name:` and `dataset:` in the --config file")
+    document.setdefault("name", document.get("model"))
+    if document.get("parameters") is None:  # all of them commented out
+        document["parameters"] = {}
+    if set_:
+        if not isinstance(document["parameters"], dict):
+            raise Refused(f"`parameters:` in {config} must be a mapping of the recipe's keys")
+        document["parameters"] |= dict(assignment(text) for text in set_)
+    for key, value in document.items():
+        check_json(key, value)
+    job = call("POST", "/v1/jobs", json=document)
+    show(job) if as_json else print(f"{job['id']} {job['status']}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise Refused(f"there is no file {path}: check --config")
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is not UTF-8: save it in that encoding") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Refused(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise Refused(f"{path} must be a mapping with `model:`")
+    return document
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`learning_rate=1e-4` -> ("learning_rate", 0.0001)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise Refused(f"--set {text}: write KEY=VALUE, such as learning_rate=1e-4")
+    try:
+        return key, float(value) if not value.lstrip("-").isdigit() else int(value)
+    except ValueError:
+        pass
+    try:
+        return key, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise Refused(f"--set {text}: the value is not valid YAML") from None
+
+
+def check_json(key: str, value: Any) -> None:
+    """YAML knows values that JSON does not: a date, infinity."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise Refused(f"'{key}' holds a value that is no JSON, such as a date or infinity: put it in quotes") from None
+
+
+@app.command("list")
+def list_jobs(
+    status: Annotated[str | None, typer.Option(help="queued, running, completed, failed or cancelled")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """All jobs, newest first."""
+    jobs = call("GET", "/v1/jobs", params={"status": status} if status else {})["jobs"]
+    if as_json:
+        show(jobs)
+        return
+    rows = [(job["id"], job["name"], job["status"], when(job["submitted_at"]), job["reason"]) for job in jobs]
+    table(("job", "name", "status", "submitted", "reason"), rows, "no job yet: `hanzo-ml job submit --model NAME`")
+
+
+@app.command()
+def get(job_id: str) -> None:
+    """One job, whole."""
+    show(call("GET", f"/v1/jobs/{job_id}"))
+
+
+@app.command()
+def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Until the job ends.")] = False) -> None:
+    """The log of the training program."""
+    event = ""
+    for line in stream(f"/v1/jobs/{job_id}/logs", params={"follow": follow}):
+        if line.startswith("event: "):
+            event = line.removeprefix("event: ")
+        elif line.startswith("data: ") and event != "end":
+            print(line.removeprefix("data: "), flush=True)
+
+
+@app.command()
+def cancel(job_id: str) -> None:
+    """End a job; it saves a checkpoint first."""
+    print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/cancel')['status']}")
+
+
+def when(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

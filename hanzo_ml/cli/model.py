@@ -1,0 +1,102 @@
+"""`hanzo-ml model`: versions, stages, proof."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.output import AsJson, show, table
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+
+@app.command("list")
+def list_versions(
+    name: Annotated[str | None, typer.Option(help="Only this model.")] = None, as_json: AsJson = False
+) -> None:
+    """All versions of all models."""
+    names = [name] if name else [model["name"] for model in call("GET", "/v1/models")["models"]]
+    found = [version for model in names for version in call("GET", f"/v1/models/{model}/versions")["versions"]]
+    if as_json:
+        show(found)
+        return
+    rows = [
+        (
+            version["name"],
+            version["version"],
+            version["stage"],
+            version["status"],
+            (version["deployment"] or {}).get("status", "-"),
+            version["reason"] or (version["deployment"] or {}).get("reason", ""),
+        )
+        for version in found
+    ]
+    columns = ("model", "version", "stage", "status", "deployment", "reason")
+    table(columns, rows, "no model version yet: `hanzo-ml job submit --model NAME` trains one")
+
+
+@app.command()
+def register(
+    name: Annotated[str, typer.Option()],
+    run: Annotated[str, typer.Option(help="Id of the run.")],
+    artifact: Annotated[str, typer.Option(help="Artifact of the run.")] = "checkpoint-final",
+) -> None:
+    """Register a run's artifact as the next version of a model."""
+    version = call("POST", f"/v1/models/{name}/versions", json={"run_id": run, "artifact": artifact})
+    print(f"{version['name']} version {version['version']}: {version['stage']}, {version['status']}")
+
+
+@app.command()
+def promote(
+    name: Annotated[str, typer.Option()],
+    version: Annotated[int, typer.Option()],
+    stage: Annotated[str, typer.Option(help="none, staging, production or archived")],
+    force: Annotated[bool, typer.Option("--force", help="Also when it is quarantined (admins only).")] = False,
+) -> None:
+    """Move a version to a stage. Production deploys it."""
+    moved = call("PATCH", f"/v1/models/{name}/versions/{version}/stage", json={"stage": stage, "force": force})
+    print(f"{moved['name']} version {moved['version']}: {moved['stage']}")
+
+
+@app.command()
+def prove(name: str, version: int, as_json: AsJson = False) -> None:
+    """Prove a version back to its raw files, hashing every byte again. Exits with 1 when an edge is broken."""
+    proof = call("GET", f"/v1/models/{name}/versions/{version}/proof")
+    if as_json:
+        show(proof)
+    else:
+        print_proof(proof)
+    if not proof["ok"]:
+        raise typer.Exit(1)
+
+
+def print_proof(proof: dict[str, Any]) -> None:
+    # Rich cuts the lines of a tree at the console's width, and a reason is no longer one when it is cut.
+    console = Console(highlight=False, soft_wrap=True, width=10_000)
+    console.print(draw(proof["chain"]))
+    if proof["ok"]:
+        console.print(f"[green]proved[/green]: {proof['bytes_hashed']:,} bytes hashed, every edge holds")
+    for edge in proof["broken"]:
+        console.print(f"[red]broken[/red] {escape(edge)}")
+
+
+def draw(node: dict[str, Any], tree: Tree | None = None) -> Tree:
+    """A proof as a tree: what it is, its digest, where it lies; a broken one in red with the reasons."""
+    mark = "[red]✗[/red]" if node["problems"] else "[green]✓[/green]"
+    size = f", {node['files']} files, {node['size_bytes']:,} bytes" if node["files"] else ""
+    facts = ", ".join(
+        f"{key} {value}" for key, value in node["facts"].items() if isinstance(value, str | int) and key != "split"
+    )
+    name, digest = escape(node["label"]), escape(node["digest"][:12])
+    label = f"{mark} {name} [dim]{digest}{size}[/dim]" + (f" [dim]({escape(facts)})[/dim]" if facts else "")
+    if node["seen_above"]:
+        label = f"[dim]↑ {name} {digest}, shown above[/dim]"
+    branch = tree.add(label) if tree else Tree(label)
+    for problem in node["problems"]:
+        branch.add(f"[red]{escape(problem)}[/red]")
+    for parent in node["made_from"]:
+        draw(parent, branch)
+    return branch

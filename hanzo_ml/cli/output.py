@@ -1,0 +1,30 @@
+"""How commands print: a table for people, one JSON document with `--json`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
+
+
+def show(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Rows as a table; `empty` says what to do where there are none."""
+    console = Console(highlight=False, markup=False)  # a name may look like markup
+    lines = [[str(cell) for cell in row] for row in rows]
+    if not lines:
+        console.print(empty)
+        return
+    drawn = Table(box=None, pad_edge=False)
+    for column in columns:
+        drawn.add_column(column, overflow="fold", no_wrap=column in ("job", "run", "dataset", "model"))
+    for line in lines:
+        drawn.add_row(*line)
+    console.print(drawn)

@@ -1,0 +1,180 @@
+"""The checkpoint asset: one partition is one tracking run; materializing it again resumes that run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from pydantic import ValidationError
+
+from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
+from hanzo_ml_assets.dataset import group_name
+from hanzo_ml_assets.definition import ModelDefinition, load_recipe
+from hanzo_ml_assets.loss_plot import loss_plot
+from hanzo_ml_assets.run_record import RunRecord, read_environment, read_record, write_record
+from recipes.schema import Artifact, BadConfiguration, Job, Program, Recipe, Result, Tracking, TrainingFacts, first_problem
+from resources.lineage.record import record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.jobs import JobRecord
+from resources.metadata.run_data import RunData
+
+DATASET_METADATA = "hanzo_ml/dataset"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training job works with, once its names are resolved."""
+
+    job: JobRecord
+    version: DatasetVersion
+    record: RunRecord
+    run: Artifact
+    splits: Mapping[str, Artifact]
+
+
+def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=model.key("checkpoint"),
+        deps=[["datasets", model.dataset, "train"], ["datasets", model.dataset, "validation"]],
+        partitions_def=partitions,
+        group_name=group_name("models", model.name),
+        kinds={"pytorch", "huggingface"},
+        owners=list(model.owners),
+        description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
+        metadata={DATASET_METADATA: model.dataset},
+        pool="gpu",
+        code_version="1",
+    )
+    def checkpoint(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        run_id = context.partition_key
+        control_plane.jobs.submit(
+            name=model.name,
+            config={"name": model.name, "model": model.name},
+            user="dagster",
+            organization=DEFAULT_ORGANIZATION,
+            id=run_id,
+            status="running",
+        )
+        control_plane.jobs.start(run_id)
+        try:
+            plan = make_plan(model, run_id, control_plane)
+            job = training_job(plan, control_plane)
+            log_params(plan, control_plane)
+            result = control_plane.compute.run(job, follow(context, job))
+        except BadConfiguration as error:
+            control_plane.jobs.fail(run_id, str(error))
+            raise dg.Failure(str(error), allow_retries=False) from None
+        complete(plan, result, control_plane)
+        adapter = result.artifacts["adapter"]
+        facts = TrainingFacts.model_validate(result.facts)
+        losses = {step: loss for step, loss in facts.losses.items() if loss is not None}
+        return dg.MaterializeResult(
+            metadata={
+                "loss": dg.MetadataValue.md(loss_plot(losses)),
+                "final_loss": losses.get(max(facts.losses), float("nan")),
+                "steps": int(result.metrics["total_steps"]),
+                "train_seconds": facts.train_seconds,
+                "dataset_version": plan.version.reference,
+                "recipe": plan.record.recipe.name,
+                "git_commit": plan.record.environment.git_commit,
+                "run": dg.MetadataValue.url(f"{control_plane.settings.tracking_uri}/v1/runs/{run_id}"),
+                "uri": adapter.uri,
+                "digest": adapter.digest,
+            },
+            data_version=dg.DataVersion(adapter.digest),
+        )
+
+    return checkpoint
+
+
+def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:
+    """Resolve dataset, recipe and environment; of a run that was started before, from its record.
+
+    Raises:
+        BadConfiguration: unknown recipe or a parameter that does not fit it.
+    """
+    job = control_plane.jobs.read(run_id)
+    known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
+    if known is not None:
+        found = read_record(control_plane.store, known)
+        reference, recipe = found.dataset, found.recipe
+    else:
+        reference = str(job.config.get("dataset") or model.dataset)
+        recipe = with_parameters(load_recipe(job.config.get("recipe") or model.recipe), job.config.get("parameters") or {})
+    version = control_plane.datasets.read(reference, job.organization)
+    splits = {name: version.split(name) for name in ("train", "validation", "test")}
+    described = RunRecord(
+        run_id=run_id,
+        model=model.name,
+        dataset=version.reference,
+        recipe=recipe,
+        seed=recipe.seed,
+        environment=read_environment(SOURCE),
+    )
+    run = write_record(control_plane.store, described, {name: splits[name].digest for name in ("train", "validation")})
+    return Plan(job=job, version=version, record=read_record(control_plane.store, run), run=run, splits=splits)
+
+
+def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
+    """A recipe with some of its keys changed by the job."""
+    try:
+        return Recipe.model_validate(recipe.model_dump(mode="json") | dict(parameters))
+    except ValidationError as error:
+        raise BadConfiguration(f"job parameters: {first_problem(error)}") from None
+
+
+def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
+    run_id, recipe = plan.record.run_id, plan.record.recipe
+    return Job(
+        id=run_id,
+        program=Program.TRAIN,
+        inputs={"run": plan.run, "train": plan.splits["train"], "validation": plan.splits["validation"]},
+        parameters={"recipe": recipe.model_dump(mode="json")},
+        outputs={
+            "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
+            "adapter": f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/adapter",
+        },
+        result_uri=f"s3://hanzo-ml/runs/{run_id}/train.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(run_id, "train"),
+        cache_dir=control_plane.cache_dir,
+        tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
+        hardware=recipe.hardware,
+        distributed=recipe.distributed,
+        checkpoint=recipe.checkpoint,
+    )
+
+
+def log_params(plan: Plan, control_plane: ControlPlane) -> None:
+    """The run's parameters under the specification's names (row E2)."""
+    recipe = plan.record.recipe
+    values = {
+        "model": recipe.base_model.uri,
+        "method": recipe.method,
+        "objective": recipe.objective,
+        "recipe": recipe.name,
+        "learning_rate": recipe.learning_rate,
+        "batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "max_steps": recipe.max_steps,
+        "lora_rank": recipe.lora_rank,
+        "lora_alpha": recipe.lora_alpha,
+        "seed": recipe.seed,
+        "dataset": plan.version.name,
+        "dataset_version": plan.version.version,
+        "git_commit": plan.record.environment.git_commit,
+    }
+    RunData(control_plane.database).log_batch(
+        plan.record.run_id, params=[(key, str(value)) for key, value in values.items()]
+    )
+
+
+def complete(plan: Plan, result: Result, control_plane: ControlPlane) -> None:
+    """Job, run, lineage and event in one transaction."""
+    made = {"run": plan.run, **plan.splits, **result.artifacts}
+    with control_plane.database.write() as connection:
+        for artifact in made.values():
+            record(connection, artifact, control_plane.store.manifest(artifact))
+        seconds = TrainingFacts.model_validate(result.facts).train_seconds
+        control_plane.jobs.complete(connection, plan.record.run_id, made, seconds)

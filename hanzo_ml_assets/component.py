@@ -1,0 +1,74 @@
+"""The components that a `defs.yaml` names: a definition becomes one group of assets."""
+
+from pathlib import Path
+from typing import Self
+
+import dagster as dg
+from pydantic import BaseModel
+
+from hanzo_ml_assets.checkpoint import build_checkpoint
+from hanzo_ml_assets.dataset import build_dataset_assets, group_name
+from hanzo_ml_assets.definition import DatasetDefinition, ModelDefinition, load_recipe
+from hanzo_ml_assets.deployment import build_deployment
+from hanzo_ml_assets.evaluation import build_evaluation
+from hanzo_ml_assets.export import build_exports
+from hanzo_ml_assets.version import build_version
+
+
+class Dataset(dg.Component):  # type: ignore[misc]
+    """datasets/NAME: source -> version -> train, validation, test. Its attributes are a `DatasetDefinition`."""
+
+    def __init__(self, definition: DatasetDefinition) -> None:
+        self.definition = definition
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        return DatasetDefinition
+
+    @classmethod
+    def load(cls, attributes: DatasetDefinition, context: dg.ComponentLoadContext) -> Self:
+        return cls(attributes)
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        return dg.Definitions(assets=build_dataset_assets(self.definition, Path(context.path)))
+
+
+class FineTunedModel(dg.Component):  # type: ignore[misc]
+    """models/NAME: checkpoint -> evaluation -> version -> exports -> (promotion) -> deployment. See `ModelDefinition`."""
+
+    def __init__(self, definition: ModelDefinition) -> None:
+        self.definition = definition
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        return ModelDefinition
+
+    @classmethod
+    def load(cls, attributes: ModelDefinition, context: dg.ComponentLoadContext) -> Self:
+        load_recipe(attributes.recipe)  # a recipe that is missing or broken is told when the graph is loaded, not at night
+        return cls(attributes)
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        return dg.Definitions(assets=build_model_assets(self.definition))
+
+
+def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets of a model; a partition is a tracking run."""
+    partitions = dg.DynamicPartitionsDefinition(name=model.partitions_name)
+    promotion = dg.AssetSpec(
+        model.key("promotion"),
+        deps=[model.key("version"), model.key("gguf")],
+        partitions_def=partitions,
+        group_name=group_name("models", model.name),
+        kinds={"human"},
+        owners=list(model.owners),
+        description="Somebody moved the version to production, by API, command line or UI.",
+    )
+    return [
+        build_checkpoint(model, partitions),
+        build_evaluation(model, partitions),
+        build_version(model, partitions),
+        build_exports(model, partitions),
+        promotion,
+        build_deployment(model, partitions),
+    ]

@@ -1,0 +1,78 @@
+"""The objects of `resources` as one Dagster resource, opened when first used."""
+
+from functools import cached_property
+from pathlib import Path
+
+import dagster as dg
+
+import recipes
+from recipes.schema import Job
+from recipes.store import Store
+from resources.compute.base import Compute, Follower
+from resources.compute.local import LocalCompute
+from resources.engine.client import HttpEngine
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.jobs import Jobs
+from resources.metadata.registry import Registry
+from resources.settings import Settings
+
+SOURCE = Path(recipes.__file__).resolve().parent.parent
+"""The folder of the checkout: programs start in it, its lock file is part of every run's record."""
+
+
+class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
+    """Settings, metadata, object store, compute and engine.
+
+    Holds nothing itself: each process opens its own, and tests run against the real ones in a temporary state folder.
+    """
+
+    @cached_property
+    def settings(self) -> Settings:
+        return Settings.load()
+
+    @cached_property
+    def database(self) -> Database:
+        return Database(self.settings.database_url)
+
+    @cached_property
+    def store(self) -> Store:
+        return Store(self.settings.store)
+
+    @cached_property
+    def compute(self) -> Compute:
+        return LocalCompute(source=SOURCE)
+
+    @cached_property
+    def engine(self) -> HttpEngine:
+        return HttpEngine(self.settings.engine_url)
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.database)
+
+    @property
+    def datasets(self) -> Datasets:
+        return Datasets(self.database)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.database)
+
+    def work_dir(self, *parts: str) -> str:
+        """Scratch folder of a job; the same for the same parts, so that a retry finds what was left."""
+        return str(self.settings.home.joinpath("jobs", *parts))
+
+    @property
+    def cache_dir(self) -> str:
+        return str(self.settings.home / "cache")
+
+
+def follow(context: dg.AssetExecutionContext, job: Job) -> Follower:
+    """The log and the phases of a job, in the log of the Dagster run."""
+    return Follower(
+        line=lambda line: context.log.info(line),
+        phase=lambda seen: context.log.info(
+            f"{job.program} is {seen.phase} (attempt {seen.attempt}) {seen.detail}".rstrip()
+        ),
+    )

@@ -1,0 +1,168 @@
+"""A dataset's assets: source -> version -> train, validation, test, with a check that nothing leaks between them."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.definition import DatasetDefinition
+from recipes.schema import Artifact, Job, Program, canonical_json
+from resources.ingest import create_version
+from resources.lineage.record import record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+
+SPLITS = ("train", "validation", "test")
+VERSION_TAG = "hanzo_ml/dataset_version"
+"""Run tag that pins a dataset version, as NAME@VERSION."""
+
+
+def group_name(kind: str, name: str) -> str:
+    """Dagster's group names know only letters, digits and `_`."""
+    return f"{kind}_" + "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """All assets of a dataset definition that lies in `folder`."""
+    prefix = ["datasets", definition.name]
+    group = group_name("datasets", definition.name)
+    owners = list(definition.owners)
+    source = dg.AssetSpec(
+        [*prefix, "source"],
+        group_name=group,
+        kinds={"file", definition.format},
+        owners=owners,
+        description=f"Raw files: {definition.source or 'uploaded'}. {definition.description}",
+    )
+
+    @dg.asset(
+        key=[*prefix, "version"],
+        deps=[source],
+        group_name=group,
+        kinds={definition.format},
+        owners=owners,
+        description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
+        code_version="1",
+    )
+    def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        found = pinned(context, control_plane)
+        if found is None and definition.source is None:
+            raise dg.Failure(f"upload files: `hanzo-ml dataset create --name NAME --path FILE`; {definition.name} has none")
+        if found is None:
+            found, _ = create_version(
+                control_plane.database,
+                control_plane.store,
+                name=definition.name,
+                path=(folder / str(definition.source)).resolve(),
+                format=definition.format,
+                user="dagster",
+                organization=DEFAULT_ORGANIZATION,
+            )
+        return dg.MaterializeResult(metadata=describe(found), data_version=dg.DataVersion(found.content_sha256))
+
+    @dg.multi_asset(
+        name=f"split_{group}",
+        specs=[
+            dg.AssetSpec(
+                [*prefix, split],
+                deps=[[*prefix, "version"]],
+                group_name=group,
+                kinds={"jsonl"},
+                owners=owners,
+                description=f"The {split} split, the same for the same version and seed.",
+                code_version="1",
+            )
+            for split in SPLITS
+        ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                "no_leak",
+                asset=[*prefix, "test"],
+                description="No question of the held-out splits stands in the training split.",
+            )
+        ],
+    )
+    def splits(
+        context: dg.AssetExecutionContext, control_plane: ControlPlane
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        found = pinned(context, control_plane)
+        if found is None:
+            found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
+        job = split_job(definition, found, control_plane)
+        result = control_plane.compute.run(job, follow(context, job))
+        record_splits(control_plane, found, result.artifacts, result.metrics)
+        for split in SPLITS:
+            artifact = result.artifacts[split]
+            yield dg.MaterializeResult(
+                asset_key=[*prefix, split],
+                metadata={
+                    "dagster/row_count": int(result.metrics[split]),
+                    "dataset_version": found.reference,
+                    "uri": artifact.uri,
+                    "digest": artifact.digest,
+                },
+                data_version=dg.DataVersion(artifact.digest),
+            )
+        leaked = result.facts["leaked"]
+        yield dg.AssetCheckResult(
+            check_name="no_leak", asset_key=[*prefix, "test"], passed=leaked == 0, metadata={"leaked_records": str(leaked)}
+        )
+
+    return [source, version, splits]
+
+
+def pinned(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
+    """The version that a sensor asked for; None on a click, which means the definition's own files."""
+    reference = context.run.tags.get(VERSION_TAG)
+    return control_plane.datasets.read(reference, DEFAULT_ORGANIZATION) if reference else None
+
+
+def describe(version: DatasetVersion) -> dict[str, object]:
+    return {
+        "dagster/row_count": version.num_records,
+        "version": version.version,
+        "size_bytes": version.size_bytes,
+        "uri": version.storage_path,
+        "content_sha256": version.content_sha256,
+        "dagster/column_schema": dg.TableSchema([dg.TableColumn(name, kind) for name, kind in version.schema.items()]),
+    }
+
+
+def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
+    """The job that splits a version. Other parameters go to another place: what a run was trained on never changes."""
+    parameters = definition.split.model_dump(mode="json")
+    label = hashlib.sha256(canonical_json(parameters)).hexdigest()[:12]
+    place = f"{version.storage_path}splits/{label}"
+    identifier = f"split-{version.name}-{version.version}-{label}"
+    return Job(
+        id=identifier,
+        program=Program.PREPARE,
+        inputs={"dataset": version.artifact},
+        parameters=parameters,
+        outputs={split: f"{place}/{split}" for split in SPLITS},
+        result_uri=f"{place}/result.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(identifier),
+        cache_dir=control_plane.cache_dir,
+    )
+
+
+def record_splits(
+    control_plane: ControlPlane, version: DatasetVersion, artifacts: dict[str, Artifact], counts: dict[str, float]
+) -> None:
+    """Lineage and pointers of the splits, in one transaction."""
+    with control_plane.database.write() as connection:
+        for artifact in artifacts.values():
+            record(connection, artifact, control_plane.store.manifest(artifact))
+        stored = {
+            split: {
+                "path": artifact.uri + "/",
+                "num_records": int(counts[split]),
+                "size_bytes": artifact.size_bytes,
+                "artifact": artifact.model_dump(),
+            }
+            for split, artifact in artifacts.items()
+        }
+        control_plane.datasets.set_splits(connection, version, stored)

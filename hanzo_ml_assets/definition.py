@@ -1,0 +1,85 @@
+"""What a user writes in a `defs.yaml`: datasets and models as types, checked when the graph is loaded."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+import recipes
+from recipes.schema import BadConfiguration, Frozen, PrepareParameters, Recipe
+
+RECIPES = Path(recipes.__file__).resolve().parent
+
+
+SANDBOX = "sandbox"
+"""The standing definitions for self-serve work: any dataset and any model that has no definition of its own."""
+
+
+class DatasetDefinition(Frozen):
+    """A dataset: where its raw files lie and how it is split."""
+
+    name: str
+    description: str = ""
+    source: str | None = Field(None, description="file or folder, relative to the definition; none where it is uploaded")
+    format: Literal["jsonl"] = "jsonl"
+    split: PrepareParameters = PrepareParameters()
+    owners: tuple[str, ...] = ()
+
+
+class EvaluationSuite(Frozen):
+    """What the tuned model is asked."""
+
+    max_new_tokens: int = Field(24, ge=1)
+    samples: int | None = Field(None, ge=1)
+    questions: tuple[str, ...] = Field((), description="shown with the answers of both models, not scored")
+
+
+class GatePolicy(Frozen):
+    """What a model must hold to be registered in staging.
+
+    `max_regression` is the share by which a score may be worse than the last accepted version's (row M4, default 2 %).
+    """
+
+    min_accuracy: float = Field(0.0, ge=0, le=1)
+    max_perplexity: float | None = Field(None, gt=0)
+    max_regression: float = Field(0.02, ge=0)
+
+
+class DeploymentTarget(Frozen):
+    """How a promoted version is served."""
+
+    quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"
+    smoke_prompts: tuple[str, ...] = Field(min_length=1)
+
+
+class ModelDefinition(Frozen):
+    """A model: dataset + recipe + evaluation suite + gate + deployment target."""
+
+    name: str
+    description: str = ""
+    dataset: str
+    recipe: str = Field(description="name of a file in recipes/, without .yaml")
+    evaluation: EvaluationSuite = EvaluationSuite()
+    gate: GatePolicy = GatePolicy()
+    deployment: DeploymentTarget
+    owners: tuple[str, ...] = ()
+
+    @property
+    def partitions_name(self) -> str:
+        """Name of the dynamic partitions of this model: one for each tracking run."""
+        return f"{self.name}-runs"
+
+    def key(self, step: str) -> list[str]:
+        return ["models", self.name, step]
+
+    def registered_name(self, job_name: str) -> str:
+        """Under which name the registry has a job's model: in the sandbox, the job's own."""
+        return job_name if self.name == SANDBOX else self.name
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by the name of its file in recipes/. Raises BadConfiguration, naming the recipes there are."""
+    known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+    if name not in known:  # a path is no name: a job must not read files of the server
+        raise BadConfiguration(f"unknown recipe {name!r}: use one of {', '.join(known)}")
+    return Recipe.load(RECIPES / f"{name}.yaml")

@@ -1,0 +1,30 @@
+"""The code location: everything below `defs/`, the sensors, and the one resource. Nothing else belongs here."""
+
+from pathlib import Path
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from sensors.deploy_promotions import deploy_promotions
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.retry_dead_runs import retry_dead_runs
+from sensors.split_new_versions import split_new_versions
+from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+
+
+@dg.definitions
+def definitions() -> dg.Definitions:
+    platform = dg.Definitions(
+        sensors=[
+            split_new_versions,
+            start_submitted_jobs,
+            evaluate_completed_jobs,
+            deploy_promotions,
+            retry_dead_runs,
+            stop_cancelled_jobs,
+        ],
+        resources={"control_plane": ControlPlane()},
+        executor=dg.in_process_executor,  # the heavy work is always in a process of its own
+    )
+    return dg.Definitions.merge(dg.load_from_defs_folder(path_within_project=Path(__file__).parent), platform)

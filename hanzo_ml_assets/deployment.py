@@ -1,0 +1,116 @@
+"""The deployment asset: a promoted version is verified, loaded, warmed and put in front of traffic, or rolled back."""
+
+import dagster as dg
+from sqlalchemy import Connection, select
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import group_name
+from hanzo_ml_assets.definition import ModelDefinition
+from recipes.schema import FileRecord
+from recipes.store import BrokenArtifact
+from resources.engine.errors import EngineError
+from resources.metadata import deployments
+from resources.metadata.outbox import Event
+from resources.metadata.registry import ModelVersion
+from resources.metadata.tables import events
+
+PROMOTED = "model.promoted"
+
+
+def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=model.key("deployment"),
+        deps=[model.key("promotion")],
+        partitions_def=partitions,
+        group_name=group_name("models", model.name),
+        kinds={"llamacpp"},
+        owners=list(model.owners),
+        pool=f"deploy_{group_name('models', model.name)}",  # one at a time: an older promotion never overtakes a newer one
+        description="What the engine serves: checksum verified, warmed with the smoke prompts, traffic swapped.",
+        code_version="1",
+    )
+    def deployment(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        with control_plane.database.read() as connection:
+            job = control_plane.jobs.get(context.partition_key, connection)
+            version = control_plane.registry.of_run(model.registered_name(job.name), job.id, connection)
+            promotion = newest_promotion(connection, version) if version else None
+        if version is None or promotion is None or version.stage != "production":
+            raise dg.Failure(f"no version of run {context.partition_key} is in production: promote one first")
+        served = deploy(model, version, promotion, control_plane)
+        return dg.MaterializeResult(
+            metadata={
+                "version": version.version,
+                "sha256": served.sha256,
+                "url": dg.MetadataValue.url(served.url),
+                "export_digest": version.artifact("gguf").digest,
+            },
+            data_version=dg.DataVersion(served.sha256),
+        )
+
+    return deployment
+
+
+def newest_promotion(connection: Connection, version: ModelVersion) -> Event | None:
+    """The event that moved this version to production last."""
+    query = select(events).where(events.c.type == PROMOTED, events.c.key == version.name).order_by(events.c.seq.desc())
+    for row in connection.execute(query).mappings():
+        if row["payload"]["version"] == version.version and row["payload"]["stage"] == "production":
+            return Event(**row)
+    return None
+
+
+def gguf_file(version: ModelVersion, control_plane: ControlPlane) -> FileRecord:
+    """The one GGUF file of a version's export, as its manifest has it."""
+    files = control_plane.store.manifest(version.artifact("gguf")).files
+    return next(file for file in files if file.path.endswith(".gguf"))
+
+
+def deploy(
+    model: ModelDefinition, version: ModelVersion, promotion: Event, control_plane: ControlPlane
+) -> deployments.Deployment:
+    """Put a version in front of traffic.
+
+    Raises:
+        dagster.Failure: checksum, smoke prompts or engine failed. What served before goes on, the deployment is marked
+            failed with the reason, and the registry is put back to what is truly served.
+    """
+    artifact = version.artifact("gguf")
+    sha256 = next((file.sha256 for file in manifest_files(version, control_plane)), "")
+    with control_plane.database.write() as connection:
+        row = deployments.begin(
+            connection,
+            name=version.name,
+            version=version.version,
+            promotion=promotion.seq,
+            url=control_plane.settings.engine_url,
+            sha256=sha256,
+        )
+    try:
+        file = gguf_file(version, control_plane)
+        folder = control_plane.store.fetch(artifact, control_plane.settings.home / "cache")
+        control_plane.engine.deploy(
+            name=version.name,
+            version=version.version,
+            path=folder / file.path,
+            sha256=file.sha256,
+            smoke_prompts=list(model.deployment.smoke_prompts),
+        )
+    except (EngineError, BrokenArtifact) as error:
+        with control_plane.database.write() as connection:
+            deployments.fail(connection, row, str(error))
+            # Not the version that this promotion replaced: that one may never have been served either.
+            served = deployments.serving(connection, version.name)
+            previous = served.version if served else None
+            control_plane.registry.restore(connection, version, previous, str(error))
+        raise dg.Failure(f"{version.reference} is not deployed: {error}", allow_retries=False) from None
+    with control_plane.database.write() as connection:
+        deployments.succeed(connection, row)
+    return row
+
+
+def manifest_files(version: ModelVersion, control_plane: ControlPlane) -> list[FileRecord]:
+    """The GGUF files of the export; none when the manifest is broken, which loading will say with its reason."""
+    try:
+        return [gguf_file(version, control_plane)]
+    except (BrokenArtifact, StopIteration):
+        return []

@@ -1,0 +1,122 @@
+"""The evaluation asset: base against tuned against last accepted on held-out data, and the gate as its check."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.dataset import group_name
+from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.gate import Verdict, judge
+from hanzo_ml_assets.run_record import read_record
+from recipes.schema import Artifact, EvaluationReport, Job, Program, Result
+from resources.lineage.record import record
+from resources.metadata.jobs import JobRecord
+from resources.metadata.run_data import RunData
+from resources.metadata.tracking_rules import metric_point
+
+GATE = "gate"
+
+
+def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
+    key = dg.AssetKey(model.key("evaluation"))
+
+    @dg.asset(
+        key=key,
+        deps=[model.key("checkpoint"), ["datasets", model.dataset, "test"]],
+        partitions_def=partitions,
+        group_name=group_name("models", model.name),
+        kinds={"pytorch"},
+        owners=list(model.owners),
+        description="Scores of the base, the tuned and the last accepted model on the held-out test split.",
+        # Not blocking: a rejected model is a verdict, not a fault. The registry quarantines it and says why.
+        check_specs=[
+            dg.AssetCheckSpec(GATE, asset=key, description="May this model go to staging? Broken rules are in the metadata.")
+        ],
+        pool="gpu",
+        code_version="1",
+    )
+    def evaluation(
+        context: dg.AssetExecutionContext, control_plane: ControlPlane
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        trained = control_plane.jobs.read(context.partition_key)
+        if trained.status != "completed":
+            raise dg.Failure(f"run {trained.id} is {trained.status}: materialize its checkpoint first")
+        control_plane.jobs.start_evaluation(trained.id)
+        job = evaluation_job(model, trained, control_plane)
+        result = control_plane.compute.run(job, follow(context, job))
+        report = EvaluationReport.model_validate(result.facts["report"])
+        scores = {name: got.model_dump() for name, got in report.scores.items()}
+        verdict = judge(scores, model.gate)
+        complete(trained, result, verdict, control_plane)
+        artifact = result.artifacts["evaluation"]
+        yield dg.MaterializeResult(
+            metadata={
+                **{f"{name}_accuracy": got["accuracy"] for name, got in scores.items()},
+                **{f"{name}_perplexity": got["perplexity"] or float("nan") for name, got in scores.items()},
+                "report": dg.MetadataValue.md(report_table(scores, verdict)),
+                "answers": dg.MetadataValue.json(report.samples[:10]),
+                "uri": artifact.uri,
+                "digest": artifact.digest,
+                "checkpoint_digest": trained.artifact("adapter").digest,
+            },
+            data_version=dg.DataVersion(artifact.digest),
+        )
+        yield dg.AssetCheckResult(
+            check_name=GATE, asset_key=key, passed=verdict.accepted, metadata={"verdict": verdict.sentence}
+        )
+
+    return evaluation
+
+
+def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Job:
+    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    inputs = {role: trained.artifact(role) for role in ("base", "adapter", "test")}
+    if accepted := accepted_before(model, trained, control_plane):
+        inputs["accepted"] = accepted
+    place = f"s3://hanzo-ml/runs/{trained.id}/evaluation"
+    return Job(
+        id=f"evaluate-{trained.id}",
+        program=Program.EVALUATE,
+        inputs=inputs,
+        parameters={"recipe": recipe.model_dump(mode="json"), **model.evaluation.model_dump(mode="json")},
+        outputs={"evaluation": place},
+        result_uri=f"s3://hanzo-ml/runs/{trained.id}/evaluate.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(trained.id, "evaluate"),
+        cache_dir=control_plane.cache_dir,
+        hardware=recipe.hardware,
+    )
+
+
+def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
+    """The adapter of the last accepted version, where it stands on the same base model and is not this run's own."""
+    with control_plane.database.read() as connection:
+        version = control_plane.registry.last_accepted(model.registered_name(trained.name), connection)
+        if version is None or version.run_id in (None, trained.id):
+            return None
+        before = control_plane.jobs.get(str(version.run_id), connection)
+    same_base = before.artifact("base").digest == trained.artifact("base").digest
+    return before.artifact("adapter") if same_base else None
+
+
+def complete(trained: JobRecord, result: Result, verdict: Verdict, control_plane: ControlPlane) -> None:
+    """Report, metrics, lineage and event in one transaction."""
+    report = result.facts["report"]
+    artifact = result.artifacts["evaluation"]
+    evaluation = {"report": report, "verdict": verdict.model_dump(mode="json"), "artifact": artifact.model_dump()}
+    points = [metric_point(f"test/{name}", value, 0, trained.ended_at or 0) for name, value in result.metrics.items()]
+    with control_plane.database.write() as connection:
+        record(connection, artifact, control_plane.store.manifest(artifact))
+        RunData(control_plane.database).log_batch(trained.id, metrics=points, connection=connection)
+        control_plane.jobs.set_evaluation(connection, trained.id, evaluation)
+
+
+def report_table(scores: dict[str, dict[str, Any]], verdict: Verdict) -> str:
+    """Scores by model as a Markdown table, with the gate's words below."""
+    rows = [
+        f"| {name} | {got['accuracy']:.3f} | {'not finite' if got['perplexity'] is None else round(got['perplexity'], 3)} |"
+        for name, got in scores.items()
+    ]
+    return "\n".join(["| model | accuracy | perplexity |", "|---|---|---|", *rows, "", f"**Gate**: {verdict.sentence}"])

@@ -1,0 +1,85 @@
+"""The exports of a version: merged safetensors and the GGUF file that the engine loads."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.dataset import group_name
+from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.run_record import read_record
+from recipes.schema import Job, Program
+from resources.lineage.record import record
+from resources.metadata.jobs import JobRecord
+from resources.metadata.registry import ModelVersion
+
+KINDS = {"merged": "safetensors", "gguf": "gguf"}
+
+
+def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
+    descriptions = {
+        "merged": "Base and adapter as one set of weights; loaded again and seen to give finite logits.",
+        "gguf": f"The merged weights as {model.deployment.quantization}, the file that the engine serves.",
+    }
+    group = group_name("models", model.name)
+
+    @dg.multi_asset(
+        name=f"export_{group}",
+        specs=[
+            dg.AssetSpec(
+                model.key(step),
+                deps=[model.key("version")] if step == "merged" else [model.key("merged")],
+                group_name=group,
+                kinds={kind},
+                owners=list(model.owners),
+                description=descriptions[step],
+                code_version="1",
+            )
+            for step, kind in KINDS.items()
+        ],
+        partitions_def=partitions,
+    )
+    def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
+        trained = control_plane.jobs.read(context.partition_key)
+        with control_plane.database.read() as connection:
+            version = control_plane.registry.of_run(model.registered_name(trained.name), trained.id, connection)
+        if version is None:
+            raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
+        job = export_job(model, trained, version, control_plane)
+        result = control_plane.compute.run(job, follow(context, job))
+        with control_plane.database.write() as connection:
+            for artifact in result.artifacts.values():
+                record(connection, artifact, control_plane.store.manifest(artifact))
+            current = control_plane.registry.get(version.name, version.version, connection)
+            control_plane.registry.add_artifacts(connection, current, result.artifacts)
+        for step, artifact in result.artifacts.items():
+            yield dg.MaterializeResult(
+                asset_key=model.key(step),
+                metadata={
+                    "uri": artifact.uri,
+                    "digest": artifact.digest,
+                    "size_bytes": artifact.size_bytes,
+                    "version": version.version,
+                },
+                data_version=dg.DataVersion(artifact.digest),
+            )
+
+    return exports
+
+
+def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
+    recipe = read_record(control_plane.store, trained.artifact("run")).recipe
+    quantization = model.deployment.quantization
+    place = f"s3://hanzo-models/{version.name}/v{version.version}"
+    return Job(
+        id=f"convert-{trained.id}",
+        program=Program.CONVERT,
+        inputs={"adapter": trained.artifact("adapter"), "base": trained.artifact("base")},
+        parameters={"recipe": recipe.model_dump(mode="json"), "quantization": quantization},
+        outputs={"merged": f"{place}/safetensors", "gguf": f"{place}/gguf-{quantization.lower()}"},
+        result_uri=f"{place}/convert.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(trained.id, "convert"),
+        cache_dir=control_plane.cache_dir,
+        hardware=recipe.hardware,
+    )

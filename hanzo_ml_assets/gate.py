@@ -1,0 +1,56 @@
+"""The gate: from an evaluation report to a verdict. Pure: the same report and policy give the same verdict."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from hanzo_ml_assets.definition import GatePolicy
+
+
+class Verdict(BaseModel, frozen=True):
+    """Whether a model may go to staging; `reasons` holds one line for each rule it broke."""
+
+    accepted: bool
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return "accepted" if self.accepted else "; ".join(self.reasons)
+
+
+def judge(scores: Mapping[str, Mapping[str, Any]], policy: GatePolicy) -> Verdict:
+    """Compare the tuned model with the base, the policy's bounds and, where there is one, the last accepted version.
+
+    Args:
+        scores: `base`, `tuned` and perhaps `accepted`, each with `loss`, `perplexity` and `accuracy`; null is not finite.
+    """
+    tuned, base, accepted = scores["tuned"], scores["base"], scores.get("accepted")
+    if unknown := [name for name in ("loss", "perplexity", "accuracy") if not is_finite(tuned[name])]:
+        # Every comparison with NaN is false, so that it would break no rule.
+        return Verdict(accepted=False, reasons=tuple(f"the tuned model's {name} is not a finite number" for name in unknown))
+    reasons = []
+    if base["perplexity"] is not None and tuned["perplexity"] > base["perplexity"]:
+        reasons.append(f"perplexity {tuned['perplexity']:.3f} is worse than the base model's {base['perplexity']:.3f}")
+    if tuned["accuracy"] < base["accuracy"]:
+        reasons.append(f"accuracy {tuned['accuracy']:.3f} is worse than the base model's {base['accuracy']:.3f}")
+    if tuned["accuracy"] < policy.min_accuracy:
+        reasons.append(f"accuracy {tuned['accuracy']:.3f} is below the required {policy.min_accuracy:.3f}")
+    if policy.max_perplexity is not None and tuned["perplexity"] > policy.max_perplexity:
+        reasons.append(f"perplexity {tuned['perplexity']:.3f} is above the allowed {policy.max_perplexity:.3f}")
+    if accepted:
+        before = accepted["perplexity"]
+        if is_finite(before) and tuned["perplexity"] > before * (1 + policy.max_regression):
+            reasons.append(regression("perplexity", tuned["perplexity"], before, policy))
+        if tuned["accuracy"] < accepted["accuracy"] * (1 - policy.max_regression):
+            reasons.append(regression("accuracy", tuned["accuracy"], accepted["accuracy"], policy))
+    return Verdict(accepted=not reasons, reasons=tuple(reasons))
+
+
+def is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
+
+
+def regression(name: str, now: float, before: float, policy: GatePolicy) -> str:
+    return f"{name} {now:.3f} is more than {policy.max_regression:.0%} worse than the last accepted version's {before:.3f}"

@@ -1,0 +1,80 @@
+"""The record of a training run: everything needed to run it again, written once before it starts.
+
+It is an artifact of its own, so that a model's chain passes through it: recipe, seeds, data, lock file, git commit.
+"""
+
+import hashlib
+import json
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, JsonValue
+
+from recipes.schema import Artifact, Recipe
+from recipes.store import Store
+
+LOCK_FILE = "requirements.lock"
+
+
+class Environment(BaseModel, frozen=True):
+    """The code that ran: `git_dirty` says that tracked files differed from the commit."""
+
+    git_commit: str
+    git_dirty: bool
+    lock_sha256: str
+    python: str
+
+
+class RunRecord(BaseModel, frozen=True):
+    """What decided a run."""
+
+    run_id: str
+    model: str
+    dataset: str
+    recipe: Recipe
+    seed: int
+    environment: Environment
+
+
+def read_environment(source: Path) -> Environment:
+    """The environment of a checkout; a folder without git says `none`."""
+    commit = git(source, "rev-parse", "HEAD")
+    lock = source / LOCK_FILE
+    return Environment(
+        git_commit=commit or "none",
+        git_dirty=bool(commit and git(source, "status", "--porcelain", "--untracked-files=no")),
+        lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",
+        python=platform.python_version(),
+    )
+
+
+def git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Artifact:
+    """The record as an artifact. A run that has one keeps it: a resumed run is the run that was started."""
+    uri = f"s3://hanzo-ml/runs/{record.run_id}/record"
+    if found := store.find(uri):
+        return found
+    with tempfile.TemporaryDirectory() as scratch:
+        text = json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True)
+        (Path(scratch) / "run.json").write_text(text)
+        facts: dict[str, JsonValue] = {
+            "run_id": record.run_id,
+            "recipe": record.recipe.name,
+            "seed": record.seed,
+            "git_commit": record.environment.git_commit,
+            "lock_sha256": record.environment.lock_sha256,
+        }
+        return store.publish(Path(scratch), uri, "run", inputs=inputs, facts=facts)
+
+
+def read_record(store: Store, artifact: Artifact) -> RunRecord:
+    return RunRecord.model_validate_json(store.get_bytes(f"{artifact.uri}/run.json"))

@@ -1,0 +1,5 @@
+"""What a GPU pod runs: recipe files, the schema of a job, and the programs prepare, train, evaluate and convert.
+
+A program stands on `recipes.schema`, `recipes.store` and libraries: a pod knows two addresses, the tracking URI and the
+object store, and sees neither the metadata database nor a Dagster instance.
+"""

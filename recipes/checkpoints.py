@@ -1,0 +1,179 @@
+"""Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, background upload, retention.
+
+A checkpoint without a valid manifest does not exist (specification row I15): loading falls back to the one before it and
+says so. What is inside a checkpoint is the trainer's business.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from recipes.runner import say
+from recipes.schema import Manifest
+from recipes.store import MANIFEST, BrokenArtifact, Store, describe, what_is_broken
+
+KIND = "checkpoint"
+DOWNLOAD = ".download"
+RETRY_SECONDS = (1.0, 4.0)
+"""Pauses before an upload that failed is tried again; after the last it has failed for good."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: a local folder with one folder a step, mirrored below a logical URI.
+
+    Args:
+        folder: local; survives a restart on the same machine.
+        store, uri: where uploads go, and where a new machine finds them.
+        keep_last: how many of the newest stay, locally and in the store.
+    """
+
+    def __init__(self, folder: Path, store: Store, uri: str, keep_last: int) -> None:
+        self.folder = folder
+        self.store = store
+        self.uri = uri
+        self.keep_last = keep_last
+        self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
+        self._newest_upload: Future[None] | None = None
+        self._scratch: Path | None = None
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A folder to write into; it becomes the checkpoint of `step` when the block ends without an error."""
+        target = self.folder / str(step)
+        scratch = self.folder / f".{step}.tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        self._scratch = scratch
+        try:
+            yield scratch
+            manifest = Manifest(kind=KIND, files=describe(scratch), facts={"step": step})
+            (scratch / MANIFEST).write_bytes(manifest.to_bytes())
+            for file in scratch.rglob("*"):
+                flush_to_disk(file)
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(scratch, target)
+            flush_to_disk(self.folder)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        finally:
+            self._scratch = None
+        self._newest_upload = self._uploader.submit(self._upload, step, manifest)
+        for old in self.local_steps()[self.keep_last :]:
+            shutil.rmtree(self.folder / str(old))
+
+    def _upload(self, step: int, manifest: Manifest) -> None:
+        """Upload, again after each pause if it fails. Raises what the last attempt raised."""
+        for pause in (*RETRY_SECONDS, None):
+            try:
+                self._upload_once(step, manifest)
+                return
+            except Exception as error:
+                then = "given up" if pause is None else f"again in {pause:.0f} s"
+                say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
+                if pause is None:
+                    raise
+            time.sleep(pause)
+
+    def _upload_once(self, step: int, manifest: Manifest) -> None:
+        try:
+            self.store.publish_described(self.folder / str(step), f"{self.uri}/{step}", manifest)
+        except FileNotFoundError:
+            if step in self.local_steps()[: self.keep_last]:
+                raise
+            # Retention was faster than the upload: a newer one is queued behind it, and nobody else would ever find what
+            # has arrived, since it has no manifest.
+            self.store.delete(f"{self.uri}/{step}")
+        for old in self.stored_steps()[self.keep_last :]:
+            self.store.delete(f"{self.uri}/{old}")
+
+    def wait(self) -> None:
+        """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
+        if self._newest_upload:  # one thread uploads in order: when the newest is done, all are
+            self._newest_upload.result()
+
+    def local_steps(self) -> list[int]:
+        """Steps of the local checkpoints, newest first, valid or not."""
+        names = (path.name for path in self.folder.iterdir()) if self.folder.is_dir() else iter(())
+        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+    def stored_steps(self) -> list[int]:
+        """Steps of the uploaded checkpoints, newest first."""
+        found = (uri.removeprefix(self.uri + "/").split("/") for uri in self.store.list(self.uri))
+        return sorted({int(step) for step, *rest in found if rest == [MANIFEST] and step.isdigit()}, reverse=True)
+
+    def latest(self) -> tuple[int, Path] | None:
+        """The newest valid checkpoint, from the local folder or else from the store; None when there is none.
+
+        A broken one is named in the log and removed, from the store too, so that it is never mistaken for the latest again
+        and takes no valid one's place among those that are kept.
+        """
+        self._sweep()
+        for step in sorted({*self.local_steps(), *self.stored_steps()}, reverse=True):
+            path = self.folder / str(step)
+            problem = broken(path) if path.is_dir() else "is not on this machine"
+            if problem and path.is_dir():
+                say(f"checkpoint {step} {problem}: falling back")
+                shutil.rmtree(path)
+            if problem and not self._restore(step):
+                continue
+            return step, path
+        return None
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed left half written or half downloaded, but not what is being written."""
+        for path in (*self.folder.glob(".*.tmp"), self.folder / DOWNLOAD):
+            if path != self._scratch:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _restore(self, step: int) -> bool:
+        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken."""
+        uri = f"{self.uri}/{step}"
+        if not self.store.exists(uri):
+            return False
+        try:
+            artifact = self.store.find(uri)
+            if artifact is None:
+                raise BrokenArtifact(f"{uri} has no readable manifest")
+            source = self.store.fetch(artifact, self.folder / DOWNLOAD)
+        except BrokenArtifact as error:
+            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
+            self.store.delete(uri)
+            return False
+        scratch = self.folder / f".{step}.tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.copytree(source, scratch)
+        (scratch / MANIFEST).write_bytes(self.store.manifest(artifact).to_bytes())
+        os.replace(scratch, self.folder / str(step))
+        shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
+        say(f"checkpoint {step} restored from {uri}")
+        return True
+
+
+def broken(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None when it is whole."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return "has no manifest"
+    except ValidationError:
+        return "has an unreadable manifest"
+    if manifest.facts.get("step") != int(folder.name):
+        return "has the manifest of another step"
+    return next(filter(None, (what_is_broken(folder, file) for file in manifest.files)), None)
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder: a rename must never reach the disk before what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

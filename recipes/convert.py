@@ -1,0 +1,80 @@
+"""The program `convert`: adapter and base -> merged safetensors -> GGUF, each published with what it was made from.
+
+Running it again, after a kill at any moment too, gives the same digests: time stands in the result's facts alone.
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from recipes.gguf_export import export_gguf
+from recipes.merge import merge
+from recipes.runner import main, say
+from recipes.schema import Artifact, BadConfiguration, ConvertParameters, Job, Result, first_problem
+from recipes.store import Store
+
+GGUF_NAME = "model.gguf"
+
+
+def convert(job: Job, store: Store, work: Path) -> Result:
+    """Merge the adapter into its base and export.
+
+    Raises:
+        BadConfiguration: an input, output or parameter is missing or wrong, or the merged model does not compute.
+        BrokenArtifact: an input does not have the checksums of its manifest.
+    """
+    parameters = parameters_of(job)
+    adapter, base = job.inputs["adapter"], job.inputs["base"]
+    started = time.monotonic()
+    say("checking the checksums of adapter and base")
+    adapter_folder = store.fetch(adapter, Path(job.cache_dir))
+    base_folder = store.fetch(base, Path(job.cache_dir))
+    fetched = time.monotonic()
+
+    say(f"merging the adapter in float32, storing {parameters.recipe.base_dtype}")
+    agreement = merge(base_folder, adapter_folder, work / "merged", parameters.recipe.base_dtype)
+    lineage = {"adapter": adapter.digest, "base": base.digest}
+    merged = store.publish(work / "merged", job.outputs["merged"], "merged", inputs=lineage)
+    merged_at = time.monotonic()
+
+    say(f"exporting GGUF {parameters.quantization}")
+    gguf = publish_gguf(job, store, work, merged, parameters)
+    return Result(
+        work_digest=job.work_digest,
+        artifacts={"merged": merged, "gguf": gguf},
+        facts={
+            "logit_error_merged": agreement.merged,
+            "logit_error_stored": agreement.stored,
+            "seconds_fetch": fetched - started,
+            "seconds_merge": merged_at - fetched,
+            "seconds_export": time.monotonic() - merged_at,
+        },
+    )
+
+
+def publish_gguf(job: Job, store: Store, work: Path, merged: Artifact, parameters: ConvertParameters) -> Artifact:
+    """Export the merged folder to the only file of its own artifact."""
+    folder = work / "gguf"
+    if folder.exists():
+        shutil.rmtree(folder)  # what a killed run left
+    export_gguf(work / "merged", folder / GGUF_NAME, parameters.quantization)
+    facts = {"quantization": parameters.quantization}
+    return store.publish(folder, job.outputs["gguf"], "gguf", inputs={"merged": merged.digest}, facts=facts)
+
+
+def parameters_of(job: Job) -> ConvertParameters:
+    """The checked parameters of a job that has the inputs and outputs of this program."""
+    for kind, roles, given in (("input", ("adapter", "base"), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
+        for role in roles:
+            if role not in given:
+                raise BadConfiguration(f"job {job.id}: the {kind} '{role}' is missing, convert needs {' and '.join(roles)}")
+    try:
+        return ConvertParameters.model_validate(job.parameters)
+    except ValidationError as error:
+        raise BadConfiguration(f"job {job.id}: parameters: {first_problem(error)}") from None
+
+
+if __name__ == "__main__":
+    main(convert)

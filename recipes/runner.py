@@ -1,0 +1,76 @@
+"""How every program starts and ends: job file in, result into the object store, exit codes the supervisor understands.
+
+Exit codes: 0 with a result; 78 bad configuration (never retried); 143 preempted after a checkpoint; anything else is a
+fault. Whoever exits by itself says why in `exit.json`; who is killed cannot, and is recognized by that.
+"""
+
+import errno
+import json
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, BadConfiguration, Job, Result
+from recipes.store import BrokenArtifact, Store
+
+Work = Callable[[Job, Store, Path], Result]
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK_WORDS = re.compile(
+    rf"\(os error ({'|'.join(map(str, FULL_DISK))})\)|inline_container.* unexpected pos|iostream error"
+)
+"""How the libraries say it that do not raise OSError: those in Rust (safetensors, obstore), then torch.save's two ways."""
+
+
+class Preempted(Exception):
+    """The program was asked to stop, has saved what it had, and can go on from there."""
+
+
+def say(message: str) -> None:
+    """One line of the job's log, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+
+
+def disk_is_full(error: Exception) -> bool:
+    """Whether a program failed because there was no room to write."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL_DISK
+    return FULL_DISK_WORDS.search(str(error)) is not None
+
+
+def main(program: Work) -> None:
+    """Run `program` on the job file named on the command line, then exit."""
+    job = Job.model_validate_json(Path(sys.argv[1]).read_bytes())
+    work = Path(job.work_dir)
+    work.mkdir(parents=True, exist_ok=True)
+    store = Store(job.store)
+
+    def fail(message: str, code: int) -> NoReturn:
+        """Exit; the last line says why, to people in the log and to the supervisor in `exit.json`."""
+        line = " ".join(message.split())
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the disk may be the reason
+            (work / "exit.json").write_text(json.dumps({"code": code, "message": line}))
+        sys.exit(code)
+
+    try:
+        result = program(job, store, work)
+        store.put_bytes(job.result_uri, result.model_dump_json(indent=1).encode())
+    except (BadConfiguration, BrokenArtifact) as error:
+        fail(str(error), EXIT_BAD_CONFIGURATION)
+    except Preempted as error:
+        fail(f"preempted: {error}", EXIT_PREEMPTED)
+    except Exception as error:
+        if not disk_is_full(error):
+            traceback.print_exc()
+            fail(f"{type(error).__name__}: {error}", 1)
+        place = getattr(error, "filename", None) or work
+    else:
+        return
+    # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
+    fail(f"no space left for {place}: free some space, then retry; nothing saved so far is lost", 1)

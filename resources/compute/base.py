@@ -1,0 +1,125 @@
+"""The contract of compute: start or re-attach, observe, cancel; and `run`, the one way to run a job.
+
+An implementation answers for phases that only a cluster has (pending, suspended, preempted) in the same words, so nothing
+above knows where a job runs. All its state is outside the supervisor, which may die and come back at any moment.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
+from recipes.store import Store
+
+POLL_SECONDS = 0.2
+
+
+class Phase(StrEnum):
+    """Where a job stands."""
+
+    PENDING = "pending"  # waits for room: not admitted, or not scheduled yet
+    SUSPENDED = "suspended"  # had to give its nodes back; will be resumed
+    RUNNING = "running"
+    RESTARTING = "restarting"  # killed or preempted; starts again from its last checkpoint
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at a job. `attempt` counts its starts from 1; `detail` is one line for people."""
+
+    phase: Phase
+    attempt: int
+    detail: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Who is told while a job runs: each new line of its log, each change of its phase."""
+
+    line: Callable[[str], None]
+    phase: Callable[[Observation], None]
+
+
+class JobFailed(Exception):
+    """The program ended without a result and will not be restarted."""
+
+
+class Compute(ABC):
+    """Runs jobs. Implementations keep no state in memory that a restarted supervisor would miss."""
+
+    def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
+        self.poll_seconds = poll_seconds
+
+    @abstractmethod
+    def submit(self, job: Job) -> None:
+        """Start the job, or attach to it when it runs already (by its id): calling it twice starts one."""
+
+    @abstractmethod
+    def observe(self, job: Job) -> Observation:
+        """How the job stands now. Restarts what may be restarted."""
+
+    @abstractmethod
+    def cancel(self, job: Job) -> None:
+        """End the job within its grace period; it may save a checkpoint first."""
+
+    @abstractmethod
+    def log(self, job: Job, offset: int) -> tuple[str, int]:
+        """The log from byte `offset` on, in whole lines, over all attempts; and the offset to go on from."""
+
+    def result(self, job: Job) -> Result | None:
+        """What the job made, when it has ended well: a result of other work under the same id does not count."""
+        try:
+            result = Result.model_validate_json(Store(job.store).get_bytes(job.result_uri))
+        except (FileNotFoundError, ValidationError):
+            return None
+        return result if result.work_digest == job.work_digest else None
+
+    def run(self, job: Job, follower: Follower) -> Result:
+        """Run the job to its end, or go on with it where a supervisor before this one left off.
+
+        Work that is done is not done again: an equal job that has a result returns it.
+
+        Raises:
+            BadConfiguration: the program refused its input; the message says what to do.
+            JobFailed: it ended otherwise without a result.
+        """
+        if done := self.result(job):
+            follower.line(f"{job.program} {job.id} was done before")
+            return done
+        _, offset = self.log(job, 0)
+        self.submit(job)
+        seen: Observation | None = None
+        try:
+            while True:
+                observation = self.observe(job)
+                text, offset = self.log(job, offset)
+                for line in text.splitlines():
+                    follower.line(line)
+                if observation != seen:
+                    follower.phase(observation)
+                    seen = observation
+                if observation.phase is Phase.SUCCEEDED and (done := self.result(job)):
+                    return done
+                if observation.phase is Phase.FAILED:
+                    raise failure(job, observation)
+                time.sleep(self.poll_seconds)
+        except (BadConfiguration, JobFailed):
+            raise
+        except BaseException:
+            # Dagster cancels a run by an exception out of nowhere in its worker; whoever follows no longer wants the job.
+            self.cancel(job)
+            raise
+
+
+def failure(job: Job, observation: Observation) -> Exception:
+    """The error that an ended job means to the user."""
+    if observation.exit_code == EXIT_BAD_CONFIGURATION:
+        return BadConfiguration(observation.detail)
+    return JobFailed(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")

@@ -1,0 +1,119 @@
+"""Processes that outlive whoever started them, and can be found again.
+
+Whether one runs is a question to its lock file: the process inherits the lock from its starter and holds it until its last
+breath. So there is no moment at which a starter could die between starting and remembering, and never two of the same.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+LOG = "log.txt"
+PID = "pid.json"
+FLOCK = "hhqqi"
+"""struct flock: type, whence, start, length, process id."""
+WRITE_OWN_PID = 'echo $$ > "$0"; exec "$@"'
+"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so."""
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[int | None]:
+    """The lock of a folder as a file descriptor while the block runs, or None where a process holds it.
+
+    It belongs to the open file, not to the process (Linux' "open file description lock"), so a child that inherits the
+    descriptor holds it on.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
+    finally:
+        os.close(descriptor)
+    return bool(struct.unpack_from(FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def start(command: Sequence[str], folder: Path, descriptor: int, *, cwd: Path | None, env: Mapping[str, str]) -> None:
+    """Start a command in a session of its own; it inherits the lock, and its output goes to the folder's log.
+
+    Returns when the process has said who it is.
+    """
+    (folder / PID).unlink(missing_ok=True)
+    with (folder / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            ["sh", "-c", WRITE_OWN_PID, str(folder / PID), *command],
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[descriptor],
+        )
+    while process.poll() is None and not read_pid(folder):
+        time.sleep(0.001)
+
+
+def read_pid(folder: Path) -> int | None:
+    """The process id, once the process has written it whole."""
+    try:
+        text = (folder / PID).read_text()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.endswith("\n") else None
+
+
+def send(folder: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process and its children, while it holds its lock. True when it was sent."""
+    if not is_running(folder):
+        return False
+    process_id = read_pid(folder)
+    if process_id is None:
+        return False
+    try:
+        os.killpg(process_id, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stop(folder: Path, grace_seconds: float) -> None:
+    """SIGTERM, and SIGKILL when the grace is over. Returns when the process is gone."""
+    asked = False
+    end = time.monotonic() + grace_seconds
+    while is_running(folder):
+        if not asked:
+            asked = send(folder, signal.SIGTERM)
+        elif time.monotonic() > end:
+            send(folder, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a file whole or not at all: a cancel once cut a state file in half."""
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(json.dumps(document))
+    scratch.replace(path)

@@ -1,0 +1,105 @@
+"""The engine as the rest of the product sees it: deploy, look, remove, ask. Speaks HTTP to a gateway."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from resources.engine.errors import EngineError, EngineUnavailable, from_refusal
+from resources.engine.types import DEFAULT_SMOKE_PROMPTS, Deployments, DeployRequest, Refusal, Served
+
+DEPLOY_SECONDS = 1800
+ANSWER_SECONDS = 600
+LOOK_SECONDS = 10
+
+
+class Engine(Protocol):
+    """An inference engine that serves registered models."""
+
+    def deploy(
+        self, name: str, version: int, path: Path, sha256: str, smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS
+    ) -> Served:
+        """Serve this file as `name`, in place of what `name` served, without a failed request.
+
+        Raises:
+            ChecksumMismatch: the file is not the registered one; nothing has changed.
+            SmokeFailed: it does not load or does not answer; nothing has changed.
+            EngineUnavailable: no engine answers.
+        """
+        ...
+
+    def served(self) -> list[Served]:
+        """What is deployed, each with its true status."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Stop serving `name`; raises UnknownModel when it is not deployed."""
+        ...
+
+    def chat(
+        self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
+    ) -> str:
+        """The model's answer to a prompt or a conversation."""
+        ...
+
+
+class HttpEngine:
+    """The engine at a gateway's URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        # One client, because making one reads certificates for 30 ms; no kept connection, because a gateway that was
+        # started again has closed it.
+        self._http = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+    def deploy(
+        self, name: str, version: int, path: Path, sha256: str, smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS
+    ) -> Served:
+        request = DeployRequest(
+            name=name, version=version, path=path.resolve(), sha256=sha256, smoke_prompts=tuple(smoke_prompts)
+        )
+        answer = self._call("POST", "/deployments", DEPLOY_SECONDS, request.model_dump(mode="json"))
+        return Served.model_validate_json(answer.content)
+
+    def served(self) -> list[Served]:
+        answer = self._call("GET", "/deployments", LOOK_SECONDS)
+        return list(Deployments.model_validate_json(answer.content).deployments)
+
+    def remove(self, name: str) -> None:
+        self._call("DELETE", f"/deployments/{name}", LOOK_SECONDS)
+
+    def chat(
+        self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
+    ) -> str:
+        conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body = {"model": model, "messages": conversation, "max_tokens": max_tokens, "temperature": temperature}
+        answer = self._call("POST", "/v1/chat/completions", ANSWER_SECONDS, body)
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Raises EngineError, as the gateway raised it."""
+        try:
+            answer = self._http.request(method, self._url + path, json=body, timeout=seconds)
+        except httpx.ConnectError:
+            hint = "start it with python -m resources.engine.gateway"
+            raise EngineUnavailable(f"no inference engine answers at {self._url}: {hint}") from None
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"the inference engine at {self._url} broke off ({type(error).__name__})") from None
+        if answer.is_success:
+            return answer
+        raise error_of(answer)
+
+
+def error_of(answer: httpx.Response) -> EngineError:
+    """The error in an answer, whichever of the two shapes it has."""
+    try:
+        return from_refusal(Refusal.model_validate_json(answer.content))
+    except ValidationError:
+        pass
+    try:
+        error = answer.json()["error"]
+        return from_refusal(Refusal(error_code=str(error.get("code")), message=str(error["message"])))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return EngineError(f"the inference engine answered {answer.status_code}: {answer.text:.200}")

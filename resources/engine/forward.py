@@ -1,0 +1,110 @@
+"""OpenAI's endpoints: a request goes as it is to the backend of its model, the answer comes back as it is.
+
+A request that a dying backend left without an answer is sent again, so a crash is a delay and not an error.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from resources.engine.deployments import DeploymentTable
+from resources.engine.errors import BadRequest, EngineError, EngineUnavailable
+from resources.engine.types import Served
+
+ATTEMPTS = 4
+PAUSE_SECONDS = 0.1
+"""A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""
+
+
+async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncClient) -> Response:
+    """Answer one request of OpenAI's API.
+
+    Raises:
+        EngineError: the request names no model that is served, or its backend broke each time.
+    """
+    body = await request.body()
+    model = model_of(body)
+    for _ in range(ATTEMPTS):
+        served, backend = await table.route(model)
+        with ExitStack() as counted:
+            # Nothing is awaited between choosing the backend and counting the request: a swap cannot end it in between.
+            address = counted.enter_context(backend.answering())
+            outgoing = http.build_request(
+                "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
+            )
+            try:
+                response = await http.send(outgoing, stream=True)
+                if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                    return Relay(response, counted.pop_all(), headers_of(response, served))
+                content = await response.aread()
+                return Response(content, response.status_code, headers_of(response, served))
+            except httpx.TransportError:
+                pass
+        await asyncio.sleep(PAUSE_SECONDS)
+    raise EngineUnavailable(f"the backend of '{served.name}' broke off {ATTEMPTS} times: try again soon")
+
+
+class Relay(StreamingResponse):
+    """A streamed answer, chunk by chunk; the backend counts it as unanswered until it is sent or the client is gone."""
+
+    def __init__(self, response: httpx.Response, counted: ExitStack, headers: dict[str, str]) -> None:
+        super().__init__(chunks_of(response), response.status_code, headers)
+        self._response = response
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._counted.close()
+            await self._response.aclose()
+
+
+async def chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """What the backend sends; an event with an error when it breaks off, because the status is already gone."""
+    try:
+        async for chunk in response.aiter_raw():
+            yield chunk
+    except httpx.TransportError:
+        error = EngineUnavailable("the backend broke off this answer: ask again")
+        yield b"data: " + json.dumps(openai_error(error)).encode() + b"\n\n"
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a request names."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        raise BadRequest("the body is not valid JSON") from None
+    if not isinstance(document, dict):
+        raise BadRequest("the body is not a JSON object")
+    model = document.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest("the field 'model' is not a string")
+    return model or None
+
+
+def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
+    """The type of the answer, and which weights gave it."""
+    return {
+        "Content-Type": response.headers.get("Content-Type", "application/json"),
+        "X-Hanzo-Model": served.name,
+        "X-Hanzo-Model-Version": str(served.version),
+        "X-Hanzo-Model-SHA256": served.sha256,
+    }
+
+
+def openai_error(error: EngineError) -> dict[str, dict[str, str | None]]:
+    """An error in the shape that OpenAI's clients read."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+
+
+def openai_response(error: EngineError) -> JSONResponse:
+    return JSONResponse(openai_error(error), error.status)

@@ -1,0 +1,173 @@
+"""Proving a model version: every edge from the file that is served back to the raw files, every byte hashed again.
+
+A node is proved when its manifest has the recorded digest, its files have the manifest's hashes, and the database names
+the same parents. Nothing is believed that can be hashed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel
+from sqlalchemy import Connection
+
+from recipes.schema import Artifact, Manifest
+from recipes.store import BrokenArtifact, Store, sha256_of
+from resources.lineage.record import find, parents
+from resources.metadata import deployments
+from resources.metadata.registry import ModelVersion
+
+LABELS = {
+    "gguf": "export",
+    "merged": "merged weights",
+    "adapter": "adapter checkpoint",
+    "run": "run",
+    "base": "base model",
+    "dataset": "dataset version",
+    "source": "source files",
+}
+FORMATS = ("gguf", "merged", "adapter")
+
+
+class ProofNode(BaseModel):
+    """One thing that was proved, or not. `problems` is empty when every byte is as recorded."""
+
+    label: str
+    uri: str
+    digest: str
+    files: int = 0
+    size_bytes: int = 0
+    facts: dict[str, object] = {}
+    problems: list[str] = []
+    made_from: list["ProofNode"] = []
+    seen_above: bool = False
+
+
+class Proof(BaseModel):
+    """The chain of a version. `broken` names each broken edge as `child -> parent: reason`."""
+
+    name: str
+    version: int
+    ok: bool
+    broken: list[str]
+    bytes_hashed: int
+    chain: ProofNode
+
+
+class Prover:
+    """Walks the chain of one version. Hashes each artifact once, however many paths lead to it."""
+
+    def __init__(self, connection: Connection, store: Store) -> None:
+        self._connection = connection
+        self._store = store
+        self._seen: dict[str, ProofNode] = {}
+        self.broken: list[str] = []
+        self.bytes_hashed = 0
+
+    def served(self, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]) -> ProofNode | None:
+        """The file that the engine serves, if this version is the one being served."""
+        deployment = deployments.serving(self._connection, version.name)
+        if deployment is None or deployment.version != version.version:
+            return None
+        node = ProofNode(label="served file", uri=deployment.url, digest=deployment.sha256)
+        export = self.artifact(version.artifact("gguf"), "served file")
+        node.made_from = [export]
+        recorded = self._file_hashes(version.artifact("gguf"))
+        if deployment.sha256 not in recorded:
+            self._problem(node, "served file -> export", "the deployed SHA-256 is none of the export's files")
+        loaded = served_file(version.name)
+        if loaded is None:
+            self._problem(
+                node, "served file -> export", f"the engine at {deployment.url} does not serve {version.reference}"
+            )
+            return node
+        path, loaded_sha256 = loaded
+        node.uri = path.as_uri()
+        if loaded_sha256 != deployment.sha256:
+            self._problem(node, "served file -> export", f"the engine loaded SHA-256 {loaded_sha256}")
+        if not path.is_file():
+            self._problem(node, "served file -> export", f"{path} is missing")
+        else:
+            node.files, node.size_bytes = 1, path.stat().st_size
+            self.bytes_hashed += node.size_bytes
+            if (found := sha256_of(path)) != deployment.sha256:
+                self._problem(
+                    node, "served file -> export", f"{path.name} has SHA-256 {found}, deployed was {deployment.sha256}"
+                )
+        return node
+
+    def artifact(self, artifact: Artifact, child: str, role: str = "") -> ProofNode:
+        """An artifact and, below it, everything it was made from. `role` is what it was to its child."""
+        label = f"{role} split" if artifact.kind == "split" else LABELS.get(artifact.kind, artifact.kind)
+        if artifact.digest in self._seen:
+            done = self._seen[artifact.digest]
+            return done.model_copy(update={"made_from": [], "seen_above": True})
+        node = ProofNode(label=label, uri=artifact.uri, digest=artifact.digest)
+        self._seen[artifact.digest] = node
+        edge = f"{child} -> {label}"
+        try:
+            manifest = self._store.manifest(artifact)
+        except BrokenArtifact as error:
+            self._problem(node, edge, str(error))
+            return node
+        node.files, node.size_bytes, node.facts = len(manifest.files), manifest.size_bytes, dict(manifest.facts)
+        self._hash_files(artifact, manifest, node, edge)
+        if parents(self._connection, artifact.digest) != manifest.inputs:
+            self._problem(node, edge, f"the database and {artifact.uri}/manifest.json disagree on what it was made from")
+        for role, digest in manifest.inputs.items():
+            parent = find(self._connection, digest)
+            if parent is None:
+                self._problem(node, f"{label} -> {role}", f"no artifact of digest {digest} is recorded")
+                continue
+            node.made_from.append(self.artifact(parent, label, role))
+        return node
+
+    def _hash_files(self, artifact: Artifact, manifest: Manifest, node: ProofNode, edge: str) -> None:
+        for file in manifest.files:
+            where = f"{artifact.uri}/{file.path}"
+            try:
+                found = self._store.sha256(where)
+            except FileNotFoundError:
+                self._problem(node, edge, f"{where} is missing")
+                continue
+            self.bytes_hashed += file.size
+            if found != file.sha256:
+                self._problem(node, edge, f"{where} has SHA-256 {found}, recorded is {file.sha256}")
+
+    def _file_hashes(self, artifact: Artifact) -> set[str]:
+        try:
+            return {file.sha256 for file in self._store.manifest(artifact).files}
+        except BrokenArtifact:
+            return set()
+
+    def _problem(self, node: ProofNode, edge: str, reason: str) -> None:
+        node.problems.append(reason)
+        self.broken.append(f"{edge}: {reason}")
+
+
+def prove(
+    connection: Connection, store: Store, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
+) -> Proof:
+    """Prove a version. `served_file` answers a model's name with the file that the engine serves and the hash it loaded."""
+    prover = Prover(connection, store)
+    root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")
+    if served := prover.served(version, served_file):
+        root.made_from.append(served)
+    if not any(format in version.artifacts for format in FORMATS):
+        prover._problem(root, f"{version.reference} -> artifacts", "none is recorded, so there is nothing to prove")
+    for format in FORMATS:
+        if format not in version.artifacts:
+            continue
+        artifact = version.artifact(format)
+        if version.artifacts[format]["checksum"] != f"sha256:{artifact.digest}":
+            prover._problem(root, f"{version.reference} -> {format}", "the registry's checksum is not that of its pointer")
+        child = prover.artifact(artifact, version.reference)
+        if not child.seen_above:
+            root.made_from.append(child)
+    return Proof(
+        name=version.name,
+        version=version.version,
+        ok=not prover.broken,
+        broken=prover.broken,
+        bytes_hashed=prover.bytes_hashed,
+        chain=root,
+    )

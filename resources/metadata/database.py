@@ -1,0 +1,67 @@
+"""Connections and transactions. SQLite in WAL mode by default, PostgreSQL in production, through one interface."""
+
+import sqlite3
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import alembic.config
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class Database:
+    """The metadata database at a SQLAlchemy URL. Opening it makes no connection."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = open_engine(url)
+        self._writer = self.engine.execution_options(hanzo_ml_write=True)
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """A transaction that sees one state of the database."""
+        return self.engine.begin()
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """A transaction that changes it: all of it or nothing."""
+        return self._writer.begin()
+
+    def migrate(self) -> None:
+        """Bring the schema to the newest revision."""
+        parsed = make_url(self.url)
+        if parsed.get_backend_name() == "sqlite" and parsed.database:
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self.write() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def open_engine(url: str) -> Engine:
+    if make_url(url).get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    engine = create_engine(url, connect_args={"timeout": 60})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _: Any) -> None:
+        connection.isolation_level = None
+        # NORMAL survives the death of any process; FULL is needed only against the loss of power, and costs an fsync each.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later fails with "database is locked", whatever the timeout, as soon as
+        # another process wrote in between: a writer takes the lock at its start.
+        writes = connection.get_execution_options().get("hanzo_ml_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

@@ -1,0 +1,140 @@
+"""Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
+
+Reading and checking the files is `resources.ingest`; splitting them is the program prepare.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from recipes.schema import Artifact
+from resources.errors import invalid, not_found
+from resources.metadata.database import Database
+from resources.metadata.outbox import emit
+from resources.metadata.tables import dataset_versions as table
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """One version; the fields are the specification's. Sizes in bytes, times in milliseconds."""
+
+    id: str
+    name: str
+    version: int
+    organization: str
+    created_at: int
+    created_by: str
+    storage_path: str
+    format: str
+    size_bytes: int
+    num_records: int
+    schema: Mapping[str, str]
+    splits: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    tags: Sequence[str]
+    lineage: Mapping[str, Any]
+    content_sha256: str
+    artifact: Artifact
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    def split(self, name: str) -> Artifact:
+        """The artifact of a split. Raises when the version has not been split yet."""
+        if name not in self.splits:
+            raise not_found(f"dataset {self.reference} has no split '{name}' yet")
+        return Artifact.model_validate(self.splits[name]["artifact"])
+
+
+def checked_name(name: str) -> str:
+    """A name that can stand in a path of the object store."""
+    if not NAME.fullmatch(name) or ".." in name:
+        raise invalid(
+            f"dataset name {name!r} is not allowed: use letters, digits, '_', '-' and '.', and start with a letter"
+        )
+    return name
+
+
+class Datasets:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def with_content(self, connection: Connection, organization: str, name: str, content: str) -> DatasetVersion | None:
+        """The version that holds this content already."""
+        query = select(table).where(
+            table.c.organization == organization, table.c.name == name, table.c.content_sha256 == content
+        )
+        return _first(connection, query)
+
+    def next_version(self, connection: Connection, organization: str, name: str) -> int:
+        query = select(func.max(table.c.version)).where(table.c.organization == organization, table.c.name == name)
+        return int(connection.execute(query).scalar() or 0) + 1
+
+    def add(self, connection: Connection, version: DatasetVersion) -> None:
+        """Record a version whose files are in the store already, with its event."""
+        row = vars(version) | {"artifact": version.artifact.model_dump()}
+        connection.execute(insert(table).values(**row))
+        facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "user_id": version.created_by}
+        emit(connection, "datasets", "dataset.created", version.name, facts)
+
+    def set_splits(self, connection: Connection, version: DatasetVersion, splits: Mapping[str, Any]) -> None:
+        """Record where the splits of a version are. Nothing happens when they are recorded so already."""
+        if dict(self.get(version.id, connection).splits) == dict(splits):
+            return
+        connection.execute(update(table).where(table.c.id == version.id).values(splits=dict(splits)))
+        facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
+        emit(connection, "datasets", "dataset.split", version.name, facts)
+
+    def get(self, identifier: str, connection: Connection) -> DatasetVersion:
+        found = _first(connection, select(table).where(table.c.id == identifier))
+        if found is None:
+            raise not_found(f"no dataset version has the id '{identifier}': see `hanzo-ml dataset list`")
+        return found
+
+    def resolve(self, reference: str, organization: str, connection: Connection) -> DatasetVersion:
+        """`NAME` (its newest version) or `NAME@VERSION`."""
+        name, _, number = reference.partition("@")
+        query = select(table).where(table.c.name == name, table.c.organization == organization)
+        if number:
+            if not number.isdigit():
+                raise invalid(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name}@1")
+            query = query.where(table.c.version == int(number))
+        found = _first(connection, query.order_by(table.c.version.desc()).limit(1))
+        if found is None:
+            raise not_found(
+                f"there is no dataset '{reference}': create it with `hanzo-ml dataset create --name {name} --path FILE`"
+            )
+        return found
+
+    def list(self, organization: str, name: str | None = None, tags: Sequence[str] = ()) -> list[DatasetVersion]:
+        query = select(table).where(table.c.organization == organization).order_by(table.c.name, table.c.version)
+        if name:
+            query = query.where(table.c.name == name)
+        with self._database.read() as connection:
+            found = [_version(row) for row in connection.execute(query).mappings()]
+        return [version for version in found if set(tags) <= set(version.tags)]
+
+    def read(self, reference: str, organization: str) -> DatasetVersion:
+        """`resolve` in a transaction of its own."""
+        with self._database.read() as connection:
+            return self.resolve(reference, organization, connection)
+
+
+def _first(connection: Connection, query: Any) -> DatasetVersion | None:
+    row = connection.execute(query).mappings().first()
+    return _version(row) if row else None
+
+
+def _version(row: Mapping[Any, Any]) -> DatasetVersion:
+    return DatasetVersion(**{**row, "artifact": Artifact.model_validate(row["artifact"])})
+
+
+def new_id() -> str:
+    return str(uuid.uuid4())

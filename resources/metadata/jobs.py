@@ -1,0 +1,189 @@
+"""Jobs: what a user asked for and how it stands. The id of a training job is the id of its tracking run.
+
+Whatever changes a job writes its event in the same transaction (specification row Q1). How a job is run is the asset
+graph's business.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from recipes.schema import Artifact
+from resources.errors import conflict, invalid, not_found
+from resources.metadata.database import Database
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.runs import Runs
+from resources.metadata.tables import jobs as table
+from resources.metadata.transactions import insert_into
+
+STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+ENDED = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A row of the jobs table; times in milliseconds."""
+
+    id: str
+    name: str
+    type: str
+    status: str
+    config: Mapping[str, Any]
+    user_id: str
+    organization: str
+    submitted_at: int
+    started_at: int | None
+    ended_at: int | None
+    reason: str
+    artifacts: Mapping[str, Any]
+    evaluation: Mapping[str, Any] | None
+
+    def artifact(self, role: str) -> Artifact:
+        return Artifact.model_validate(self.artifacts[role])
+
+
+class Jobs:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._runs = Runs(database)
+
+    def submit(
+        self,
+        *,
+        name: str,
+        config: Mapping[str, Any],
+        user: str,
+        organization: str,
+        id: str | None = None,
+        status: str = "queued",
+    ) -> JobRecord:
+        """Record a training job and its tracking run. A job of that id that is there already stays as it is.
+
+        A job that its supervisor records itself, on a click in the Dagster UI, is `running` at once: queued, the sensor
+        would start it a second time.
+        """
+        identifier = id or uuid.uuid4().hex
+        with self._database.write() as connection:
+            row = {
+                "id": identifier,
+                "name": name,
+                "type": "training",
+                "status": status,
+                "config": dict(config),
+                "user_id": user,
+                "organization": organization,
+                "submitted_at": now_ms(),
+                "started_at": None if status == "queued" else now_ms(),
+                "reason": "",
+                "artifacts": {},
+            }
+            insert = insert_into(connection, table).values(**row).on_conflict_do_nothing()
+            if connection.execute(insert).rowcount:
+                self._runs.ensure(identifier, name, name, user, organization, status=status, connection=connection)
+                facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
+                emit(connection, "jobs", "job.submitted", identifier, facts)
+            return self.get(identifier, connection)
+
+    def find(self, identifier: str, connection: Connection) -> JobRecord | None:
+        row = connection.execute(select(table).where(table.c.id == identifier)).mappings().first()
+        return JobRecord(**row) if row else None
+
+    def get(self, identifier: str, connection: Connection) -> JobRecord:
+        found = self.find(identifier, connection)
+        if found is None:
+            raise not_found(f"there is no job '{identifier}': see `hanzo-ml job list`")
+        return found
+
+    def read(self, identifier: str) -> JobRecord:
+        """`get` in a transaction of its own."""
+        with self._database.read() as connection:
+            return self.get(identifier, connection)
+
+    def list(self, organization: str, status: str | None = None) -> list[JobRecord]:
+        """Jobs, newest first."""
+        if status is not None and status not in STATUSES:
+            raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
+        query = select(table).where(table.c.organization == organization).order_by(table.c.submitted_at.desc())
+        if status:
+            query = query.where(table.c.status == status)
+        with self._database.read() as connection:
+            return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+    def queued(self, connection: Connection) -> Sequence[JobRecord]:
+        """All queued jobs, oldest first."""
+        query = select(table).where(table.c.status == "queued").order_by(table.c.submitted_at)
+        return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+    def wait_for(self, identifier: str, reason: str) -> None:
+        """Say why a queued job does not start yet."""
+        with self._database.write() as connection:
+            connection.execute(
+                update(table).where(table.c.id == identifier, table.c.status == "queued").values(reason=reason)
+            )
+
+    def start(self, identifier: str) -> JobRecord:
+        """Queued or failed -> running. One that runs or is completed stays as it is: its supervisor came back, or again."""
+        with self._database.write() as connection:
+            job = self.get(identifier, connection)
+            if job.status == "cancelled":
+                raise conflict(f"job '{identifier}' was cancelled: submit a new one")
+            if job.status not in ("running", "completed"):
+                values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
+                connection.execute(update(table).where(table.c.id == identifier).values(**values))
+                self._runs.set_status(identifier, "running", connection=connection)
+                emit(connection, "jobs", "job.started", identifier, {"job_id": identifier, "node_ids": [], "gpu_ids": []})
+            return self.get(identifier, connection)
+
+    def complete(
+        self, connection: Connection, identifier: str, artifacts: Mapping[str, Artifact], training_seconds: float
+    ) -> None:
+        """Running -> completed, in the caller's transaction. A job that has ended already, cancelled too, stays as it is."""
+        job = self.get(identifier, connection)
+        if job.status in ENDED:
+            return
+        ended = now_ms()
+        stored = {role: artifact.model_dump() for role, artifact in artifacts.items()}
+        values = {"status": "completed", "ended_at": ended, "artifacts": stored, "reason": ""}
+        connection.execute(update(table).where(table.c.id == identifier).values(**values))
+        self._runs.set_status(identifier, "completed", connection=connection)
+        duration = (ended - (job.started_at or job.submitted_at)) / 1000
+        facts = {"job_id": identifier, "duration": duration, "training_seconds": training_seconds, "gpu_hours": 0.0}
+        emit(connection, "jobs", "job.completed", identifier, facts)
+
+    def fail(self, identifier: str, reason: str) -> None:
+        """Any state but an ended one -> failed."""
+        with self._database.write() as connection:
+            if self.get(identifier, connection).status in ENDED:
+                return
+            values = {"status": "failed", "ended_at": now_ms(), "reason": reason}
+            connection.execute(update(table).where(table.c.id == identifier).values(**values))
+            self._runs.set_status(identifier, "failed", connection=connection)
+            emit(connection, "jobs", "job.failed", identifier, {"job_id": identifier, "error": reason})
+
+    def cancel(self, identifier: str) -> JobRecord:
+        """Any state but an ended one -> cancelled; whoever runs it is told by the event."""
+        with self._database.write() as connection:
+            job = self.get(identifier, connection)
+            if job.status in ENDED:
+                raise conflict(f"job '{identifier}' is {job.status} already")
+            values = {"status": "cancelled", "ended_at": now_ms(), "reason": "cancelled by the user"}
+            connection.execute(update(table).where(table.c.id == identifier).values(**values))
+            self._runs.set_status(identifier, "cancelled", connection=connection)
+            emit(connection, "jobs", "job.cancelled", identifier, {"job_id": identifier})
+            return self.get(identifier, connection)
+
+    def start_evaluation(self, identifier: str) -> None:
+        """Tell everybody that a completed job is being evaluated."""
+        with self._database.write() as connection:
+            emit(connection, "models", "evaluation.started", identifier, {"job_id": identifier, "run_id": identifier})
+
+    def set_evaluation(self, connection: Connection, identifier: str, evaluation: Mapping[str, Any]) -> None:
+        """Record the report and the gate's verdict. An equal one that is there already writes no second event."""
+        if self.get(identifier, connection).evaluation == dict(evaluation):
+            return
+        connection.execute(update(table).where(table.c.id == identifier).values(evaluation=dict(evaluation)))
+        facts = {"job_id": identifier, "run_id": identifier, "verdict": evaluation["verdict"]}
+        emit(connection, "models", "evaluation.completed", identifier, facts)

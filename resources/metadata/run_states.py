@@ -1,0 +1,68 @@
+"""What a run is, which states it has, and what follows from a change of state. Pure: no database."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from resources.errors import invalid
+from resources.metadata.outbox import now_ms
+from resources.metadata.tracking_rules import MAX_RUN_NAME, check_length, checked_text
+
+STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+ENDED = frozenset({"completed", "failed", "cancelled"})
+ADJECTIVES = ("amber", "brisk", "calm", "deft", "eager", "fair", "gentle", "keen", "lucid", "merry", "nimble", "quiet")
+NOUNS = ("badger", "crane", "falcon", "heron", "ibex", "lark", "lynx", "marten", "otter", "raven", "stoat", "wren")
+
+
+@dataclass(frozen=True)
+class Run:
+    id: str
+    experiment_id: int
+    name: str
+    status: str
+    start_time: int | None
+    end_time: int | None
+    user_id: str
+    organization: str
+    artifact_uri: str
+    lifecycle_stage: str
+
+
+def status_change(run: Run, status: str | None, end_time: int | None) -> dict[str, Any]:
+    """The columns that change. A run that ends without `end_time` ends now; one that goes on has none."""
+    values: dict[str, Any] = {}
+    if end_time is not None:
+        values["end_time"] = end_time
+    if status is None or known_status(status) == run.status:
+        return values
+    values["status"] = status
+    if status in ENDED:
+        values["end_time"] = end_time if end_time is not None else now_ms()
+    else:
+        values["end_time"] = None
+    if run.status == "queued" and status == "running":
+        values["start_time"] = now_ms()
+    return values
+
+
+def known_status(status: str) -> str:
+    if status not in STATUSES:
+        raise invalid(
+            f"Invalid value {status!r:.100} for parameter 'status' supplied: it must be one of {', '.join(STATUSES)}"
+        )
+    return status
+
+
+def chosen_name(name: str | None, tag: str | None) -> str:
+    if name and tag and name != tag:
+        raise invalid(
+            "Both 'run_name' argument and 'mlflow.runName' tag are specified, but with "
+            f"different values (run_name='{name}', mlflow.runName='{tag}')."
+        )
+    generated = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
+    return checked_name(name or tag or generated)
+
+
+def checked_name(name: str) -> str:
+    check_length("run_name", name, MAX_RUN_NAME)
+    return checked_text(name, "run_name")

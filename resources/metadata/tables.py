@@ -1,0 +1,225 @@
+"""Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+schema = MetaData()
+SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite gives out numbers by itself only for a column that is declared exactly INTEGER."""
+
+experiments = Table(
+    "experiments",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("name", String(500), nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("artifact_location", Text, nullable=False),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Column("creation_time", BigInteger, nullable=False),
+    Column("last_update_time", BigInteger, nullable=False),
+    UniqueConstraint("organization", "name"),
+    sqlite_autoincrement=True,
+)
+
+experiment_tags = Table(
+    "experiment_tags",
+    schema,
+    Column("experiment_id", ForeignKey("experiments.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    schema,
+    Column("id", String(256), primary_key=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("status", String(20), nullable=False, doc="queued | running | completed | failed | cancelled (row E1)"),
+    Column("start_time", BigInteger),
+    Column("end_time", BigInteger),
+    Column("user_id", String(250), nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("artifact_uri", Text, nullable=False),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Index("runs_by_experiment", "experiment_id", "start_time"),
+)
+
+run_tags = Table(
+    "run_tags",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+params = Table(
+    "params",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("timestamp", BigInteger, primary_key=True),
+    Column("value", Double, primary_key=True),
+    Column("is_nan", Boolean, primary_key=True),
+)
+
+latest_metrics = Table(
+    "latest_metrics",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("step", BigInteger, nullable=False),
+    Column("timestamp", BigInteger, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("is_nan", Boolean, nullable=False),
+)
+
+dataset_versions = Table(
+    "dataset_versions",
+    schema,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(250), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(250), nullable=False),
+    Column("storage_path", Text, nullable=False),
+    Column("format", String(20), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("num_records", BigInteger, nullable=False),
+    Column("schema", JSON, nullable=False),
+    Column("splits", JSON, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("lineage", JSON, nullable=False),
+    Column("content_sha256", String(64), nullable=False),
+    Column("artifact", JSON, nullable=False, doc="recipes.schema.Artifact of the version"),
+    UniqueConstraint("organization", "name", "version"),
+    UniqueConstraint("organization", "name", "content_sha256"),
+)
+
+jobs = Table(
+    "jobs",
+    schema,
+    Column("id", String(256), primary_key=True, doc="of a training job: the id of its tracking run"),
+    Column("name", String(250), nullable=False),
+    Column("type", String(20), nullable=False),
+    Column("status", String(20), nullable=False, doc="queued | running | completed | failed | cancelled"),
+    Column("config", JSON, nullable=False),
+    Column("user_id", String(250), nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("reason", Text, nullable=False, doc="why it waits or why it failed, one line"),
+    Column("artifacts", JSON, nullable=False, doc="role -> recipes.schema.Artifact, once completed"),
+    Column("evaluation", JSON, doc="report of the evaluation and verdict of the gate, once evaluated"),
+    Index("jobs_by_status", "status", "submitted_at"),
+)
+
+registered_models = Table(
+    "registered_models",
+    schema,
+    Column("name", String(250), primary_key=True),
+    Column("organization", String(250), nullable=False),
+    Column("creation_time", BigInteger, nullable=False),
+    Column("last_update_time", BigInteger, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("tags", JSON, nullable=False),
+)
+
+model_versions = Table(
+    "model_versions",
+    schema,
+    Column("name", ForeignKey("registered_models.name"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("stage", String(20), nullable=False, doc="none | staging | production | archived (row O1)"),
+    Column("status", String(20), nullable=False, doc="pending | ready | quarantined"),
+    Column("reason", Text, nullable=False, doc="why it is quarantined"),
+    Column("run_id", String(256)),
+    Column("architecture", String(250), nullable=False),
+    Column("base_model", Text, nullable=False),
+    Column("method", String(20), nullable=False),
+    Column("artifacts", JSON, nullable=False, doc="format -> recipes.schema.Artifact and checksum"),
+    Column("metrics", JSON, nullable=False),
+    Column("training_config", JSON, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(250), nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("name", "run_id"),
+)
+
+deployments = Table(
+    "deployments",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("name", String(250), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("promotion", BigInteger, nullable=False, unique=True, doc="events.seq of the promotion that asked for it"),
+    Column("status", String(20), nullable=False, doc="deploying | serving | failed | replaced"),
+    Column("reason", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("deployments_by_model", "name", "id"),
+)
+
+events = Table(
+    "events",
+    schema,
+    Column("seq", SEQUENCE, primary_key=True, autoincrement=True),
+    Column(
+        "topic", String(20), nullable=False, doc="jobs | metrics | models | gpu | audit | datasets (prefix not included)"
+    ),
+    Column("key", String(256), nullable=False),
+    Column("type", String(50), nullable=False),
+    Column("payload", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Index("events_by_type", "type", "seq"),
+    sqlite_autoincrement=True,
+)
+
+artifacts = Table(
+    "artifacts",
+    schema,
+    Column("digest", String(64), primary_key=True),
+    Column("kind", String(50), nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("recorded_at", BigInteger, nullable=False),
+)
+
+lineage_edges = Table(
+    "lineage_edges",
+    schema,
+    Column("child", ForeignKey("artifacts.digest"), primary_key=True),
+    Column("role", String(100), primary_key=True),
+    Column("parent", String(64), nullable=False),
+    Index("edges_by_parent", "parent"),
+)

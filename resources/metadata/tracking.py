@@ -1,0 +1,30 @@
+"""Tracking as one object: experiments, runs, what runs log, and how both are found, over one database."""
+
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection
+
+from resources.metadata.database import Database
+from resources.metadata.experiment_search import ExperimentSearch
+from resources.metadata.experiments import Experiments
+from resources.metadata.metrics import Metrics
+from resources.metadata.run_data import RunData
+from resources.metadata.run_search import RunSearch
+from resources.metadata.runs import Runs
+
+
+class Tracking:
+    """The parts of tracking. Every method of theirs takes a `connection` to take part in the caller's transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.experiments = Experiments(database)
+        self.experiment_search = ExperimentSearch(database)
+        self.runs = Runs(database)
+        self.run_data = RunData(database)
+        self.run_search = RunSearch(database)
+        self.metrics = Metrics(database)
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """A transaction over several of the parts."""
+        return self._database.write()

@@ -1,0 +1,136 @@
+"""What a name, a value or a number must look like before it may be stored: MLflow's limits and MLflow's messages.
+
+Pure functions without a database. What belongs to one table only (a param never changes) stands with that table.
+"""
+
+import json
+import math
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from resources.errors import HanzoError, invalid
+
+MAX_KEY = 250
+MAX_PARAM_VALUE = 6000
+MAX_RUN_TAG_VALUE = 8000
+MAX_EXPERIMENT_NAME = 500
+MAX_EXPERIMENT_TAG_VALUE = 20_000
+MAX_RUN_NAME = 500
+MAX_USER = 250
+MAX_INT64 = 2**63 - 1
+LARGEST_DOUBLE = 1.7976931348623157e308
+RUN_ID = re.compile(r"[a-zA-Z0-9][\w\-]{0,255}", re.ASCII)
+KEY = re.compile(r"[/\w.\- :]*")
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One value of a metric. NaN is stored as 0.0 with `is_nan`, infinity as the largest double, as MLflow does."""
+
+    key: str
+    value: float
+    step: int
+    timestamp: int
+    is_nan: bool = False
+
+    @property
+    def number(self) -> float:
+        return math.nan if self.is_nan else self.value
+
+
+def metric_point(key: str, value: float, step: int, timestamp: int, path: str = "") -> MetricPoint:
+    """A valid point, or an error that names the parameter below `path`."""
+    check_key(key, "Metric name", join(path, "name"))
+    if not 0 <= timestamp <= MAX_INT64:
+        detail = f"metric '{key}' (value={value}). Timestamp must be a nonnegative long (64-bit integer) "
+        raise bad_value(join(path, "timestamp"), timestamp, detail)
+    if not -MAX_INT64 - 1 <= step <= MAX_INT64:
+        detail = f"metric '{key}' (value={value}). Step must be a valid long (64-bit integer)."
+        raise bad_value(join(path, "step"), step, detail)
+    if math.isnan(value):
+        return MetricPoint(key, 0.0, step, timestamp, is_nan=True)
+    if math.isinf(value):
+        value = math.copysign(LARGEST_DOUBLE, value)
+    return MetricPoint(key, value, step, timestamp)
+
+
+def check_key(key: str, label: str, path: str) -> None:
+    """A metric, param or tag key: no character and no path that a file system would read as another name."""
+    if not KEY.fullmatch(key):
+        rule = "alphanumerics, underscores (_), dashes (-), periods (.), spaces ( ), colon(:) and slashes (/)."
+        raise bad_value(path, key, f"Names may only contain {rule}")
+    normal = posixpath.normpath(key)
+    if normal != key or normal == "." or normal.startswith(("..", "/")):
+        raise bad_value(
+            path,
+            key,
+            "Names may be treated as files in certain cases, and must not resolve to other names when treated as such. "
+            f"This name would resolve to {normal!r}",
+        )
+    check_length(label, key, MAX_KEY)
+
+
+def checked_param(key: str, value: str, path: str = "") -> tuple[str, str]:
+    """A valid param; a longer value is cut off, as MLflow does unless it is told otherwise."""
+    check_key(key, "Param key", join(path, "key"))
+    return key, checked_text(value, join(path, "value"))[:MAX_PARAM_VALUE]
+
+
+def checked_run_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
+    """A valid run tag; a longer value is cut off, as MLflow does unless it is told otherwise."""
+    check_key(key, "key", join(path, "key"))
+    return key, checked_text(value, join(path, "value"))[:MAX_RUN_TAG_VALUE]
+
+
+def checked_experiment_tag(key: str, value: str) -> tuple[str, str]:
+    check_key(key, "key", "key")
+    check_length("value", value, MAX_EXPERIMENT_TAG_VALUE)
+    return key, checked_text(value, "value")
+
+
+def checked_experiment_name(name: str) -> str:
+    if not name:
+        raise invalid(f"Invalid experiment name: '{name}'")
+    check_length("name", name, MAX_EXPERIMENT_NAME)
+    return checked_text(name, "name")
+
+
+def checked_run_id(run_id: str) -> str:
+    if not RUN_ID.fullmatch(run_id):
+        raise invalid(f"Invalid run ID: '{printable(run_id)}'")
+    return run_id
+
+
+def checked_text(text: str, path: str) -> str:
+    """Text that every database can hold: PostgreSQL knows no NUL, and half a surrogate pair is no character."""
+    if UNSTORABLE.search(text):
+        raise invalid(f"Invalid value for parameter '{path}' supplied: it holds a character that cannot be stored")
+    return text
+
+
+def checked_time(value: int | None, path: str) -> int | None:
+    if value is not None and not 0 <= value <= MAX_INT64:
+        raise bad_value(path, value, "It must be a nonnegative 64-bit integer (milliseconds since 1970)")
+    return value
+
+
+def check_length(label: str, value: str, limit: int) -> None:
+    if len(value) > limit:
+        raise invalid(f"'{label}' exceeds the maximum length of {limit} characters")
+
+
+def printable(text: str) -> str:
+    """What a user sent, short and in one line."""
+    return text[:100].encode("unicode_escape").decode("ascii")
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def bad_value(path: str, value: Any, detail: str) -> HanzoError:
+    shown = json.dumps(value if not isinstance(value, str) else value[:MAX_KEY])
+    return invalid(f"Invalid value {shown} for parameter '{path}' supplied: {detail}")

@@ -1,0 +1,103 @@
+"""A run becomes a version of the registry: what the version says of itself is taken from the run's own record.
+
+Version asset, API and client all end here, so that the gate's verdict holds whichever way a run is registered.
+"""
+
+import json
+from collections.abc import Mapping
+
+from recipes.store import BrokenArtifact, Store
+from resources.errors import conflict
+from resources.metadata.database import Database
+from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.registry import ModelVersion, Registration, Registry
+from resources.metadata.run_data import RunData
+from resources.metadata.runs import Runs
+
+CONFIG = ("dataset", "method", "recipe")
+NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int}
+
+
+def register_job(
+    database: Database, store: Store, name: str, job: JobRecord, tags: Mapping[str, str] | None = None
+) -> ModelVersion:
+    """The version of a trained and evaluated job: in staging, or quarantined with the gate's reasons.
+
+    Raises:
+        HanzoError: the job is not trained or not evaluated yet.
+    """
+    if job.status != "completed" or job.evaluation is None:
+        state = job.status if job.status != "completed" else "completed, but not evaluated yet"
+        raise conflict(f"run '{job.id}' is {state}: a version is registered once it was evaluated")
+    accepted = bool(job.evaluation["verdict"]["accepted"])
+    scores = job.evaluation["report"]["scores"]["tuned"]
+    base = job.artifact("base")
+    registration = describe_run(
+        database,
+        job.id,
+        architecture=json.loads(store.get_bytes(f"{base.uri}/config.json"))["architectures"][0],
+        metrics={metric: value for metric, value in scores.items() if value is not None},
+        source=job.artifact("adapter").uri,
+        user=job.user_id,
+        tags=tags or {},
+    )
+    with database.write() as connection:
+        return Registry(database).register(
+            connection,
+            name,
+            job.organization,
+            registration,
+            {"adapter": job.artifact("adapter")},
+            quarantine=None if accepted else "; ".join(job.evaluation["verdict"]["reasons"]),
+        )
+
+
+def register_run(
+    database: Database, store: Store, name: str, run_id: str, artifact: str, user: str, tags: Mapping[str, str]
+) -> ModelVersion:
+    """The version of any run: of a training job's as `register_job`, of another's a pointer to one of its artifacts."""
+    with database.read() as connection:
+        jobs = Jobs(database)
+        job = jobs.find(run_id, connection)
+    if job is not None:
+        return register_job(database, store, name, job, tags)
+    run = Runs(database).get(run_id)
+    source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{artifact}"
+    try:
+        present = store.exists(source)
+    except BrokenArtifact:
+        present = False
+    if not present:
+        raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
+    registration = describe_run(database, run_id, architecture="", metrics={}, source=source, user=user, tags=tags)
+    with database.write() as connection:
+        return Registry(database).register(connection, name, run.organization, registration, {}, stage="none")
+
+
+def describe_run(
+    database: Database,
+    run_id: str,
+    *,
+    architecture: str,
+    metrics: dict[str, float],
+    source: str,
+    user: str,
+    tags: Mapping[str, str],
+) -> Registration:
+    """What the run's parameters say (specification row O1)."""
+    params = RunData(database).params(run_id)
+    config: dict[str, object] = {key: params[key] for key in CONFIG if key in params}
+    config |= {key: convert(params[key]) for key, convert in NUMBERS.items() if key in params}
+    if "max_steps" in config:
+        config["total_steps"] = config.pop("max_steps")
+    return Registration(
+        run_id=run_id,
+        architecture=architecture,
+        base_model=params.get("model", ""),
+        method=params.get("method", ""),
+        metrics=metrics,
+        training_config={**config, "gpu_hours": 0.0},
+        source=source,
+        created_by=user,
+        tags=dict(tags),
+    )

@@ -1,0 +1,224 @@
+"""Settings: the specification's `config.yaml` sections, `${VAR}` expansion and `HANZO_ML_{SECTION}_{KEY}` overrides.
+
+The only place that reads the environment; `resources.configuration` makes the document. Precedence, lowest first:
+embedded defaults, the configuration file (`HANZO_ML_CONFIG`, else `$HANZO_ML_HOME/config.yaml`, else
+`/etc/hanzo-ml/config.yaml`), environment variables (specification rows R1-R5).
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from recipes.schema import BadConfiguration, StoreAddress
+from resources.configuration import (
+    NOT_SETTINGS,
+    PREFIX,
+    configuration_file,
+    first_problem,
+    masked_address,
+    override,
+    read_configuration,
+)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def may_be_empty(cls, value: Any) -> Any:
+        """A section whose keys are all commented out is null in YAML."""
+        return {} if value is None else value
+
+
+class Server(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8057, ge=1, le=65535)
+    workers: int = Field(1, ge=1)
+
+
+class Dagster(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(3000, ge=1, le=65535)
+    code_server_port: int = Field(3030, ge=1, le=65535)
+
+
+class Engine(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8043, ge=1, le=65535)
+
+
+class DatabaseSection(Section):
+    url: SecretStr | None = Field(None, description="SQLAlchemy URL; SQLite in the state folder when unset")
+
+    @field_validator("url")
+    @classmethod
+    def is_a_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        try:
+            url = make_url(value.get_secret_value())
+            known = url.get_dialect().name in ("sqlite", "postgresql")
+        except (ArgumentError, ValueError):
+            known = False
+        if not known:
+            raise ValueError("no SQLAlchemy URL of SQLite or PostgreSQL, such as postgresql://USER:PASSWORD@HOST/DATABASE")
+        # SQLAlchemy ends a password at its first '@' and would take the rest for the host, which is shown.
+        if url.host and "@" in f"{url.host}{url.database}":
+            raise ValueError("write a '@' in the user or password as %40")
+        return value
+
+
+class Buckets(Section):
+    datasets: str = "hanzo-ml-datasets"
+    checkpoints: str = "hanzo-ml-checkpoints"
+    models: str = "hanzo-models"
+
+
+class Storage(Section):
+    endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
+    access_key: SecretStr | None = None
+    secret_key: SecretStr | None = None
+    buckets: Buckets = Buckets()
+
+
+class Stream(Section):
+    brokers: str | None = Field(None, description="Kafka brokers; events stay in the database when unset")
+    topic_prefix: str = "hanzo.ml"
+
+
+class Auth(Section):
+    iam_url: str = "https://hanzo.id"
+    verify_tokens: bool = False
+
+
+class Scheduler(Section):
+    namespace: str = "hanzo-ml"
+    default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
+    gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
+    max_concurrent_jobs: int = Field(32, ge=1)
+    checkpoint_bucket: str = "hanzo-ml-checkpoints"
+
+
+class Hpo(Section):
+    max_concurrent_trials: int = Field(8, ge=1)
+    default_strategy: Literal["grid", "random", "bayesian", "pbt"] = "bayesian"
+
+
+class Metrics(Section):
+    enabled: bool = True
+    port: int = Field(9090, ge=1, le=65535)
+    path: str = "/metrics"
+
+
+class Logging(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"
+
+
+class Settings(Section):
+    """Every setting of the product. `home` is the state folder of embedded mode."""
+
+    home: Path
+    server: Server = Server()
+    dagster: Dagster = Dagster()
+    engine: Engine = Engine()
+    database: DatabaseSection = DatabaseSection()
+    storage: Storage = Storage()
+    stream: Stream = Stream()
+    auth: Auth = Auth()
+    scheduler: Scheduler = Scheduler()
+    hpo: Hpo = Hpo()
+    metrics: Metrics = Metrics()
+    logging: Logging = Logging()
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read the effective settings.
+
+        Raises:
+            BadConfiguration: an unknown key, a bad value or an undefined `${VAR}`; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        home = Path(environ.get("HANZO_ML_HOME", ".hanzo-ml")).resolve()
+        path = configuration_file(home, environ)
+        document = read_configuration(path, environ) if path else {}
+        source = str(path) if path else "settings"
+        if "home" in document:
+            raise BadConfiguration(f"{source}: unknown key 'home': set the variable HANZO_ML_HOME instead")
+        for name, value in sorted(environ.items()):
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
+                override(document, SECTIONS, name, value)
+        try:
+            return cls.model_validate({**document, "home": home})
+        except ValidationError as error:
+            raise BadConfiguration(f"{source}: {first_problem(error)}") from None
+
+    @property
+    def database_url(self) -> str:
+        return self.database.url.get_secret_value() if self.database.url else f"sqlite:///{self.home / 'hanzo-ml.db'}"
+
+    @property
+    def store(self) -> StoreAddress:
+        root = self.storage.endpoint or (self.home / "objects").as_uri()
+        return StoreAddress(root=root, buckets=self.storage.buckets.model_dump())
+
+    @property
+    def tracking_uri(self) -> str:
+        return f"http://{self.server.host}:{self.server.port}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://{self.engine.host}:{self.engine.port}"
+
+    @property
+    def dagster_url(self) -> str:
+        return f"http://{self.dagster.host}:{self.dagster.port}"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.home / "dagster"
+
+    @property
+    def run_workers(self) -> Path:
+        """Folder of the processes that execute Dagster runs."""
+        return self.home / "run-workers"
+
+    def masked(self) -> dict[str, Any]:
+        """The effective settings, with secrets as asterisks (those inside addresses too)."""
+        shown = self.model_dump(mode="json")
+        url = make_url(self.database_url).render_as_string(hide_password=True)
+        # Drivers take a password as a parameter too, under names that only they know: no parameter shows its value.
+        shown["database"]["url"] = re.sub(r"([?&][^=&]*=)[^&]*", r"\1***", url)
+        for section, key in (("storage", "endpoint"), ("stream", "brokers"), ("auth", "iam_url")):
+            if shown[section][key]:
+                shown[section][key] = masked_address(shown[section][key])
+        return shown
+
+
+SECTIONS = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+
+
+def show() -> None:
+    """Print the effective settings as YAML, with secrets masked (`hanzo-ml config show`)."""
+    try:
+        settings = Settings.load()
+    except BadConfiguration as error:
+        sys.exit(f"error: {error}")
+    print(yaml.safe_dump(settings.masked(), sort_keys=False), end="")
+
+
+if __name__ == "__main__":
+    show()

@@ -1,0 +1,197 @@
+"""The embedded stack: the five processes of a laptop, started and ended together.
+
+`up` starts what does not run, so it is also the remedy after anything was killed; `down` ends everything and loses nothing.
+On a cluster the same processes are containers, and this module is not used.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.detached import is_running, lock, send, start, stop
+from resources.metadata.database import Database
+from resources.services import SOURCE, Service, environment, services
+from resources.settings import Settings
+
+START_SECONDS = 120.0
+GRACE_SECONDS = 20.0
+JOB_GRACE_SECONDS = 300.0
+
+
+def folder(settings: Settings, name: str) -> Path:
+    return settings.home / "services" / name
+
+
+def up(settings: Settings, console: Console) -> None:
+    """Start whatever does not run and wait until it answers.
+
+    Raises:
+        BadConfiguration: a port is taken, or a service did not come up; the message says what to do.
+    """
+    started = time.monotonic()
+    wanted = services(settings)
+    missing = [service for service in wanted if not is_running(folder(settings, service.name))]
+    for service in missing:
+        check_port(service)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.run_workers.mkdir(exist_ok=True)
+    Database(settings.database_url).migrate()
+    migrate_dagster(settings, console)
+    ready: dict[str, float] = {}
+    with console.status("starting") as status:
+        while len(ready) < len(wanted):
+            for service in wanted:
+                if service.name in ready or not all(name in ready for name in service.after):
+                    continue
+                place = folder(settings, service.name)
+                if service in missing:
+                    missing.remove(service)
+                    launch(service, place, environment(settings))
+                elif not is_running(place):
+                    raise BadConfiguration(f"{service.name} ended as it started: {last_line(place / 'log.txt')}")
+                if answers(service):
+                    ready[service.name] = time.monotonic() - started
+                    console.print(f"  {service.name:<18} ready after {ready[service.name]:.1f} s")
+            if time.monotonic() - started > START_SECONDS:
+                late = ", ".join(service.name for service in wanted if service.name not in ready)
+                raise BadConfiguration(
+                    f"{late} did not answer within {START_SECONDS:.0f} s: see {settings.home}/services/*/log.txt"
+                )
+            status.update("starting " + ", ".join(service.name for service in wanted if service.name not in ready))
+            time.sleep(0.2)
+        status.update("loading the asset graph")
+        check_definitions(settings)
+
+
+def check_definitions(settings: Settings) -> None:
+    """Ask Dagster whether it could load the asset graph: its processes run and answer without one, too."""
+    errors = "locationEntries { locationOrLoadError { ... on PythonError { message } } }"
+    query = f"{{ workspaceOrError {{ ... on Workspace {{ {errors} }} }} }}"
+    request = urllib.request.Request(
+        f"{settings.dagster_url}/graphql",
+        data=json.dumps({"query": query}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        entries = json.load(response)["data"]["workspaceOrError"]["locationEntries"]
+    for entry in entries:
+        if message := (entry["locationOrLoadError"] or {}).get("message"):
+            raise BadConfiguration(f"Dagster can't load the asset graph: {' '.join(message.split())[:600]}")
+
+
+def launch(service: Service, place: Path, env: dict[str, str]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    with lock(place) as descriptor:
+        if descriptor is not None:
+            start(service.command, place, descriptor, cwd=SOURCE, env={**env, **service.env})
+
+
+def migrate_dagster(settings: Settings, console: Console) -> None:
+    """Make the instance once, before anything else opens it: sixteen processes that did it at once broke it (#27390)."""
+    home = settings.dagster_home
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(SOURCE / "dagster.yaml", home / "dagster.yaml")
+    marker = home / "migrated.json"
+    current = version("dagster")
+    if marker.is_file() and json.loads(marker.read_text()) == current:
+        return
+    with console.status("preparing the Dagster instance"):
+        command = [sys.executable, "-m", "dagster", "instance", "migrate"]
+        done = subprocess.run(
+            command, env={**os.environ, **environment(settings)}, cwd=SOURCE, capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise BadConfiguration(f"the Dagster instance in {home} can't be migrated: {done.stderr.strip().splitlines()[-1]}")
+    marker.write_text(json.dumps(current))
+
+
+def check_port(service: Service) -> None:
+    if service.port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", service.port))
+        except OSError:
+            raise BadConfiguration(
+                f"port {service.port} for {service.name} is in use by another program: end it, or set {service.variable}"
+            ) from None
+
+
+def answers(service: Service) -> bool:
+    """Whether a service does its work: by HTTP where it has a health page, else by its open port, else by running."""
+    if service.health:
+        try:
+            with urllib.request.urlopen(service.health, timeout=2) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+    if service.port is None:
+        return True
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", service.port)) == 0
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1] if lines else "it wrote nothing"
+
+
+def down(settings: Settings, console: Console) -> None:
+    """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them."""
+    workers = [path for path in settings.run_workers.glob("*") if is_running(path)]
+    for worker in workers:
+        # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
+        send(worker, signal.SIGKILL)
+    running = [path.parent for path in (settings.home / "jobs").rglob("lock") if is_running(path.parent)]
+    ending = [(f"job {job.relative_to(settings.home / 'jobs')}", job, JOB_GRACE_SECONDS) for job in running]
+    for service in reversed(services(settings)):
+        place = folder(settings, service.name)
+        if is_running(place):
+            ending.append((service.name, place, GRACE_SECONDS))
+    for _, place, _ in ending:
+        send(place, signal.SIGTERM)
+    for name, place, grace in ending:
+        with console.status(f"ending {name}"):
+            stop(place, grace)
+        console.print(f"  {name} ended")
+
+
+def status(settings: Settings, console: Console) -> None:
+    """Which services run and answer."""
+    for service in services(settings):
+        running = is_running(folder(settings, service.name))
+        state = "running" if running and answers(service) else "starting or stuck" if running else "not running"
+        console.print(f"  {service.name:<18} {state}")
+
+
+def main() -> None:
+    """`python -m resources.stack up|down|status`."""
+    actions: dict[str, Callable[[Settings, Console], None]] = {"up": up, "down": down, "status": status}
+    console = Console(highlight=False)
+    try:
+        settings = Settings.load()
+        actions[sys.argv[1]](settings, console)
+    except BadConfiguration as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    if sys.argv[1] == "up":
+        console.print(f"Dagster  {settings.dagster_url}\nTracking {settings.tracking_uri}\nEngine   {settings.engine_url}")
+
+
+if __name__ == "__main__":
+    main()

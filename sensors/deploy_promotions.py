@@ -1,0 +1,49 @@
+"""A version was promoted to production -> deploy it (specification row P5)."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.deployment import PROMOTED
+from resources.metadata.deployments import of_promotion
+from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Deploys each version that is promoted to production.",
+)
+def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    requests = []
+    promotions = []
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        for event in new_events(context, connection, PROMOTED):
+            cursor = event.seq
+            name, run_id = event.key, event.payload["run_id"]
+            if event.payload["stage"] != "production":
+                continue
+            home = home_of(context, "models", name)
+            version = control_plane.registry.get(name, event.payload["version"], connection)
+            deployed = of_promotion(connection, event.seq)
+            ended = deployed is not None and deployed.status != "deploying"
+            if version.stage != "production" or ended:
+                continue
+            # A request for a partition that Dagster does not know fails the tick, and with it every promotion behind it.
+            context.instance.add_dynamic_partitions(f"{home}-runs", [run_id])
+            promotions.append(
+                dg.AssetMaterialization(
+                    ["models", home, "promotion"],
+                    partition=run_id,
+                    metadata={"version": version.version, "user": event.payload["user_id"], "event": event.seq},
+                )
+            )
+            requests.append(
+                dg.RunRequest(
+                    run_key=f"deploy-{event.seq}",
+                    partition_key=run_id,
+                    asset_selection=[dg.AssetKey(["models", home, "deployment"])],
+                )
+            )
+    return dg.SensorResult(run_requests=requests, asset_events=promotions, cursor=str(cursor))

@@ -1,0 +1,36 @@
+"""A training job completed -> evaluate it, register its version and export it (specification row M8)."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import SANDBOX
+from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+
+STEPS = ("evaluation", "version", "merged", "gguf")
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Evaluates, registers and exports each completed training run.",
+)
+def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    requests = []
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        for event in new_events(context, connection, "job.completed"):
+            cursor = event.seq
+            job = control_plane.jobs.get(event.key, connection)
+            home = home_of(context, "models", str(job.config["model"]))
+            version = control_plane.registry.of_run(job.name if home == SANDBOX else home, job.id, connection)
+            if version is not None and "gguf" in version.artifacts:
+                continue
+            requests.append(
+                dg.RunRequest(
+                    run_key=f"evaluate-{job.id}",
+                    partition_key=job.id,
+                    asset_selection=[dg.AssetKey(["models", home, step]) for step in STEPS],
+                )
+            )
+    return dg.SensorResult(run_requests=requests, cursor=str(cursor))

@@ -1,0 +1,33 @@
+"""A dataset version was created -> split it."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import SPLITS, VERSION_TAG
+from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Splits each new dataset version.",
+)
+def split_new_versions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    requests = []
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        for event in new_events(context, connection, "dataset.created"):
+            cursor = event.seq
+            version = control_plane.datasets.get(event.payload["dataset_id"], connection)
+            if version.splits:
+                continue
+            home = home_of(context, "datasets", version.name)
+            requests.append(
+                dg.RunRequest(
+                    run_key=f"split-{version.id}",
+                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
+                    tags={VERSION_TAG: version.reference},
+                )
+            )
+    return dg.SensorResult(run_requests=requests, cursor=str(cursor))

@@ -1,0 +1,83 @@
+"""A job was submitted -> start its training, as soon as its data is split. The run key is the job's id: exactly once."""
+
+from dataclasses import dataclass
+
+import dagster as dg
+from sqlalchemy import Connection
+
+from hanzo_ml_assets.checkpoint import DATASET_METADATA
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import VERSION_TAG
+from resources.errors import HanzoError
+from resources.metadata.jobs import JobRecord
+from sensors.event_cursor import INTERVAL_SECONDS, home_of
+from sensors.retry_dead_runs import may_be_retried
+
+MAX_NEW_RUNS = 20
+"""Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason."""
+
+    start: bool = False
+    wait: str = ""
+    fail: str = ""
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Starts each submitted job once its dataset is split.",
+)
+def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
+    requests: list[dg.RunRequest] = []
+    with control_plane.database.read() as connection:
+        jobs = control_plane.jobs.queued(connection)
+        decisions = [decide(context, job, control_plane, connection) for job in jobs]
+    new = 0
+    for job, decision in zip(jobs, decisions, strict=True):
+        if decision.fail:
+            control_plane.jobs.fail(job.id, decision.fail)
+        elif decision.wait and decision.wait != job.reason:
+            control_plane.jobs.wait_for(job.id, decision.wait)
+        elif decision.start and new < MAX_NEW_RUNS:
+            model = str(job.config["model"])
+            partitions = f"{model}-runs"
+            # One that was requested before is requested again: if it was launched, its run key holds.
+            new += not context.instance.has_dynamic_partition(partitions, job.id)
+            context.instance.add_dynamic_partitions(partitions, [job.id])
+            asset = dg.AssetKey(["models", model, "checkpoint"])
+            requests.append(dg.RunRequest(run_key=job.id, partition_key=job.id, asset_selection=[asset]))
+    return dg.SensorResult(run_requests=requests)
+
+
+def decide(
+    context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
+) -> Decision:
+    model = str(job.config["model"])
+    if home_of(context, "models", model) != model:
+        return Decision(fail=f"there is no model definition '{model}': add hanzo_ml_assets/defs/{model}/defs.yaml")
+    assert context.repository_def is not None
+    node = context.repository_def.asset_graph.get(dg.AssetKey(["models", model, "checkpoint"]))
+    reference = str(job.config.get("dataset") or node.metadata[DATASET_METADATA])
+    try:
+        version = control_plane.datasets.resolve(reference, job.organization, connection)
+    except HanzoError as error:
+        return Decision(fail=error.message)
+    if not version.splits:
+        if run := failed_split(context.instance, version.reference):
+            return Decision(fail=f"dataset {version.reference} could not be split: see run {run} in Dagster")
+        return Decision(wait=f"waits for the splits of {version.reference}")
+    return Decision(start=True)
+
+
+def failed_split(instance: dg.DagsterInstance, reference: str) -> str | None:
+    """The run that failed to split a version for good; None while one runs, will be retried, or has never been."""
+    newest = next(iter(instance.get_runs(dg.RunsFilter(tags={VERSION_TAG: reference}), limit=1)), None)
+    if newest is None or newest.status != dg.DagsterRunStatus.FAILURE or may_be_retried(newest):
+        return None
+    return str(newest.run_id)

@@ -1,0 +1,30 @@
+"""A job was cancelled -> end its Dagster run, which ends its program within the grace period."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+
+IN_PROGRESS = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+
+
+@dg.sensor(
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Ends the run of each cancelled job.",
+)
+def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        events = new_events(context, connection, "job.cancelled")
+    for event in events:
+        cursor = event.seq
+        filters = dg.RunsFilter(tags={"dagster/partition": event.key}, statuses=IN_PROGRESS)
+        for run in context.instance.get_runs(filters):
+            context.instance.run_coordinator.cancel_run(run.run_id)
+    return dg.SensorResult(cursor=str(cursor))

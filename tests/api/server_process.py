@@ -1,0 +1,86 @@
+"""The real server as a process of its own, on a free loopback port and a state folder of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from resources.metadata.database import Database
+from resources.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+STARTS_WITHIN = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(home: Path, port: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server, without what the tester's own shell says about Hanzo ML or MLflow."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
+    return {**kept, "HANZO_ML_HOME": str(home), "HANZO_ML_SERVER_PORT": str(port), **(extra or {})}
+
+
+class ServerProcess:
+    """Starts `python -m api.server`; can be killed and started again on the same port and state."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = free_port()
+        self.settings = Settings.load(environment(home, self.port))
+        self.url = self.settings.tracking_uri
+        self._process: subprocess.Popen[bytes] | None = None
+        database = Database(self.settings.database_url)
+        database.migrate()
+        database.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        log = (self.home / "server.log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "api.server"],
+                cwd=REPOSITORY,
+                env=environment(self.home, self.port),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the server did not start:\n{(self.home / 'server.log').read_text()}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready").status_code == 200
+        except httpx.TransportError:
+            return False

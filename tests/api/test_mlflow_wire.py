@@ -1,0 +1,131 @@
+"""MLflow's REST API on the wire: what a client that is not mlflow's may send, and what it must never see."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+RUNS = "/api/2.0/mlflow/runs"
+JSON = {"Content-Type": "application/json"}
+
+
+def new_run(http: TestClient) -> str:
+    return str(http.post(f"{RUNS}/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"run_id": "RUN", "key": "k", "timestamp": 1, "value": NaN}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1, "value": true}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1, "value": "much"}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1, "value": null}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1e30, "value": 1}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 99999999999999999999, "value": 1}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1, "step": 9223372036854775808, "value": 1}',
+        '{"run_id": "RUN", "key": "\\u0000", "timestamp": 1, "value": 1}',
+        '{"run_id": "RUN", "key": "\\ud800", "timestamp": 1, "value": 1}',
+        '{"run_id": "RUN", "key": "k", "timestamp": 1}',
+        '{"run_id": "RUN"',
+        "[" * 100_000,
+        "[]",
+        "",
+        "null",
+    ],
+)
+def test_a_bad_body_is_the_clients_fault(http: TestClient, body: str) -> None:
+    run_id = new_run(http)
+    answer = http.post(f"{RUNS}/log-metric", content=body.replace("RUN", run_id), headers=JSON)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert set(answer.json()) == {"error_code", "message"}
+    assert "\n" not in answer.json()["message"]
+    assert http.get(f"{RUNS}/get", params={"run_id": run_id}).json()["run"]["data"]["metrics"] == []
+
+
+def test_numbers_may_be_strings_as_in_protobuf(http: TestClient) -> None:
+    run_id = new_run(http)
+    body = {"run_uuid": run_id, "key": "k", "value": "Infinity", "timestamp": "5", "step": "7", "unknown": 1}
+    assert http.post(f"{RUNS}/log-metric", json=body).json() == {}
+    query = {"run_id": run_id, "metric_key": "k"}
+    [point] = http.get("/ajax-api/2.0/mlflow/metrics/get-history", params=query).json()["metrics"]
+    assert point == {"key": "k", "value": 1.7976931348623157e308, "timestamp": 5, "step": 7}
+
+
+def test_nan_travels_as_a_string(http: TestClient) -> None:
+    run_id = new_run(http)
+    http.post(f"{RUNS}/log-metric", json={"run_id": run_id, "key": "k", "value": "NaN", "timestamp": 5})
+    [point] = http.get(f"{RUNS}/get", params={"run_id": run_id}).json()["run"]["data"]["metrics"]
+    assert point["value"] == "NaN"
+
+
+def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
+    paths = set(http.get("/openapi.json").json()["paths"])
+    served = {path.removeprefix("/api/") for path in paths if path.startswith("/api/")}
+    mirrored = {path.removeprefix("/ajax-api/") for path in paths if path.startswith("/ajax-api/")}
+    assert served == mirrored
+    assert len(served) > 25
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("experiments/create", {}, "Missing value for required parameter 'name'"),
+        ("experiments/create", {"name": ""}, "Invalid experiment name: ''"),
+        ("experiments/create", {"name": "x" * 501}, "'name' exceeds the maximum length of 500 characters"),
+        ("experiments/delete", {"experiment_id": "abc"}, "Experiment ID must be a valid integer"),
+        ("runs/search", {"experiment_ids": ["0"], "filter": "x"}, "Invalid attribute key 'x'"),
+        ("runs/search", {"experiment_ids": ["0"], "max_results": 50_001}, "'max_results'"),
+        ("runs/search", {"experiment_ids": ["0"], "page_token": "!"}, "Invalid page token"),
+        ("runs/search", {"experiment_ids": "0"}, "'experiment_ids'"),
+        ("runs/update", {"run_id": "RUN", "status": "DONE"}, "'status'"),
+        ("runs/log-batch", {"run_id": "RUN", "params": [{"value": "1"}]}, "'params[0].key'"),
+        ("runs/log-batch", {"run_id": "RUN", "metrics": [{"key": "", "value": 1, "timestamp": 1}]}, "'metrics[0].name'"),
+        ("runs/log-batch", {"run_id": "RUN", "tags": [{"key": "a", "value": "x" * 1_000_000}]}, "at most 1000000 bytes"),
+    ],
+)
+def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[str, Any], message: str) -> None:
+    sent = json.loads(json.dumps(body).replace("RUN", new_run(http)))
+    answer = http.post(f"/api/2.0/mlflow/{path}", json=sent)
+    assert answer.status_code == 400
+    assert message in answer.json()["message"]
+
+
+def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: TestClient) -> None:
+    for path in ("experiments/get?experiment_id=99999999999999999999", "experiments/get?experiment_id=7"):
+        assert http.get(f"/api/2.0/mlflow/{path}").status_code in (400, 404)
+    missing = http.get(f"{RUNS}/get", params={"run_id": "nope"})
+    assert (missing.status_code, missing.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+    unknown = http.get("/api/2.0/mlflow/nothing")
+    assert (unknown.status_code, unknown.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND")
+    assert http.get(f"{RUNS}/create").json()["error_code"] == "ENDPOINT_NOT_FOUND"
+
+
+def test_an_error_of_the_database_shows_no_sql_and_no_path(http: TestClient) -> None:
+    with http.app.state.database.write() as connection:  # type: ignore[attr-defined]
+        connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
+    answer = http.get(f"{RUNS}/get", params={"run_id": "x"})
+    assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
+    assert "SELECT" not in answer.text and "gone" not in answer.text and "/" not in answer.json()["message"]
+
+
+def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise ValueError("secret in /srv/hanzo")
+
+    monkeypatch.setattr(http.app.state.tracking.runs, "get", broken)  # type: ignore[attr-defined]
+    answer = http.get(f"{RUNS}/get", params={"run_id": "x"})
+    assert (answer.status_code, answer.json()["error_code"]) == (500, "INTERNAL_ERROR")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("header", [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:8057"}, {"Host": ""}])
+def test_a_name_that_is_not_loopback_is_refused(http: TestClient, header: dict[str, str]) -> None:
+    answer = http.get("/health", headers=header)
+    assert (answer.status_code, answer.json()["error_code"]) == (403, "PERMISSION_DENIED")
+
+
+def test_a_page_of_another_origin_is_refused(http: TestClient) -> None:
+    assert http.get("/health", headers={"Host": "localhost:8057", "Origin": "http://127.0.0.1:3000"}).status_code == 200
+    assert http.get("/health", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert http.get("/health", headers={"Origin": "null"}).status_code == 403

@@ -1,0 +1,93 @@
+"""/v1/experiments and /v1/runs (rows E1-E7, E11)."""
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.store import Store
+from resources.settings import Settings
+
+
+@pytest.fixture
+def run_id(http: TestClient) -> str:
+    return str(http.post("/v1/runs", json={"experiment_name": "finance"}).json()["id"])
+
+
+def test_an_experiment(http: TestClient) -> None:
+    made = http.post("/v1/experiments", json={"name": "finance", "description": "qa", "owner": "ada"})
+    assert made.status_code == 201
+    experiment = made.json()
+    assert (experiment["name"], experiment["description"], experiment["owner"]) == ("finance", "qa", "ada")
+    assert http.get(f"/v1/experiments/{experiment['id']}").json() == experiment
+    assert [found["name"] for found in http.get("/v1/experiments").json()["experiments"]] == ["finance", "Default"]
+    assert http.post("/v1/experiments", json={"name": "finance"}).json()["error_code"] == "RESOURCE_ALREADY_EXISTS"
+
+
+def test_a_run_from_queue_to_end(http: TestClient) -> None:
+    body = {"experiment_name": "finance", "name": "qlora", "status": "queued", "params": {"lora_rank": 64, "lr": 2e-5}}
+    made = http.post("/v1/runs", json=body)
+    assert made.status_code == 201
+    run = made.json()
+    assert (run["name"], run["status"], run["params"]) == ("qlora", "queued", {"lora_rank": "64", "lr": "2e-05"})
+    for status in ("running", "completed"):
+        run = http.patch(f"/v1/runs/{run['id']}/status", json={"status": status}).json()
+        assert run["status"] == status
+    assert run["ended_at"] >= run["started_at"]
+    listed = http.get(f"/v1/experiments/{run['experiment_id']}/runs").json()["runs"]
+    assert [found["id"] for found in listed] == [run["id"]]
+
+
+def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp_path: Path) -> None:
+    metrics = [
+        {"key": "train/loss", "value": 0.5, "step": 1, "timestamp": 10},
+        {"key": "train/loss", "value": 0.25, "step": 2, "timestamp": 20},
+        {"key": "system/peak_memory_gb", "value": 78.2, "timestamp": 30},
+    ]
+    assert http.post(f"/v1/runs/{run_id}/metrics", json={"metrics": metrics}).json() == {}
+    assert http.post(f"/v1/runs/{run_id}/params", json={"params": {"model": "zen-72b"}}).json() == {}
+    uploaded = http.post(f"/v1/runs/{run_id}/artifacts", params={"key": "eval/results.json"}, content=b"{}")
+    assert uploaded.json() == {
+        "key": "eval/results.json",
+        "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json",
+    }
+    (tmp_path / "w").write_text("weights")
+    Store(settings.store).publish(tmp_path, f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
+    run = http.get(f"/v1/runs/{run_id}").json()
+    assert {metric["key"]: (metric["value"], metric["step"]) for metric in run["metrics"]} == {
+        "train/loss": (0.25, 2),
+        "system/peak_memory_gb": (78.2, 0),
+    }
+    assert run["params"] == {"model": "zen-72b"}
+    assert run["system_metrics"]["peak_memory_gb"] == 78.2
+    assert run["system_metrics"]["gpu_type"] is None
+    assert run["artifacts"] == [
+        {"key": "eval/results.json", "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json"},
+        {"key": "checkpoint-1000", "path": f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/runs/nobody", None, 404),
+        ("GET", "/v1/experiments/77", None, 404),
+        ("GET", "/v1/experiments/x", None, 400),
+        ("POST", "/v1/runs", {}, 400),
+        ("POST", "/v1/runs", {"experiment_id": "0", "experiment_name": "x"}, 400),
+        ("POST", "/v1/runs", {"experiment_id": "77"}, 404),
+        ("PATCH", "/v1/runs/RUN/status", {"status": "FINISHED"}, 400),
+        ("POST", "/v1/runs/RUN/metrics", {"metrics": [{"key": "a", "value": "x"}]}, 400),
+        ("POST", "/v1/runs/RUN/artifacts?key=../x", None, 400),
+        ("POST", "/v1/runs/RUN/artifacts", None, 400),
+    ],
+)
+def test_refusals(http: TestClient, run_id: str, method: str, path: str, body: object, status: int) -> None:
+    answer = http.request(method, path.replace("RUN", run_id), json=body)
+    assert (answer.status_code, set(answer.json())) == (status, {"error_code", "message"})
+
+
+def test_a_refused_run_leaves_no_experiment(http: TestClient) -> None:
+    body = {"experiment_name": "new", "params": {"bad//key": 1}}
+    assert http.post("/v1/runs", json=body).status_code == 400
+    assert [found["name"] for found in http.get("/v1/experiments").json()["experiments"]] == ["Default"]

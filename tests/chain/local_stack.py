@@ -1,0 +1,132 @@
+"""A stack of its own for tests: own state folder, own ports, driven by the command line as a user would."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from recipes.schema import Job
+from resources.detached import is_running
+
+ROOT = Path(__file__).resolve().parents[2]
+PORTS = {
+    "HANZO_ML_SERVER_PORT": "api",
+    "HANZO_ML_ENGINE_PORT": "engine",
+    "HANZO_ML_DAGSTER_PORT": "dagster",
+    "HANZO_ML_DAGSTER_CODE_SERVER_PORT": "code",
+}
+LIMIT_SECONDS = 240.0
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_SECONDS, every: float = 0.1) -> T:
+    """The first answer of `look` that is true. Fails, saying what it waited for, when none comes."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if answer := look():
+            return answer
+        time.sleep(every)
+    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+@dataclass
+class LocalStack:
+    home: Path
+    ports: dict[str, int] = field(default_factory=lambda: {variable: free_port() for variable in PORTS})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("HANZO_ML_")}
+        return {**clean, "HANZO_ML_HOME": str(self.home), **{name: str(port) for name, port in self.ports.items()}}
+
+    def hanzo_ml(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        if check:
+            assert done.returncode == 0, f"hanzo-ml {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        return done
+
+    def url(self, variable: str) -> str:
+        return f"http://127.0.0.1:{self.ports[variable]}"
+
+    def get(self, path: str, **params: Any) -> Any:
+        answer = httpx.get(self.url("HANZO_ML_SERVER_PORT") + path, params=params, timeout=60, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()
+
+    def events(self, *types: str, key: str | None = None) -> list[dict[str, Any]]:
+        found = self.get("/v1/events", limit=1000, type=list(types))["events"]
+        return [event for event in found if key is None or event["key"] == key]
+
+    def wait_for(self, type: str, key: str) -> dict[str, Any]:
+        return wait_until(f"{type} of {key}", lambda: next(iter(self.events(type, key=key)), None))
+
+    def submit(self, name: str, dataset: str, parameters: dict[str, Any]) -> str:
+        config = self.home / f"{name}-{random.randrange(1 << 30)}.json"
+        config.write_text(json.dumps({"name": name, "dataset": dataset, "parameters": parameters}))
+        return str(json.loads(self.hanzo_ml("job", "submit", "--config", str(config), "--json").stdout)["id"])
+
+    def wait_for_step(self, job: str, step: int) -> None:
+        """Until the trainer has done `step`, or has ended."""
+        log = self.home / "jobs" / job / "train" / "log.txt"
+
+        def reached() -> bool:
+            text = log.read_text(errors="replace") if log.is_file() else ""
+            done = [
+                int(line.split("step ")[1].split("/")[0])
+                for line in text.splitlines()
+                if " step " in line and " loss " in line
+            ]
+            return max(done, default=0) >= step
+
+        wait_until(f"step {step} of {job}", reached, every=0.01)
+
+    def pid(self, folder: Path) -> int:
+        return int((folder / "pid.json").read_text())
+
+    def trainer(self, job: str) -> Path:
+        return self.home / "jobs" / job / "train"
+
+    def service(self, name: str) -> Path:
+        return self.home / "services" / name
+
+    def run_workers(self) -> list[Path]:
+        """The folders of the run workers that are alive."""
+        return [path for path in (self.home / "run-workers").iterdir() if is_running(path)]
+
+    def losses(self, job: str) -> list[tuple[int, float]]:
+        """Every training loss that the tracker has, doubles included."""
+        params = {"run_id": job, "metric_key": "train/loss", "max_results": 25000}
+        points = self.get("/api/2.0/mlflow/metrics/get-history", **params)["metrics"]
+        return sorted((int(point["step"]), float(point["value"])) for point in points)
+
+    def adapter_sha256(self, job: str) -> str:
+        """Hash of the final adapter's weights."""
+        uri = self.get(f"/v1/jobs/{job}")["artifacts"]["adapter"]["uri"]
+        files = json.loads((self.path(uri) / "manifest.json").read_text())["files"]
+        return str(next(file["sha256"] for file in files if file["path"] == "adapter_model.safetensors"))
+
+    def path(self, uri: str) -> Path:
+        """Where a logical folder lies."""
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        buckets = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "runs": "hanzo-ml-checkpoints"}
+        name = buckets[key.split("/")[0]] if bucket == "hanzo-ml" else bucket
+        return self.home / "objects" / name / key
+
+    def training_job(self, job: str) -> Job:
+        return Job.model_validate_json((self.trainer(job) / "job.json").read_bytes())

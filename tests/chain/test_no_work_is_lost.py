@@ -1,0 +1,69 @@
+"""`kill -9` of anything at random steps: the run goes on by itself and ends bit for bit where an unharmed one ends."""
+
+import random
+from pathlib import Path
+
+from tests.chain.conftest import STEPS, Baseline, kill
+from tests.chain.local_stack import LocalStack, wait_until
+
+ROUNDS = 3
+
+
+def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
+    """Every loss is there once, and equal; so are the final weights."""
+    stack.wait_for("job.completed", job)
+    assert stack.losses(job) == baseline.losses
+    assert stack.adapter_sha256(job) == baseline.adapter_sha256
+
+
+def test_each_is_killed_three_times_at_random_steps(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # so that a failure can be had again
+    chance = random.Random(seed)
+    job = stack.submit("doors-killed", dataset, baseline.parameters)
+    killed: set[Path] = set()
+    for first in range(2, STEPS - 2, STEPS // ROUNDS):
+        stack.wait_for_step(job, first + chance.randrange(4))
+        # Sometimes the trainer goes on alone for a while, sometimes it dies with the worker that could have restarted it.
+        worker_dies_with_trainer = chance.random() < 0.5
+        if not worker_dies_with_trainer:
+            kill_run_worker(stack, killed)
+        for service in chance.sample(("dagster-daemon", "api"), 2):
+            kill(stack.pid(stack.service(service)))
+        stack.hanzo_ml("up")
+        stack.wait_for_step(job, first + 4 + chance.randrange(4))
+        kill(stack.pid(stack.trainer(job)))
+        if worker_dies_with_trainer:
+            kill_run_worker(stack, killed)
+    assert_equals(stack, job, baseline)
+    assert len(killed) == ROUNDS
+    log = (stack.trainer(job) / "log.txt").read_text()
+    assert log.count("resuming from checkpoint") == ROUNDS
+
+
+def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
+    """Kill the run worker that follows the job now; the trainer goes on alone, and a retry has to find it or its result."""
+
+    def next_worker() -> Path | None:
+        return next((worker for worker in stack.run_workers() if worker not in killed), None)
+
+    worker = wait_until("a run worker", next_worker)
+    killed.add(worker)
+    kill(stack.pid(worker))
+
+
+def test_a_corrupted_newest_checkpoint_falls_back_and_still_matches(
+    stack: LocalStack, baseline: Baseline, dataset: str
+) -> None:
+    job = stack.submit("doors-checkpoint-broken", dataset, baseline.parameters)
+    stack.wait_for_step(job, 18)
+    checkpoints = stack.trainer(job) / "checkpoints"
+    kill(stack.pid(stack.trainer(job)))
+    newest = max((path for path in checkpoints.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    uploaded = stack.path(f"s3://hanzo-ml/checkpoints/{job}/{newest.name}")
+    for folder in (newest, uploaded):
+        weights = folder / "adapter_model.safetensors"
+        if weights.is_file():
+            weights.write_bytes(weights.read_bytes()[:-64])
+    assert_equals(stack, job, baseline)
+    assert "falling back" in (stack.trainer(job) / "log.txt").read_text()

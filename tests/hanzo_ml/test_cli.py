@@ -1,0 +1,233 @@
+"""The command line against a real server: a refusal is one line on standard error and exit code 1, never a traceback."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from hanzo_ml.cli import main
+from hanzo_ml.cli.model import print_proof
+from tests.api.server_process import REPOSITORY, ServerProcess, free_port
+
+GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        yield process
+
+
+def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process: starting Python forty times would take most of the time. See `run_for_real`."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = {"HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, variables), patch("sys.argv", ["x", *arguments]):
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except Exception:  # nobody caught it, so Python would print it and exit with 1
+            err.write(traceback.format_exc())
+            code = 1
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def run_for_real(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
+    command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *arguments]
+    environment = {**clean, "HANZO_ML_TRACKING_URI": uri, "COLUMNS": "40"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def cli(server: ServerProcess) -> Cli:
+    return lambda *arguments: run(server.url, *arguments)
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    def write(content: str | bytes, name: str = "data.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def create(cli: Cli, path: Path, name: str = "d") -> subprocess.CompletedProcess[str]:
+    return cli("dataset", "create", "--name", name, "--path", str(path))
+
+
+def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
+    for arguments in (["dataset", "create", "--name", "d", "--path", str(tmp_path / "missing")], ["job", "get", "nobody"]):
+        assert refusal(run_for_real(server.url, *arguments)) == refusal(run(server.url, *arguments))
+
+
+def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path]) -> None:
+    done = create(cli, file(GOOD), "listed")
+    assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 records, "), done.stderr
+    assert "listed@1 is there already" in create(cli, file(GOOD), "listed").stdout
+    listed = json.loads(cli("dataset", "list", "--name", "listed", "--json").stdout)
+    assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]
+
+
+def test_a_folder_of_files_keeps_its_names(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "a.jsonl").write_text(GOOD)
+    (tmp_path / "folder" / "inner" / "a.jsonl").write_text(GOOD.replace("lamp", "light"))
+    done = create(cli, tmp_path / "folder", "folders")
+    assert done.returncode == 0 and "2 records" in done.stdout, done.stderr
+
+
+def test_a_path_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+    line = refusal(create(cli, tmp_path / "missing.jsonl"))
+    assert f"there is no file or folder {tmp_path}/missing.jsonl: check --path" in line
+
+
+def test_a_malformed_line_is_named_by_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl, line 2: not JSON" in refusal(create(cli, file(GOOD + "{broken\n")))
+
+
+def test_an_empty_file_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl is empty" in refusal(create(cli, file("")))
+
+
+def test_a_file_that_is_not_utf_8_is_named(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "data.jsonl, line 1: not UTF-8" in refusal(create(cli, file(GOOD.replace("keeper", "für").encode("latin-1"))))
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.txt", "data"])
+def test_a_file_with_another_ending_is_taken_or_refused_by_its_own_name(
+    cli: Cli, file: Callable[..., Path], name: str
+) -> None:
+    done = create(cli, file(GOOD, name), "endings")
+    if done.returncode:
+        assert name in refusal(done)
+
+
+def test_nothing_of_a_refused_file_is_stored(cli: Cli, file: Callable[..., Path]) -> None:
+    refusal(create(cli, file(GOOD + "{}\n"), "never"))
+    assert json.loads(cli("dataset", "list", "--name", "never", "--json").stdout) == []
+
+
+def test_a_bad_name_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "dataset name '../x' is not allowed" in refusal(create(cli, file(GOOD), "../x"))
+
+
+def test_a_file_that_makes_python_stumble_is_still_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+    bad = '{"instruction": "x", "answer": "y", "score": NaN}\n'
+    assert "data.jsonl, line 1" in refusal(create(cli, file(bad)))
+
+
+def test_a_job_with_an_unknown_recipe_is_refused_with_the_recipes_there_are(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nrecipe: smolm2\n", "job.yaml")
+    line = refusal(cli("job", "submit", "--config", str(config)))
+    assert "unknown recipe 'smolm2'" in line and "smollm2-135m-lora" in line
+
+
+def test_a_job_with_a_parameter_that_no_recipe_has_is_refused_by_name(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nparameters: {learning_rat: 1}\n", "job.yaml")
+    assert "learning_rat" in refusal(cli("job", "submit", "--config", str(config)))
+
+
+JOBS = {
+    "an unknown dataset": ("name: x\ndataset: nobody\n", "there is no dataset 'nobody'"),
+    "an unknown key": ("name: x\ndataset: d\nrecpie: y\n", "recpie"),
+    "no mapping": ("- a\n", "must be a mapping"),
+    "no YAML": ("a: [", "is not valid YAML"),
+    "no model and no name": ("recipe: x\n", "say which model"),
+    "parameters that are no mapping": ("name: x\ndataset: d\nparameters: 5\n", "parameters"),
+    "a date for a name": ("name: 2026-01-01\ndataset: d\n", "name"),
+    "another type": ("name: x\ndataset: d\ntype: evaluation\n", "type"),
+    "another encoding": (b"name: f\xfcr\ndataset: d\n", "job.yaml"),
+}
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_a_bad_job_file_is_one_line(cli: Cli, file: Callable[..., Path], what: str) -> None:
+    text, words = JOBS[what]
+    assert words in refusal(cli("job", "submit", "--config", str(file(text, "job.yaml"))))
+
+
+def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "write KEY=VALUE" in refusal(cli("job", "submit", "--model", "m", "--set", "learning_rate"))
+
+
+def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callable[..., Path]) -> None:
+    assert create(cli, file(GOOD), "for-jobs").returncode == 0
+    config = file("name: x\ndataset: for-jobs\nparameters:\n", "job.yaml")
+    done = cli("job", "submit", "--config", str(config), "--set", "max_steps=3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["config"]["parameters"] == {"max_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["job", "submit", "--config", "/nowhere.yaml"], "there is no file /nowhere.yaml"),
+        (["job", "get", "nobody"], "there is no job 'nobody'"),
+        (["job", "cancel", "nobody"], "there is no job 'nobody'"),
+        (["job", "logs", "nobody"], "there is no job 'nobody'"),
+        (["job", "list", "--status", "runing"], "status 'runing' is unknown"),
+        (["run", "get", "nobody"], "nobody"),
+        (["model", "promote", "--name", "m", "--version", "7", "--stage", "production"], "'m' has no version 7"),
+        (["model", "promote", "--name", "m", "--version", "7", "--stage", "prod"], "stage 'prod' is unknown"),
+        (["model", "prove", "m", "7"], "'m' has no version 7"),
+        (["model", "list", "--name", "m"], "there is no model 'm'"),
+        (["model", "register", "--name", "m", "--run", "nobody"], "nobody"),
+    ],
+)
+def test_what_is_not_there_is_one_line_that_names_it(cli: Cli, arguments: list[str], words: str) -> None:
+    assert words in refusal(cli(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dataset", "list"],
+        ["job", "list"],
+        ["job", "logs", "x", "--follow"],
+        ["model", "prove", "m", "1"],
+        ["run", "get", "r"],
+    ],
+)
+def test_nothing_that_listens_is_one_line_that_says_what_to_do(arguments: list[str]) -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    line = refusal(run(uri, *arguments))
+    assert uri in line and "hanzo-ml up" in line
+
+
+@pytest.mark.parametrize("uri", ["not a uri", "127.0.0.1:8057", "http://[bad", "ftp://127.0.0.1"])
+def test_an_address_that_is_none_is_one_line(uri: str) -> None:
+    assert "HANZO_ML_TRACKING_URI" in refusal(run(uri, "dataset", "list"))
+
+
+def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file may be called anything; the reason names it."""
+    problem = "s3://hanzo-ml/datasets/d/1/source/a[/red].jsonl is missing"
+    node = {"label": "source files", "digest": "a" * 64, "files": 1, "size_bytes": 1, "facts": {"uri": "[/x]"}}
+    chain = {**node, "problems": [problem], "made_from": [], "seen_above": False}
+    print_proof({"chain": chain, "ok": False, "broken": [f"dataset version -> source files: {problem}"], "bytes_hashed": 1})
+    assert capsys.readouterr().out.count("a[/red].jsonl is missing") == 2

@@ -1,0 +1,57 @@
+"""What the metric buffer decides, without a thread and without a network."""
+
+import json
+import math
+
+import pytest
+
+from hanzo_ml.points import LONGEST_DELAY, Point, Resumption, is_refusal, newest_steps, retry_delay, without_known
+
+
+@pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])
+def test_a_point_survives_a_checkpoint(value: float) -> None:
+    point = Point("train/loss", value, 3, 99)
+    assert Point.from_json(json.loads(json.dumps(point.to_json(), allow_nan=False))) == point
+
+
+def test_nan_survives_a_checkpoint() -> None:
+    data = json.loads(json.dumps(Point("a", math.nan, 0, 0).to_json(), allow_nan=False))
+    assert math.isnan(Point.from_json(data).value)
+
+
+def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
+    resumption = Resumption(step=10, newest={"loss": 12, "summary": 0})
+    logged_again = [Point("loss", 0.0, step, 1) for step in range(9, 15)]
+    assert [point.step for point in without_known(logged_again, resumption)] == [9, 10, 13, 14]
+    assert without_known([Point("summary", 0.0, 0, 1), Point("new", 0.0, 11, 1)], resumption) == [
+        Point("summary", 0.0, 0, 1),
+        Point("new", 0.0, 11, 1),
+    ]
+
+
+def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
+    assert newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
+    assert newest_steps({"run": {"data": {}}}) == {}
+
+
+def test_delays_grow_to_a_limit() -> None:
+    delays = [retry_delay(failures) for failures in range(1, 2000)]
+    assert delays == sorted(delays)
+    assert (delays[0] < 1, delays[-1]) == (True, LONGEST_DELAY)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "refused"),
+    [
+        (400, "INVALID_PARAMETER_VALUE", True),
+        (404, "RESOURCE_DOES_NOT_EXIST", True),
+        (404, "", False),
+        (404, "ENDPOINT_NOT_FOUND", False),
+        (401, "UNAUTHENTICATED", False),
+        (429, "REQUEST_LIMIT_EXCEEDED", False),
+        (500, "INTERNAL_ERROR", False),
+        (503, "TEMPORARILY_UNAVAILABLE", False),
+    ],
+)
+def test_what_cannot_help_is_not_tried_again(status: int, code: str, refused: bool) -> None:
+    assert is_refusal(status, code) is refused

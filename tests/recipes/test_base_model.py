@@ -1,0 +1,50 @@
+"""Base models are pinned by hash, and what can't be resolved is refused in one line before anything is stored."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.base_model import folder_digest, resolve
+from recipes.schema import BadConfiguration, BaseModelRef, StoreAddress
+from recipes.store import Store
+from tests.recipes.tiny_model import make_tiny_model
+
+SOME_HASH = "0" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    buckets = {"datasets": "d", "checkpoints": "c", "models": "m"}
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "tiny")
+
+
+def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path: Path) -> None:
+    reference = BaseModelRef(uri=folder.as_uri(), sha256=folder_digest(folder))
+    first = resolve(reference, store, tmp_path)
+    (folder / "config.json").unlink()  # it is not needed a second time
+    assert resolve(reference, store, tmp_path) == first
+    assert (store.fetch(first, tmp_path) / "model.safetensors").is_file()
+
+
+def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=f"has SHA-256 {folder_digest(folder)}, the recipe pins {SOME_HASH}"):
+        resolve(BaseModelRef(uri=folder.as_uri(), sha256=SOME_HASH), store, tmp_path)
+    assert not store.exists(f"s3://hanzo-models/base/{SOME_HASH}")
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("file:///nowhere/at-all", "unknown base model file:///nowhere/at-all: no config.json"),
+        ("ftp://somewhere/model", "use pypi://PACKAGE or file:///FOLDER"),
+        ("SmolLM2", "use pypi://PACKAGE or file:///FOLDER"),
+    ],
+)
+def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=reason):
+        resolve(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)

@@ -1,0 +1,392 @@
+"""Checkpoints: half a one never counts, a broken one falls back and says so, a lost machine loses nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recipes.checkpoints import Checkpoints, broken
+from recipes.schema import Job, Program, StoreAddress
+from recipes.store import MANIFEST, Store
+
+ROOT = Path(__file__).resolve().parents[2]
+URI = "s3://hanzo-ml/checkpoints/run-1"
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+FILES = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments" * 70, "rng/state.bin": b"\0\1\2" * 9}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+
+
+def opened(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
+    return Checkpoints(tmp_path / "local", store, URI, keep_last)
+
+
+def content(step: int, name: str) -> bytes:
+    return f"{step} ".encode() + FILES[name]
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        with checkpoints.writing(step) as folder:
+            for name in FILES:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_bytes(content(step, name))
+    checkpoints.wait()
+
+
+def assert_whole(found: tuple[int, Path] | None, step: int) -> None:
+    assert found is not None
+    assert found[0] == step
+    assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
+    assert broken(found[1]) is None
+
+
+def stored(store: Store, step: int, name: str) -> Path:
+    path = store.local_path(f"{URI}/{step}/{name}")
+    assert path is not None
+    return path
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def test_the_newest_checkpoint_is_the_latest(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    assert checkpoints.latest() is None
+    save(checkpoints, 9, 10)
+    assert_whole(opened(store, tmp_path).latest(), 10)
+
+
+def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    with pytest.raises(RuntimeError, match="halfway"), checkpoints.writing(2) as folder:
+        (folder / "adapter_model.safetensors").write_bytes(b"half")
+        raise RuntimeError("halfway")
+    checkpoints.wait()
+    assert [path.name for path in (tmp_path / "local").iterdir()] == ["1"]
+    assert checkpoints.stored_steps() == [1]
+    assert_whole(opened(store, tmp_path).latest(), 1)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from recipes.checkpoints import Checkpoints
+from recipes.schema import StoreAddress
+from recipes.store import Store
+store = Store(StoreAddress.model_validate_json(sys.argv[2]))
+checkpoints = Checkpoints(Path(sys.argv[1]), store, sys.argv[3], 3)
+with checkpoints.writing(2) as folder:
+    (folder / "adapter_model.safetensors").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_while_writing_leaves_no_checkpoint_and_the_step_can_be_written_again(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    arguments = [str(tmp_path / "local"), store.address.model_dump_json(), URI]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    resumed = opened(store, tmp_path)
+    assert_whole(resumed.latest(), 1)
+    save(resumed, 2)
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
+
+
+def test_a_step_that_is_written_again_replaces_what_was_there(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    with checkpoints.writing(2) as folder:
+        (folder / "old.bin").write_bytes(b"of another attempt")
+    save(checkpoints, 2)
+    found = checkpoints.latest()
+    assert_whole(found, 2)
+    assert found is not None and not (found[1] / "old.bin").exists()
+
+
+DAMAGE = {
+    "truncated": lambda folder: os.truncate(folder / "optimizer.pt", 20),
+    "empty file": lambda folder: os.truncate(folder / "adapter_model.safetensors", 0),
+    "a bit flipped": lambda folder: flip(folder / "adapter_model.safetensors", 77),
+    "a bit flipped deep down": lambda folder: flip(folder / "rng/state.bin", 3),
+    "a file gone": lambda folder: (folder / "optimizer.pt").unlink(),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
+    "the manifest of another step": lambda folder: shutil.copy(folder.parent / "1" / MANIFEST, folder / MANIFEST),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_newest_checkpoint_falls_back_and_says_so(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](tmp_path / "local" / "2")
+    store.delete(f"{URI}/2")  # the upload was not done yet
+    capsys.readouterr()
+    assert_whole(opened(store, tmp_path).latest(), 1)
+    said = capsys.readouterr().out
+    assert "checkpoint 2" in said and "falling back" in said
+    assert opened(store, tmp_path).local_steps() == [1]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_local_checkpoint_is_restored_from_its_upload(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](tmp_path / "local" / "2")
+    capsys.readouterr()
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    assert "checkpoint 2 restored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_upload_falls_back_to_the_one_before_and_says_so(
+    store: Store, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    DAMAGE[damage](stored(store, 2, MANIFEST).parent)
+    shutil.rmtree(tmp_path / "local")
+    capsys.readouterr()
+    found = opened(store, tmp_path).latest()
+    assert_whole(found, 1)
+    if damage not in ("no manifest", "half a manifest"):  # without one there is no upload, so nothing to say
+        assert "uploaded checkpoint 2 is broken" in capsys.readouterr().out
+
+
+@given(bit=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_flipped_bit_of_a_manifest_loses_no_more_than_its_checkpoint(store: Store, tmp_path: Path, bit: int) -> None:
+    shutil.rmtree(tmp_path / "local", ignore_errors=True)
+    save(opened(store, tmp_path), 1, 2)
+    store.delete(f"{URI}/2")
+    flip(tmp_path / "local" / "2" / MANIFEST, bit)
+    found = opened(store, tmp_path).latest()
+    assert found is not None
+    step = found[0]
+    assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
+
+
+def test_a_machine_without_the_local_folder_restores_the_latest(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1, 2, 3)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path).latest(), 3)
+
+
+class Remote(Store):
+    """A store that is not on this machine: everything goes through its downloads."""
+
+    def local_path(self, uri: str) -> Path | None:
+        return None
+
+
+def test_a_download_restores_the_latest_and_a_spoiled_cache_does_not_stay_spoiled(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1, 2)
+    remote = Remote(store.address)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(remote, tmp_path).latest(), 2)
+    # The disk damages both what was restored and what was downloaded; the store still has the checkpoint.
+    for path in [*(tmp_path / "local").rglob("optimizer.pt")]:
+        flip(path, 100)
+    assert_whole(opened(remote, tmp_path).latest(), 2)
+
+
+def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path, keep_last=2)
+    save(checkpoints, 8, 9, 10, 11)
+    assert checkpoints.local_steps() == [11, 10]
+    assert checkpoints.stored_steps() == [11, 10]
+    assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"10", "11"}
+
+
+def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tmp_path: Path) -> None:
+    save(Checkpoints(tmp_path / "other", store, f"{URI}1", 3), 1)
+    save(opened(store, tmp_path, keep_last=1), 1, 2, 3)
+    assert Checkpoints(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
+
+
+def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1)
+    for name in FILES:  # everything but the manifest arrived
+        store.put_bytes(f"{URI}/2/{name}", content(2, name))
+    shutil.rmtree(tmp_path / "local")
+    checkpoints = opened(store, tmp_path)
+    assert checkpoints.stored_steps() == [1]
+    assert_whole(checkpoints.latest(), 1)
+
+
+class Slow(Store):
+    """A store whose files arrive when the test says so."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        super().__init__(address)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        self.reached.set()
+        assert self.go_on.wait(60)
+
+
+def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(store: Store, tmp_path: Path) -> None:
+    slow = Slow(store.address)
+    checkpoints = opened(slow, tmp_path)
+    with checkpoints.writing(1) as folder:
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    assert slow.reached.wait(60)
+    assert checkpoints.stored_steps() == []
+    slow.go_on.set()
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [1]
+
+
+def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(store: Store, tmp_path: Path) -> None:
+    """Files without a manifest are invisible, so nobody would ever delete them."""
+    slow = Slow(store.address)
+    checkpoints = opened(slow, tmp_path, keep_last=1)
+    for step in (1, 2):
+        with checkpoints.writing(step) as folder:
+            for name in ("a.bin", "b.bin"):
+                (folder / name).write_bytes(name.encode())
+        assert slow.reached.wait(60)
+    slow.go_on.set()
+    checkpoints.wait()
+    assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"2"}
+
+
+class Flaky(Store):
+    """A store that fails once, on the first file of one step."""
+
+    def __init__(self, address: StoreAddress, step: int) -> None:
+        super().__init__(address)
+        self._fails_on = f"{URI}/{step}/"
+
+    def put_file(self, uri: str, path: Path) -> None:
+        if uri.startswith(self._fails_on):
+            self._fails_on = "nothing any more"
+            raise ConnectionError("the store did not answer")
+        super().put_file(uri, path)
+
+
+def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(store: Store, tmp_path: Path) -> None:
+    """At the end of training everything that should be in the store is there: the network's one bad second is over."""
+    checkpoints = opened(Flaky(store.address, step=1), tmp_path)
+    save(checkpoints, 1, 2)
+    assert checkpoints.stored_steps()[0] == 2
+
+
+def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path, keep_last=1), 8)
+    os.truncate(stored(store, 8, "optimizer.pt"), 5)
+    os.truncate(tmp_path / "local" / "8" / "optimizer.pt", 5)
+    resumed = opened(store, tmp_path, keep_last=1)
+    assert resumed.latest() is None
+    save(resumed, 6)  # asked to stop before it was at 8 again
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path, keep_last=1).latest(), 6)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from recipes.checkpoints import Checkpoints
+from recipes.runner import main
+from recipes.schema import Result
+
+def program(job, store, work):
+    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], 3)
+    with checkpoints.writing(1) as folder:
+        (folder / "weights.bin").write_bytes(b"x" * 1000)
+    checkpoints.wait()
+    if sys.argv[2] == "limited":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+    with checkpoints.writing(2) as folder:
+        how = job.parameters["how"]
+        if how == "file":
+            (folder / "weights.bin").write_bytes(b"x" * 4_000_000)
+        elif how == "safetensors":
+            import numpy
+            from safetensors.numpy import save_file
+            save_file({"weights": numpy.ones(1_000_000, dtype="float32")}, folder / "weights.safetensors")
+        elif how == "torch":
+            import torch
+            torch.save({"weights": torch.ones(1_000_000)}, folder / "optimizer.pt")
+    return Result(work_digest=job.work_digest)
+
+main(program)
+"""
+IN_A_SMALL_DISK = """
+mount -t tmpfs -o size=1m tmpfs "$1" || exit 99
+"$2" -c "$3" "$4" mounted
+code=$?
+cp -r "$1"/. "$5"
+exit $code
+"""
+
+
+def run_on_a_full_disk(job: Job, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run FULL_DISK with a work folder of 1 MB; where nobody may mount one, with files of at most 500 kB."""
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    disk, kept = Path(job.work_dir), tmp_path / "kept"
+    disk.mkdir()
+    kept.mkdir()
+    if shutil.which("unshare"):
+        script = [
+            "sh",
+            "-c",
+            IN_A_SMALL_DISK,
+            "sh",
+            str(disk),
+            sys.executable,
+            FULL_DISK,
+            str(tmp_path / "job.json"),
+            str(kept),
+        ]
+        done = subprocess.run(["unshare", "-rm", *script], cwd=ROOT, capture_output=True, text=True, check=False)
+        if (kept / "checkpoints").is_dir():
+            return done
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "job.json"), "limited"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    shutil.copytree(disk, kept, dirs_exist_ok=True)
+    return done
+
+
+@pytest.mark.parametrize("how", ["file", "safetensors", "torch"])
+def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: Store, tmp_path: Path, how: str) -> None:
+    """Written by the libraries that the trainer uses; each has its own error for a disk that is full."""
+    job = Job(
+        id="full",
+        program=Program.TRAIN,
+        parameters={"how": how},
+        outputs={"checkpoints": URI},
+        result_uri="s3://hanzo-ml/runs/full/train.json",
+        store=store.address,
+        work_dir=str(tmp_path / "disk"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    done = run_on_a_full_disk(job, tmp_path)
+    assert done.returncode == 1, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "free some space" in errors[0], done.stderr
+    assert json.loads((tmp_path / "kept" / "exit.json").read_text())["message"] == errors[0].removeprefix("error: ")
+    checkpoints = Checkpoints(tmp_path / "kept" / "checkpoints", store, URI, 3)
+    assert checkpoints.local_steps() == checkpoints.stored_steps() == [1]
+    found = checkpoints.latest()
+    assert found is not None and (found[1] / "weights.bin").read_bytes() == b"x" * 1000

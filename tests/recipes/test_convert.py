@@ -1,0 +1,198 @@
+"""The program `convert`: what it makes, that it makes it again, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+import recipes.convert
+from recipes.convert import convert
+from recipes.schema import Artifact, BadConfiguration, Job, Program, Recipe, Result, StoreAddress
+from recipes.store import BrokenArtifact, Store
+from tests.recipes.llama_cpp import LlamaCpp
+from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "tiny",
+        "description": "a test",
+        "base_model": {"uri": "file:///tiny", "sha256": "0" * 64},
+        "lora_target_modules": ["q_proj"],
+        "learning_rate": 1e-3,
+        "batch_size": 1,
+        "max_steps": 1,
+        "sequence_length": 8,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `base` and its `adapter`."""
+    folder = tmp_path_factory.mktemp("made")
+    make_tiny_adapter(make_tiny_model(folder / "base"), folder / "adapter")
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+    return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets))
+
+
+def job_for(store: Store, tmp_path: Path, base: Path, adapter: Path, dtype: str = "bfloat16") -> Job:
+    inputs = {
+        "base": store.publish(base, "s3://hanzo-models/base/tiny", "base"),
+        "adapter": store.publish(adapter, "s3://hanzo-ml/checkpoints/run-1/step-1", "checkpoint"),
+    }
+    return Job(
+        id="convert-1",
+        program=Program.CONVERT,
+        inputs=inputs,
+        parameters={
+            "recipe": RECIPE.model_copy(update={"base_dtype": dtype}).model_dump(mode="json"),
+            "quantization": "F16",
+        },
+        outputs={"merged": "s3://hanzo-models/tiny/merged", "gguf": "s3://hanzo-models/tiny/gguf"},
+        store=store.address,
+        work_dir=str(tmp_path / "work"),
+        cache_dir=str(tmp_path / "cache"),
+        result_uri="s3://hanzo-ml/runs/run-1/convert/result.json",
+    )
+
+
+def run(job: Job, store: Store) -> Result:
+    work = Path(job.work_dir)
+    work.mkdir(parents=True, exist_ok=True)
+    return convert(job, store, work)
+
+
+def file_in(store: Store, artifact: Artifact, name: str) -> Path:
+    folder = store.local_path(artifact.uri)
+    assert folder is not None
+    return folder / name
+
+
+def test_the_served_file_answers_as_base_plus_adapter(made: Path, store: Store, tmp_path: Path) -> None:
+    job = job_for(store, tmp_path, made / "base", made / "adapter")
+    result = run(job, store)
+    merged, gguf = result.artifacts["merged"], result.artifacts["gguf"]
+    assert store.manifest(merged).inputs == {role: job.inputs[role].digest for role in ("adapter", "base")}
+    assert store.manifest(gguf).inputs == {"merged": merged.digest}
+    assert store.manifest(gguf).facts == {"quantization": "F16"}
+
+    tokens = Tokenizer.from_file(str(made / "base/tokenizer.json")).encode("The harbour is called").ids
+    base = AutoModelForCausalLM.from_pretrained(made / "base", dtype=torch.float32)
+    with torch.inference_mode():
+        untuned = torch.log_softmax(base(torch.tensor([tokens])).logits[0, -1], -1)
+        tuned_model = PeftModel.from_pretrained(base, str(made / "adapter"))
+        tuned = torch.log_softmax(tuned_model(torch.tensor([tokens])).logits[0, -1], -1)
+    found = LlamaCpp(file_in(store, gguf, "model.gguf")).next_logprobs(tokens, len(tuned))
+    served = torch.tensor([found[token] for token in range(len(tuned))])
+    assert (tuned.exp() * (tuned - served)).sum() < 1e-3
+    assert (tuned.exp() * (tuned - untuned)).sum() > 1e-2, "the adapter of this test changes nothing"
+
+
+def test_merged_folder_is_complete_and_names_no_path(made: Path, store: Store, tmp_path: Path) -> None:
+    result = run(job_for(store, tmp_path, made / "base", made / "adapter"), store)
+    merged = store.fetch(result.artifacts["merged"], tmp_path)
+    config = json.loads((merged / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50_000.0
+    assert str(tmp_path) not in (merged / "config.json").read_text()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (merged / name).read_bytes() == (made / "base" / name).read_bytes()
+    assert {tensor.dtype for tensor in load_file(merged / "model.safetensors").values()} == {torch.bfloat16}
+    assert not result.metrics
+    assert {"seconds_merge", "seconds_export"} <= result.facts.keys()
+
+
+def test_a_run_after_a_kill_gives_the_same_digests(
+    made: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_for(store, tmp_path, made / "base", made / "adapter")
+    work = Path(job.work_dir)
+    (work / "merged").mkdir(parents=True)
+    (work / "merged" / "other.safetensors.index.json").write_bytes(b"half of it")
+    (work / "gguf").mkdir()
+    (work / "gguf" / "older.gguf").write_bytes(b"half of it")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes.convert, "export_gguf", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(job, store)
+    first = run(job, store).artifacts
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    elsewhere = job.model_copy(update={"work_dir": str(tmp_path / "another machine")})
+    again = run(elsewhere, store).artifacts
+    torch.set_num_threads(threads)
+    assert first == again
+    store.fetch(again["gguf"], tmp_path)
+    assert [record.path for record in store.manifest(first["gguf"]).files] == ["model.gguf"]
+
+
+def test_a_corrupted_adapter_is_refused_by_its_checksum(made: Path, store: Store, tmp_path: Path) -> None:
+    job = job_for(store, tmp_path, made / "base", made / "adapter")
+    weights = file_in(store, job.inputs["adapter"], "adapter_model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(BrokenArtifact, match=r"adapter_model\.safetensors has SHA-256"):
+        run(job, store)
+    assert store.list("s3://hanzo-models/tiny") == []
+
+
+@pytest.mark.parametrize(("value", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite")])
+def test_weights_that_are_not_finite_are_never_published(
+    made: Path, store: Store, tmp_path: Path, value: float, reason: str
+) -> None:
+    adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    next(iter(weights.values()))[0, 0] = value
+    save_file(weights, adapter / "adapter_model.safetensors")
+    with pytest.raises(BadConfiguration, match=reason) as refusal:
+        run(job_for(store, tmp_path, made / "base", adapter), store)
+    assert "\n" not in str(refusal.value)
+    assert store.list("s3://hanzo-models/tiny") == []
+
+
+def test_an_overflow_of_the_stored_type_is_refused(made: Path, store: Store, tmp_path: Path) -> None:
+    adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    for name, tensor in weights.items():
+        if "layers.0.mlp.up_proj" in name:
+            tensor *= 3e3  # finite in float32 and bfloat16, past the end of float16
+    save_file(weights, adapter / "adapter_model.safetensors")
+    with pytest.raises(BadConfiguration, match="not finite"):
+        run(job_for(store, tmp_path, made / "base", adapter, dtype="float16"), store)
+
+
+def test_an_adapter_that_lacks_a_layer_is_refused(made: Path, store: Store, tmp_path: Path) -> None:
+    adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    weights.pop(next(iter(weights)))
+    save_file(weights, adapter / "adapter_model.safetensors")
+    with pytest.raises(BadConfiguration, match="not an adapter of this base model"):
+        run(job_for(store, tmp_path, made / "base", adapter), store)
+
+
+def test_pickled_weights_are_refused(made: Path, store: Store, tmp_path: Path) -> None:
+    adapter = shutil.copytree(made / "adapter", tmp_path / "adapter")
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(BadConfiguration, match=r"holds no adapter_model\.safetensors"):
+        run(job_for(store, tmp_path, made / "base", adapter), store)
+
+
+def test_a_missing_input_is_named(made: Path, store: Store, tmp_path: Path) -> None:
+    job = job_for(store, tmp_path, made / "base", made / "adapter")
+    with pytest.raises(BadConfiguration, match="the input 'base' is missing"):
+        run(job.model_copy(update={"inputs": {"adapter": job.inputs["adapter"]}}), store)

@@ -1,0 +1,158 @@
+"""Splitting: the same everywhere, nothing lost, nothing leaked, groups spread, too little data refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipes.prepare import SPLITS, leaked, prepare, split
+from recipes.records import normalize, read_records, write_json_lines
+from recipes.schema import BadConfiguration, Job, PrepareParameters, Program, Result, StoreAddress
+from recipes.store import Store
+
+WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]
+instructions = st.lists(st.sampled_from([*WORDS, *(word.upper() for word in WORDS)]), min_size=1, max_size=4).map(" ".join)
+rows_of_data = st.lists(
+    st.builds(
+        lambda text, mark, answer: {"instruction": text + mark, "answer": answer},
+        instructions,
+        st.sampled_from(["", "?", " !", "..."]),
+        st.sampled_from(["yes", "no"]),
+    ),
+    max_size=40,
+)
+
+
+def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"instruction": f"Question {n}?", "answer": f"Answer {n}.", **more} for n in range(count)]
+
+
+def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(json.dumps(row, sort_keys=True) for row in rows)
+
+
+@given(rows_of_data, st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[str, Any]], seed: int) -> None:
+    parameters = PrepareParameters(seed=seed, validation=0.2, test=0.2)
+    try:
+        splits = split(rows, parameters)
+    except BadConfiguration:
+        assert len({normalize(row["instruction"]) for row in rows}) < 5
+        return
+    assert frozen([row for name in SPLITS for row in splits[name]]) == frozen(rows)
+    questions = [{normalize(row["instruction"]) for row in splits[name]} for name in SPLITS]
+    assert all(questions)
+    assert sum(map(len, questions)) == len(set.union(*questions))
+    assert leaked(splits) == 0
+
+
+def test_capitals_and_punctuation_do_not_make_another_question() -> None:
+    rows = numbered(40) + [{"instruction": f"  question, {n}!", "answer": "again"} for n in range(40)]
+    splits = split(rows, PrepareParameters())
+    for name in SPLITS:
+        count = Counter(normalize(row["instruction"]) for row in splits[name])
+        assert set(count.values()) == {2}
+
+
+def test_a_leak_would_be_counted() -> None:
+    splits = {"train": numbered(3), "validation": [], "test": [{"instruction": "QUESTION 1", "answer": "x"}]}
+    assert leaked(splits) == 1
+
+
+def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
+    rows = numbered(60)
+    assert split(rows, PrepareParameters(seed=1)) == split(list(rows), PrepareParameters(seed=1))
+    assert split(rows, PrepareParameters(seed=1)) != split(rows, PrepareParameters(seed=2))
+
+
+def test_the_shares_are_those_that_were_asked_for() -> None:
+    splits = split(numbered(200), PrepareParameters(validation=0.05, test=0.2))
+    assert {name: len(splits[name]) for name in SPLITS} == {"train": 150, "validation": 10, "test": 40}
+
+
+def test_groups_are_spread_over_the_splits() -> None:
+    rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n % 4}"} for n in range(80)]
+    splits = split(rows, PrepareParameters(validation=0.1, test=0.1, group_by="fact"))
+    for name, each in (("test", 2), ("validation", 2), ("train", 16)):
+        assert Counter(row["fact"] for row in splits[name]) == {f"fact {n}": each for n in range(4)}
+
+
+def test_a_group_with_two_questions_keeps_one_for_training() -> None:
+    rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n // 2}"} for n in range(40)]
+    splits = split(rows, PrepareParameters(validation=0.25, test=0.25, group_by="fact"))
+    assert len({row["fact"] for row in splits["train"]}) == 20
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_too_few_records_are_refused_by_number(count: int) -> None:
+    with pytest.raises(BadConfiguration, match=rf"^{count} distinct records are too few: the \w+ split would be empty"):
+        split(numbered(count), PrepareParameters(validation=0.1, test=0.1))
+
+
+def test_equal_questions_do_not_count_as_many_records() -> None:
+    rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
+    with pytest.raises(BadConfiguration, match=r"^1 distinct records are too few"):
+        split(rows, PrepareParameters())
+
+
+class Place:
+    """A store with one dataset in it, in a folder of its own."""
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+        buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+        self.folder = folder
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=buckets))
+        raw = folder / "raw"
+        raw.mkdir(parents=True)
+        write_json_lines(raw / "records.jsonl", rows)
+        self.dataset = self.store.publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")
+
+    def run(self, seed: int = 42) -> Result:
+        job = Job(
+            id="split",
+            program=Program.PREPARE,
+            inputs={"dataset": self.dataset},
+            parameters=PrepareParameters(seed=seed).model_dump(mode="json"),
+            outputs={name: f"s3://hanzo-ml/datasets/d/1/splits/{name}" for name in SPLITS},
+            result_uri="s3://hanzo-ml/datasets/d/1/splits/result.json",
+            store=self.store.address,
+            work_dir=str(self.folder / "work"),
+            cache_dir=str(self.folder / "cache"),
+        )
+        return prepare(job, self.store, self.folder / "work")
+
+
+def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:
+    first, second = (Place(tmp_path / name, numbered(50)).run() for name in ("here", "there"))
+    assert {role: artifact.digest for role, artifact in first.artifacts.items()} == {
+        role: artifact.digest for role, artifact in second.artifacts.items()
+    }
+    assert first == second
+
+
+def test_the_published_splits_name_their_dataset_and_hold_what_was_counted(tmp_path: Path) -> None:
+    place = Place(tmp_path, numbered(50))
+    result = place.run()
+    for name in SPLITS:
+        manifest = place.store.manifest(result.artifacts[name])
+        records = read_records(place.store.fetch(result.artifacts[name], tmp_path / "cache"))
+        assert manifest.inputs == {"dataset": place.dataset.digest}
+        assert len(records) == result.metrics[name] == manifest.facts["num_records"]
+    assert sum(result.metrics.values()) == 50
+    assert result.facts["leaked"] == 0
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_text_with_a_rare_line_separator_stays_one_record(tmp_path: Path, separator: str) -> None:
+    """Only `\\n` ends a JSON line; text from the web holds the others."""
+    rows = [{"instruction": f"Line{separator}break {n}?", "answer": f"One{separator}answer."} for n in range(30)]
+    place = Place(tmp_path, rows)
+    result = place.run()
+    records = [r for a in result.artifacts.values() for r in read_records(place.store.fetch(a, tmp_path / "cache"))]
+    assert len(records) == 30
+    assert {record.answer for record in records} == {f"One{separator}answer."}

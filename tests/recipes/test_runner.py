@@ -1,0 +1,110 @@
+"""How programs end: the exit code tells the supervisor what to do, `exit.json` and the last line say why."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.schema import Job, Program, Result, StoreAddress
+from recipes.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+RESULT = "s3://hanzo-ml/runs/r/result.json"
+HEAD = """
+import errno
+from recipes.runner import Preempted, main
+from recipes.schema import BadConfiguration, Result
+from recipes.store import BrokenArtifact
+
+def program(job, store, work):
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(
+        id="r",
+        program=Program.TRAIN,
+        result_uri=RESULT,
+        store=StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS),
+        work_dir=str(tmp_path / "deep" / "work"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+
+
+def run(job: Job, tmp_path: Path, *body: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    text = HEAD + "".join(f"    {line}\n" for line in body) + "main(program)\n"
+    command = [sys.executable, "-c", text, str(tmp_path / "job.json")]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def said(job: Job) -> dict[str, object]:
+    return dict(json.loads((Path(job.work_dir) / "exit.json").read_text()))
+
+
+def last_error(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job, tmp_path: Path) -> None:
+    done = run(job, tmp_path, "return Result(work_digest=job.work_digest, metrics={'steps': 3.0})")
+    assert done.returncode == 0, done.stderr
+    found = Result.model_validate_json(Store(job.store).get_bytes(RESULT))
+    assert found == Result(work_digest=job.work_digest, metrics={"steps": 3.0})
+    assert not (Path(job.work_dir) / "exit.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "line"),
+    [
+        ("raise BadConfiguration('unknown recipe: correct it')", 78, "error: unknown recipe: correct it"),
+        ("raise BrokenArtifact('s3://x has other bytes')", 78, "error: s3://x has other bytes"),
+        ("raise Preempted('checkpoint 3 holds everything')", 143, "error: preempted: checkpoint 3 holds everything"),
+        ("raise ValueError('first line\\n  second line')", 1, "error: ValueError: first line second line"),
+        ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
+        ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
+        ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
+        ("return {}['missing']", 1, "error: KeyError: 'missing'"),
+    ],
+)
+def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
+    job: Job, tmp_path: Path, statement: str, code: int, line: str
+) -> None:
+    done = run(job, tmp_path, statement)
+    assert done.returncode == code, done.stderr
+    assert last_error(done).startswith(line)
+    assert said(job) == {"code": code, "message": last_error(done).removeprefix("error: ")}
+    assert not Store(job.store).list("s3://hanzo-ml/runs/r")
+
+
+@pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')"])
+def test_an_end_that_was_foreseen_shows_nobody_a_traceback(job: Job, tmp_path: Path, error: str) -> None:
+    assert "Traceback" not in run(job, tmp_path, f"raise {error}").stderr
+
+
+def test_a_full_disk_shows_nobody_a_traceback(job: Job, tmp_path: Path) -> None:
+    done = run(job, tmp_path, "raise OSError(errno.ENOSPC, 'No space left on device', '/w')")
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_fault_that_nobody_foresaw_keeps_its_traceback_in_the_log(job: Job, tmp_path: Path) -> None:
+    assert "Traceback" in run(job, tmp_path, "return 1 / 0").stderr
+
+
+def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:
+    done = run(job, tmp_path, "import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -9
+    assert not (Path(job.work_dir) / "exit.json").exists()
+
+
+def test_a_result_that_cannot_be_stored_is_a_fault_and_not_a_success(job: Job, tmp_path: Path) -> None:
+    blocked = tmp_path / "objects"
+    blocked.write_text("a file where the store should be")
+    done = run(job, tmp_path, "return Result(work_digest=job.work_digest)")
+    assert done.returncode == 1
+    assert last_error(done).startswith("error: ")
+    assert said(job)["code"] == 1

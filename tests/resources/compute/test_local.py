@@ -1,0 +1,302 @@
+"""LocalCompute with real processes: one job is one process, whoever dies, and work that is done is not done again.
+
+Most jobs run a program of a few lines in the place of `prepare`; it stands on the real runner, so it starts, ends and fails
+as every program does. The last test runs the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.prepare import SPLITS
+from recipes.records import write_json_lines
+from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.store import Store
+from resources.compute.base import Follower, JobFailed, Observation, Phase
+from resources.compute.local import LocalCompute
+from resources.detached import PID, is_running
+
+ROOT = Path(__file__).resolve().parents[3]
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+PROGRAM = """
+import os, signal, sys, time
+from recipes.runner import Preempted, main, say
+from recipes.schema import BadConfiguration, Result
+
+def program(job, store, work):
+    with (work / "starts").open("a") as starts:
+        starts.write("start\\n")
+    say("begun")
+    do = job.parameters["do"]
+    if do == "bad":
+        raise BadConfiguration("no such thing: correct it")
+    if do == "fault":
+        raise ValueError("a fault")
+    if do == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "preempted once" and (work / "starts").read_text().count("start") == 1:
+        raise Preempted("checkpoint 1 holds everything")
+    if do == "term":
+        def leave(number, frame):
+            say("asked to stop")
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, leave)
+    while do in ("wait", "term") and not (work / "go").exists():
+        time.sleep(0.01)
+    say("finishing")
+    return Result(work_digest=job.work_digest, metrics={"starts": float((work / "starts").read_text().count("start"))})
+
+main(program)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose program `prepare` is PROGRAM; everything else of `recipes` is the real thing."""
+    package = tmp_path_factory.mktemp("source") / "recipes"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")
+    (package / "prepare.py").write_text(PROGRAM)
+    return package.parent
+
+
+@pytest.fixture
+def compute(source: Path) -> LocalCompute:
+    return LocalCompute(source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
+
+
+@pytest.fixture
+def job_that(tmp_path: Path) -> Callable[..., Job]:
+    def make(do: str, **changed: Any) -> Job:
+        job = Job(
+            id="job-1",
+            program=Program.PREPARE,
+            parameters={"do": do},
+            result_uri="s3://hanzo-ml/runs/job-1/result.json",
+            store=StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS),
+            work_dir=str(tmp_path / "work"),
+            cache_dir=str(tmp_path / "cache"),
+        )
+        return job.model_copy(update=changed)
+
+    return make
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.phases: list[Observation] = []
+        self.follower = Follower(self.lines.append, self.phases.append)
+
+
+def until(what: str, look: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def starts(job: Job) -> int:
+    path = Path(job.work_dir) / "starts"
+    return path.read_text().count("start") if path.is_file() else 0
+
+
+def go_on(job: Job) -> None:
+    (Path(job.work_dir) / "go").touch()
+
+
+def kill(job: Job) -> None:
+    os.kill(json.loads((Path(job.work_dir) / PID).read_text()), signal.SIGKILL)
+
+
+def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: LocalCompute, job_that: Any) -> None:
+    seen = Watcher()
+    result = compute.run(job_that("return"), seen.follower)
+    assert result.metrics == {"starts": 1.0}
+    assert [line.split(" ", 1)[1] for line in seen.lines] == ["begun", "finishing"]
+    assert seen.phases[-1].phase is Phase.SUCCEEDED
+
+
+def test_work_that_is_done_is_not_done_again_and_other_work_under_its_id_is(
+    compute: LocalCompute, job_that: Any, tmp_path: Path
+) -> None:
+    job = job_that("return")
+    first = compute.run(job, Watcher().follower)
+    again = Watcher()
+    assert compute.run(job_that("return", id="job-2", work_dir=str(tmp_path / "other")), again.follower) == first
+    assert starts(job) == 1 and not (tmp_path / "other").exists()
+    assert "was done before" in again.lines[0]
+    changed = job_that("return", parameters={"do": "return", "seed": 2})
+    assert compute.run(changed, Watcher().follower).work_digest == changed.work_digest != first.work_digest
+    assert starts(job) == 2
+
+
+def test_two_submissions_start_one_process(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("wait")
+    compute.submit(job)
+    compute.submit(job)
+    until("its start", lambda: starts(job))
+    compute.submit(job)
+    assert compute.observe(job) == Observation(Phase.RUNNING, 1)
+    go_on(job)
+    assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
+
+
+def test_a_submission_after_the_end_does_not_do_the_work_again(compute: LocalCompute, job_that: Any) -> None:
+    """A supervisor may look for the result just before the program that it follows ends, and submit just after."""
+    job = job_that("return")
+    compute.run(job, Watcher().follower)
+    compute.submit(job)
+    until("the end", lambda: not is_running(Path(job.work_dir)))
+    assert starts(job) == 1
+
+
+def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("wait")
+    compute.submit(job)
+    until("its start", lambda: starts(job) == 1)
+    kill(job)
+    until("its end", lambda: not is_running(Path(job.work_dir)))
+    assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed")
+    go_on(job)
+    assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
+
+
+def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_that: Any) -> None:
+    seen = Watcher()
+    assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
+    assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", 143) in seen.phases
+
+
+def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("die")
+    with pytest.raises(JobFailed, match="prepare job-1 failed after 3 attempts: killed"):
+        compute.run(job, Watcher().follower)
+    assert starts(job) == 3
+
+
+def test_bad_configuration_is_not_tried_again_and_keeps_its_words(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("bad")
+    with pytest.raises(BadConfiguration, match=r"^no such thing: correct it$"):
+        compute.run(job, Watcher().follower)
+    assert starts(job) == 1
+    assert compute.observe(job).phase is Phase.FAILED
+    assert starts(job) == 1
+
+
+def test_a_fault_of_the_program_is_not_tried_again(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("fault")
+    with pytest.raises(JobFailed, match="ValueError: a fault"):
+        compute.run(job, Watcher().follower)
+    assert starts(job) == 1
+
+
+def test_a_failed_job_can_be_run_again_once_its_cause_is_gone(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("bad")
+    with pytest.raises(BadConfiguration):
+        compute.run(job, Watcher().follower)
+    corrected = job_that("return")
+    assert compute.run(corrected, Watcher().follower).metrics == {"starts": 2.0}
+
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from recipes.schema import Job
+from resources.compute.base import Follower
+from resources.compute.local import LocalCompute
+compute = LocalCompute(source=Path(sys.argv[1]), poll_seconds=0.02)
+job = Job.model_validate_json(Path(sys.argv[2]).read_bytes())
+compute.run(job, Follower(lambda line: print(line, flush=True), lambda seen: None))
+"""
+
+
+def supervise(source: Path, job: Job, tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "given.json").write_text(job.model_dump_json())
+    command = [sys.executable, "-c", SUPERVISOR, str(source), str(tmp_path / "given.json")]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_supervisor_loses_nothing_and_the_next_one_attaches(
+    compute: LocalCompute, job_that: Any, source: Path, tmp_path: Path
+) -> None:
+    job = job_that("wait")
+    supervisor = supervise(source, job, tmp_path)
+    until("the program's start", lambda: starts(job))
+    supervisor.kill()
+    supervisor.wait()
+    assert is_running(Path(job.work_dir))
+    go_on(job)
+    seen = Watcher()
+    assert compute.run(job, seen.follower).metrics == {"starts": 1.0}
+    assert all(observation.attempt <= 1 for observation in seen.phases)
+
+
+def test_two_supervisors_follow_one_process(compute: LocalCompute, job_that: Any, source: Path, tmp_path: Path) -> None:
+    job = job_that("wait")
+    supervisors = [supervise(source, job, tmp_path) for _ in range(2)]
+    until("the program's start", lambda: starts(job))
+    go_on(job)
+    assert [supervisor.wait() for supervisor in supervisors] == [0, 0]
+    assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
+
+
+def test_an_exception_in_whoever_follows_ends_the_job_with_a_signal_that_it_can_hear(
+    compute: LocalCompute, job_that: Any
+) -> None:
+    """Dagster cancels a run so."""
+    job = job_that("term")
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compute.run(job, Follower(interrupt, lambda seen: None))
+    assert not is_running(Path(job.work_dir))
+    assert "asked to stop" in compute.log(job, 0)[0] or starts(job) == 1
+
+
+def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("return")
+    compute.run(job, Watcher().follower)
+    text, offset = compute.log(job, 0)
+    with (Path(job.work_dir) / "log.txt").open("a") as log:
+        log.write("half a li")
+    assert compute.log(job, offset) == ("", offset)
+    with (Path(job.work_dir) / "log.txt").open("a") as log:
+        log.write("ne\n")
+    assert compute.log(job, offset)[0] == "half a line\n"
+    assert text.count("\n") == 2
+
+
+def test_the_real_program_prepare_runs_and_its_result_is_used_again(tmp_path: Path) -> None:
+    address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_json_lines(raw / "records.jsonl", [{"instruction": f"Q {n}", "answer": f"A {n}"} for n in range(30)])
+    job = Job(
+        id="split",
+        program=Program.PREPARE,
+        inputs={"dataset": Store(address).publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")},
+        outputs={name: f"s3://hanzo-ml/datasets/d/1/splits/{name}" for name in SPLITS},
+        result_uri="s3://hanzo-ml/datasets/d/1/splits/result.json",
+        store=address,
+        work_dir=str(tmp_path / "work"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    compute = LocalCompute(source=ROOT, poll_seconds=0.05)
+    compute.submit(job)
+    kill(job)
+    result = compute.run(job, Watcher().follower)
+    assert result.metrics == {"train": 24.0, "validation": 3.0, "test": 3.0}
+    written = (tmp_path / "work" / "attempt.json").read_text()
+    assert isinstance(compute.run(job, Watcher().follower), Result)
+    assert (tmp_path / "work" / "attempt.json").read_text() == written

@@ -1,0 +1,207 @@
+"""Jobs: every change is one transaction with its event, repeating one changes nothing, what has ended stays ended."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.schema import Artifact
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.outbox import Event, read_after
+from resources.metadata.runs import Runs
+
+ADAPTER = Artifact(kind="adapter", uri="s3://hanzo-ml/runs/j/adapter", digest="a" * 64, size_bytes=7)
+EVALUATION = {"report": {"scores": {}}, "verdict": {"accepted": True, "reasons": []}}
+
+
+class House:
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(f"sqlite:///{folder}/metadata.db")
+        self.database.migrate()
+        self.jobs = Jobs(self.database)
+
+    def submit(self, id: str = "j", **more: Any) -> JobRecord:
+        config = {"name": "n", "model": "m", "recipe": "r"}
+        return self.jobs.submit(name="n", config=config, user="ann", organization="default", id=id, **more)
+
+    def complete(self, id: str = "j") -> None:
+        with self.database.write() as connection:
+            self.jobs.complete(connection, id, {"adapter": ADAPTER}, 1.5)
+
+    def events(self) -> list[Event]:
+        with self.database.read() as connection:
+            return read_after(connection, 0, limit=1000)
+
+    def types(self) -> list[str]:
+        return [event.type for event in self.events() if event.type.startswith(("job.", "evaluation."))]
+
+    def status(self, id: str = "j") -> tuple[str, str]:
+        """Of the job and of its tracking run."""
+        return self.jobs.read(id).status, Runs(self.database).get(id).status
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_a_submitted_job_is_queued_and_has_a_tracking_run_of_its_id(house: House) -> None:
+    job = house.submit()
+    assert (job.status, job.started_at, job.ended_at, job.reason, job.artifacts) == ("queued", None, None, "", {})
+    assert house.status() == ("queued", "queued")
+    assert house.jobs.submit(name="n", config={}, user="ann", organization="default").id != job.id
+
+
+def test_the_events_have_the_fields_of_the_specification(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    house.complete()
+    house.submit("k")
+    house.jobs.fail("k", "no room")
+    found = {event.type: event for event in house.events()}
+    assert {"job_id", "user_id", "config", "timestamp"} <= set(found["job.submitted"].payload)
+    assert found["job.submitted"].payload["config"]["recipe"] == "r"
+    assert {"job_id", "node_ids", "gpu_ids", "timestamp"} <= set(found["job.started"].payload)
+    assert {"job_id", "duration", "gpu_hours", "timestamp"} <= set(found["job.completed"].payload)
+    assert found["job.failed"].payload["error"] == "no room"
+    assert {event.topic for event in found.values() if event.type.startswith("job.")} == {"jobs"}
+    assert found["job.failed"].key == "k"
+
+
+def test_a_job_that_is_submitted_again_stays_as_it_is(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    again = house.submit()
+    assert again.status == "running"
+    assert house.types() == ["job.submitted", "job.started"]
+
+
+def test_a_supervisor_that_comes_back_does_not_start_the_job_again(house: House) -> None:
+    house.submit()
+    first = house.jobs.start("j")
+    assert house.jobs.start("j") == first
+    assert house.types() == ["job.submitted", "job.started"]
+
+
+def test_a_job_completes_once_with_what_it_made(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    house.complete()
+    before = house.jobs.read("j")
+    house.complete()
+    assert house.jobs.read("j") == before
+    assert before.artifact("adapter") == ADAPTER
+    assert house.status() == ("completed", "completed")
+    assert house.types() == ["job.submitted", "job.started", "job.completed"]
+
+
+def test_a_failed_job_says_why_and_a_later_failure_does_not_change_its_words(house: House) -> None:
+    house.submit()
+    house.jobs.fail("j", "no room")
+    house.jobs.fail("j", "another reason")
+    assert house.jobs.read("j").reason == "no room"
+    assert house.status() == ("failed", "failed")
+    assert house.types() == ["job.submitted", "job.failed"]
+
+
+def test_a_failed_job_may_run_again_and_then_has_no_reason_and_no_end(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    house.jobs.fail("j", "no room")
+    job = house.jobs.start("j")
+    assert (job.status, job.reason, job.ended_at) == ("running", "", None)
+    assert house.status() == ("running", "running")
+
+
+def test_completed_is_not_failed_afterwards(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    house.complete()
+    house.jobs.fail("j", "too late")
+    assert house.status() == ("completed", "completed")
+
+
+def test_a_cancelled_job_does_not_start_and_is_not_cancelled_twice(house: House) -> None:
+    house.submit()
+    assert house.jobs.cancel("j").status == "cancelled"
+    for change in (house.jobs.start, house.jobs.cancel):
+        with pytest.raises(HanzoError, match="cancelled"):
+            change("j")
+    assert house.status() == ("cancelled", "cancelled")
+    assert house.types() == ["job.submitted", "job.cancelled"]
+
+
+def test_a_cancelled_job_does_not_turn_into_a_completed_one(house: House) -> None:
+    """The program ended as the user cancelled: nobody evaluates, registers and exports what was cancelled."""
+    house.submit()
+    house.jobs.start("j")
+    house.jobs.cancel("j")
+    with suppress(HanzoError):
+        house.complete()
+    assert house.status() == ("cancelled", "cancelled")
+    assert "job.completed" not in house.types()
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    house.complete()
+    with pytest.raises(HanzoError, match="completed already"):
+        house.jobs.cancel("j")
+
+
+def test_a_job_that_its_supervisor_recorded_runs_at_once(house: House) -> None:
+    job = house.submit(status="running")
+    assert job.status == "running" and job.started_at is not None
+    assert house.status() == ("running", "running")
+
+
+def test_why_a_job_waits_is_said_while_it_is_queued_and_never_after(house: House) -> None:
+    house.submit()
+    house.jobs.wait_for("j", "waits for the splits")
+    assert house.jobs.read("j").reason == "waits for the splits"
+    house.jobs.start("j")
+    house.jobs.wait_for("j", "waits for the splits")
+    assert house.jobs.read("j").reason == ""
+
+
+def test_an_equal_evaluation_writes_no_second_event(house: House) -> None:
+    house.submit()
+    for _ in range(2):
+        with house.database.write() as connection:
+            house.jobs.set_evaluation(connection, "j", EVALUATION)
+    assert house.jobs.read("j").evaluation == EVALUATION
+    assert house.types().count("evaluation.completed") == 1
+
+
+def test_a_change_that_is_rolled_back_has_no_event(house: House) -> None:
+    house.submit()
+    house.jobs.start("j")
+    with pytest.raises(RuntimeError), house.database.write() as connection:
+        house.jobs.complete(connection, "j", {"adapter": ADAPTER}, 1.0)
+        raise RuntimeError
+    assert house.status() == ("running", "running")
+    assert house.types() == ["job.submitted", "job.started"]
+
+
+@pytest.mark.parametrize("change", ["read", "start", "cancel"])
+def test_an_unknown_job_is_not_found_by_name(house: House, change: str) -> None:
+    with pytest.raises(HanzoError, match="there is no job 'nobody'") as caught:
+        getattr(house.jobs, change)("nobody")
+    assert caught.value.code is ErrorCode.RESOURCE_DOES_NOT_EXIST
+
+
+def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House) -> None:
+    house.submit("first")
+    house.submit("second")
+    house.jobs.submit(name="n", config={}, user="u", organization="other", id="theirs")
+    house.jobs.start("first")
+    assert {job.id for job in house.jobs.list("default")} == {"first", "second"}
+    assert [job.id for job in house.jobs.list("default", "running")] == ["first"]
+    submitted = [job.submitted_at for job in house.jobs.list("default")]
+    assert submitted == sorted(submitted, reverse=True)
+    with pytest.raises(HanzoError, match="status 'runing' is unknown: use one of queued"):
+        house.jobs.list("default", "runing")

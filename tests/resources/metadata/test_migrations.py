@@ -1,0 +1,68 @@
+"""Migrations make exactly the tables that the code knows, once, and whoever comes second finds them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect
+
+from resources.metadata.database import Database
+from resources.metadata.tables import schema
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_migrations_make_the_tables_of_the_code(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/new/folder/metadata.db")
+    database.migrate()
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "render_as_batch": True})
+        assert compare_metadata(context, schema) == []
+
+
+def test_the_migrated_database_is_the_one_that_the_code_would_create(tmp_path: Path) -> None:
+    """What the comparison of Alembic leaves out: primary keys and unique constraints, which the guarantees stand on."""
+    migrated, created = (Database(f"sqlite:///{tmp_path}/{name}.db") for name in ("migrated", "created"))
+    migrated.migrate()
+    with created.write() as connection:
+        schema.create_all(connection)
+    with migrated.read() as left, created.read() as right:
+        found, wanted = inspect(left), inspect(right)
+        assert set(wanted.get_table_names()) == set(found.get_table_names()) - {"alembic_version"}
+        for table in schema.tables:
+            assert (
+                found.get_pk_constraint(table)["constrained_columns"]
+                == (wanted.get_pk_constraint(table)["constrained_columns"])
+            )
+            uniques = [
+                sorted(sorted(constraint["column_names"]) for constraint in inspector.get_unique_constraints(table))
+                for inspector in (found, wanted)
+            ]
+            assert uniques[0] == uniques[1], table
+            nullable = [{c["name"]: c["nullable"] for c in inspector.get_columns(table)} for inspector in (found, wanted)]
+            assert nullable[0] == nullable[1], table
+
+
+def test_migrating_again_changes_nothing(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/metadata.db")
+    database.migrate()
+    with database.write() as connection:
+        connection.exec_driver_sql("INSERT INTO artifacts VALUES ('d', 'k', 'u', 1, 1)")
+    database.migrate()
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
+
+
+def test_processes_that_migrate_at_once_all_succeed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/metadata.db"
+    text = (
+        "import sys; from resources.metadata.database import Database; sys.stdin.readline(); Database(sys.argv[1]).migrate()"
+    )
+    command = [sys.executable, "-c", text, url]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    ended = [(process.communicate("go\n")[1], process.returncode) for process in processes]
+    assert [code for _, code in ended] == [0, 0, 0], ended

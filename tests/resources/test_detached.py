@@ -1,0 +1,201 @@
+"""Detached processes: found by their lock, never two of one, and ended however their starter died."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resources.detached import LOG, PID, is_running, lock, send, start, stop, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); time.sleep(600)",
+]
+
+
+def until(what: str, look: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def begun(folder: Path) -> bool:
+    return (folder / LOG).is_file() and "begun" in (folder / LOG).read_text()
+
+
+def launch(folder: Path, command: list[str]) -> bool:
+    """Start the command unless one runs. Returns whether it did."""
+    with lock(folder) as descriptor:
+        if descriptor is not None:
+            start(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})
+        return descriptor is not None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    if is_running(tmp_path) and (tmp_path / PID).is_file():
+        os.killpg(json.loads((tmp_path / PID).read_text()), signal.SIGKILL)
+
+
+def test_nothing_runs_in_a_fresh_folder(folder: Path) -> None:
+    assert not is_running(folder)
+    assert list(folder.iterdir()) == []
+    stop(folder, 1)
+
+
+def test_a_process_is_running_from_its_start_to_its_last_breath(folder: Path) -> None:
+    assert launch(folder, WAITS)
+    assert is_running(folder)
+    os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+    until("its end", lambda: not is_running(folder))
+
+
+def test_a_second_start_does_not_start_a_second_one(folder: Path) -> None:
+    assert launch(folder, WAITS)
+    first = (folder / PID).read_text()
+    assert not launch(folder, WAITS)
+    assert (folder / PID).read_text() == first
+
+
+def test_many_starters_at_once_start_one(folder: Path) -> None:
+    text = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from tests.resources.test_detached import launch, WAITS; print(launch(Path(sys.argv[1]), WAITS))"
+    )
+    command = [sys.executable, "-c", text, str(folder), str(ROOT)]
+    starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = [starter.communicate()[0].strip() for starter in starters]
+    assert sorted(answers) == ["False", "False", "False", "True"]
+
+
+def test_a_process_outlives_its_starter_and_is_found_by_another(folder: Path) -> None:
+    text = (
+        "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from tests.resources.test_detached import launch, WAITS; launch(Path(sys.argv[1]), WAITS);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", text, str(folder), str(ROOT)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    until("its first line", lambda: begun(folder))
+    assert is_running(folder)
+    stop(folder, 20)
+    assert not is_running(folder)
+
+
+DIES_BEFORE_IT_REMEMBERS = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from resources import detached
+from tests.resources.test_detached import WAITS, launch
+detached.write_json = lambda path, document: os.kill(os.getpid(), signal.SIGKILL)
+launch(Path(sys.argv[1]), WAITS)
+"""
+
+
+def test_a_process_whose_starter_died_before_it_wrote_the_process_id_can_be_ended(folder: Path) -> None:
+    """`kill -9` of the starter between starting and remembering: the lock tells that there is a process, but not which."""
+    subprocess.run([sys.executable, "-c", DIES_BEFORE_IT_REMEMBERS, str(folder), str(ROOT)], check=False)
+    until("its first line", lambda: begun(folder))
+    assert is_running(folder)
+    text = "import sys; from pathlib import Path; from resources.detached import stop; stop(Path(sys.argv[1]), 0.2)"
+    stopping = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT)
+    try:
+        stopping.wait(8)
+    except subprocess.TimeoutExpired:
+        stopping.kill()
+        stopping.wait()
+        kill_holders(folder / "lock")
+        pytest.fail("stop never came back: it waits for a process to which it never sends a signal")
+    assert not is_running(folder)
+
+
+def kill_holders(path: Path) -> None:
+    """End what has the file open, so that a failed test leaves nothing behind."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(fd.readlink() == path for fd in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def test_the_process_id_of_an_earlier_process_is_never_signalled(folder: Path) -> None:
+    """An innocent process has the number that is still in the file."""
+    innocent = subprocess.Popen(WAITS, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        write_json(folder / PID, innocent.pid)
+        stop(folder, 1)
+        send(folder, signal.SIGKILL)
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_a_stubborn_process_is_killed_when_the_grace_is_over(folder: Path) -> None:
+    launch(folder, STUBBORN)
+    until("its first line", lambda: begun(folder))
+    stop(folder, 0.2)
+    assert not is_running(folder)
+
+
+def test_the_children_get_the_signal_too(folder: Path) -> None:
+    child = "import time; print('begun', flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid); p.wait()"
+    launch(folder, [sys.executable, "-uc", parent])
+    until("the child's first line", lambda: begun(folder))
+    number = int(next(line for line in (folder / LOG).read_text().split() if line.isdigit()))
+    stop(folder, 20)
+    until("the child's end", lambda: state_of(number) == "Z")
+
+
+def state_of(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().split(")")[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def test_the_log_keeps_what_earlier_processes_wrote_and_the_environment_is_added(folder: Path) -> None:
+    speaks = [sys.executable, "-c", "import os; print('said', os.environ['ADDED'], 'PATH' in os.environ)"]
+    for _ in range(2):
+        assert launch(folder, speaks)
+        until("its end", lambda: not is_running(folder))
+    assert (folder / LOG).read_text() == "said yes True\n" * 2
+
+
+def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
+    """A monitor asks all the time whether a process runs; a starter that hears "somebody has it" starts nothing."""
+    (folder / "lock").touch()
+    text = "import sys; from pathlib import Path; from resources.detached import is_running\nprint('begun', flush=True)\n"
+    text += "while True: is_running(Path(sys.argv[1]))"
+    looking = subprocess.Popen([sys.executable, "-c", text, str(folder)], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert looking.stdout is not None and looking.stdout.readline() == b"begun\n"
+        refused = 0
+        for _ in range(20_000):
+            with lock(folder) as descriptor:
+                refused += descriptor is None
+        assert refused == 0
+    finally:
+        looking.kill()
+        looking.wait()
+
+
+def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
+    write_json(folder / "x.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(folder / "x.json", {"a": object()})
+    assert json.loads((folder / "x.json").read_text()) == {"a": 1}

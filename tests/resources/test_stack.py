@@ -1,0 +1,54 @@
+"""What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.schema import EXIT_BAD_CONFIGURATION
+from tests.api.server_process import REPOSITORY, free_port
+
+VARIABLES = (
+    "HANZO_ML_SERVER_PORT",
+    "HANZO_ML_ENGINE_PORT",
+    "HANZO_ML_DAGSTER_PORT",
+    "HANZO_ML_DAGSTER_CODE_SERVER_PORT",
+)
+
+
+def up(home: Path, ports: dict[str, int]) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+    variables = {name: str(port) for name, port in ports.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "resources.stack", "up"],
+        cwd=REPOSITORY,
+        env={**clean, **variables, "HANZO_ML_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_port_in_use_is_named_with_the_setting_that_moves_it(variable: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {name: free_port() for name in VARIABLES} | {variable: taken.getsockname()[1]}
+        done = up(home, ports)
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert done.stderr.count("\n") == 1
+    assert f"port {ports[variable]} for" in done.stderr
+    assert variable in done.stderr
+    assert not home.exists()
+
+
+def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    done = up(tmp_path / "home", {"HANZO_ML_SERVER_PROT": 1})
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert "HANZO_ML_SERVER_PROT" in done.stderr
+    assert not (tmp_path / "home").exists()

@@ -1,0 +1,388 @@
+"""What the sensors decide, on the real graph and a real database: once each, never again, and never past what waits."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definitions import definitions
+from recipes.schema import Artifact
+from resources.ingest import create_version
+from resources.metadata import deployments
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.registry import ModelVersion
+from sensors.deploy_promotions import deploy_promotions
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.split_new_versions import split_new_versions
+from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.resources.metadata.test_registry import artifact, registration
+
+MODEL, DATASET = "ellarin-assistant", "ellarin"
+SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", digest="c" * 64, size_bytes=1)
+
+
+@pytest.fixture(scope="module")
+def repository() -> dg.RepositoryDefinition:
+    return definitions().get_repository_def()
+
+
+class House:
+    def __init__(self, folder: Path, repository: dg.RepositoryDefinition) -> None:
+        self.plane = ControlPlane()
+        self.plane.database.migrate()
+        self.folder = folder
+        self.repository = repository
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.cursors: dict[str, str | None] = {}
+
+    def tick(self, sensor: dg.SensorDefinition) -> list[dg.RunRequest]:
+        """One look of a sensor, which goes on from where its last one ended."""
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursors.get(sensor.name),
+            repository_def=self.repository,
+            resources={"control_plane": self.plane},
+        )
+        result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        self.cursors[sensor.name] = result.cursor
+        self.asset_events = list(result.asset_events)
+        return list(result.run_requests or [])
+
+    def reset(self) -> None:
+        self.cursors = {}
+
+    def dataset(self, name: str = DATASET, *, split: bool = True, text: str = "") -> DatasetVersion:
+        raw = self.folder / f"{name}.jsonl"
+        raw.write_text(f'{{"instruction": "Who{text}?", "answer": "She."}}\n')
+        version, _ = create_version(
+            self.plane.database, self.plane.store, name=name, path=raw, user="u", organization="default"
+        )
+        if split:
+            self.split(version)
+        return version
+
+    def split(self, version: DatasetVersion) -> None:
+        with self.plane.database.write() as connection:
+            stored = {name: {"artifact": SPLIT.model_dump()} for name in ("train", "validation", "test")}
+            self.plane.datasets.set_splits(connection, version, stored)
+
+    def submit(self, id: str, model: str = MODEL, **config: Any) -> str:
+        self.plane.jobs.submit(
+            name=config.pop("name", model), config={"model": model, **config}, user="u", organization="default", id=id
+        )
+        return id
+
+    def complete(self, id: str) -> None:
+        self.plane.jobs.start(id)
+        with self.plane.database.write() as connection:
+            self.plane.jobs.complete(connection, id, {}, 1.0)
+
+    def register(self, run: str, name: str = MODEL, *, exported: bool = True) -> ModelVersion:
+        with self.plane.database.write() as connection:
+            version = self.plane.registry.register(connection, name, "default", registration(run), {})
+            if exported:
+                self.plane.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", version.version)})
+            return version
+
+    def promote(self, number: int, name: str = MODEL, stage: str = "production") -> int:
+        self.plane.registry.promote(name, number, stage, user="ann")
+        with self.plane.database.read() as connection:
+            return int(connection.exec_driver_sql("SELECT max(seq) FROM events").scalar() or 0)
+
+    def begin_deployment(self, number: int, promotion: int, status: str) -> None:
+        with self.plane.database.write() as connection:
+            row = deployments.begin(connection, name=MODEL, version=number, promotion=promotion, url="u", sha256="0" * 64)
+            if status == "serving":
+                deployments.succeed(connection, row)
+            elif status == "failed":
+                deployments.fail(connection, row, "no answer")
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.RepositoryDefinition) -> Iterator[House]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    house = House(tmp_path, repository)
+    with house.instance:
+        yield house
+    house.plane.database.close()
+
+
+def keys(request: dg.RunRequest) -> list[str]:
+    return [key.to_user_string() for key in request.asset_selection or []]
+
+
+# A dataset version is split.
+
+
+def test_a_new_version_is_split_once(house: House) -> None:
+    version = house.dataset(split=False)
+    (request,) = house.tick(split_new_versions)
+    assert keys(request) == [f"datasets/ellarin/{step}" for step in ("version", "train", "validation", "test")]
+    assert request.tags["hanzo_ml/dataset_version"] == "ellarin@1"
+    assert request.run_key == f"split-{version.id}"
+    assert house.tick(split_new_versions) == []
+
+
+def test_a_version_that_is_split_is_not_split_again_by_a_reset_cursor(house: House) -> None:
+    version = house.dataset(split=False)
+    (first,) = house.tick(split_new_versions)
+    house.reset()
+    (again,) = house.tick(split_new_versions)
+    assert again.run_key == first.run_key  # Dagster runs a key once
+    house.split(version)
+    house.reset()
+    assert house.tick(split_new_versions) == []
+
+
+def test_a_dataset_without_a_definition_is_split_in_the_sandbox(house: House) -> None:
+    house.dataset("uploaded", split=False)
+    (request,) = house.tick(split_new_versions)
+    assert keys(request)[1] == "datasets/sandbox/train"
+    assert request.tags["hanzo_ml/dataset_version"] == "uploaded@1"
+
+
+# A submitted job is started.
+
+
+def test_a_submitted_job_starts_once_in_the_partition_of_its_run(house: House) -> None:
+    house.dataset()
+    house.submit("job-1")
+    (request,) = house.tick(start_submitted_jobs)
+    assert (request.run_key, request.partition_key) == ("job-1", "job-1")
+    assert keys(request) == [f"models/{MODEL}/checkpoint"]
+    assert house.instance.has_dynamic_partition(f"{MODEL}-runs", "job-1")
+    # Until it has started it is asked for again, under the run key that Dagster honours once.
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"]
+    house.plane.jobs.start("job-1")
+    assert house.tick(start_submitted_jobs) == []
+
+
+@pytest.mark.parametrize("ended", ["running", "completed", "failed", "cancelled"])
+def test_a_reset_cursor_starts_nothing_that_was_started_or_has_ended(house: House, ended: str) -> None:
+    house.dataset()
+    house.submit("job-1")
+    house.tick(start_submitted_jobs)
+    if ended == "cancelled":
+        house.plane.jobs.cancel("job-1")
+    elif ended == "failed":
+        house.plane.jobs.fail("job-1", "reason")
+    elif ended == "completed":
+        house.complete("job-1")
+    else:
+        house.plane.jobs.start("job-1")
+    house.reset()
+    assert house.tick(start_submitted_jobs) == []
+    assert house.plane.jobs.read("job-1").status == ended
+
+
+def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) -> None:
+    version = house.dataset(split=False)
+    house.submit("job-1")
+    assert house.tick(start_submitted_jobs) == []
+    assert house.plane.jobs.read("job-1").reason == "waits for the splits of ellarin@1"
+    assert house.tick(start_submitted_jobs) == []
+    house.split(version)
+    (request,) = house.tick(start_submitted_jobs)
+    assert request.run_key == "job-1"
+
+
+def test_a_waiting_job_does_not_hold_up_those_after_it(house: House) -> None:
+    house.dataset()
+    unsplit = house.dataset("other", split=False)
+    house.submit("first")
+    house.submit("waits", dataset="other@1")
+    house.submit("after")
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["first", "after"]
+    for run in ("first", "after"):
+        house.plane.jobs.start(run)
+    assert house.tick(start_submitted_jobs) == []
+    house.split(unsplit)
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["waits"]
+    house.plane.jobs.start("waits")
+    house.submit("new")
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["new"]
+
+
+def test_one_job_that_waits_does_not_hold_up_however_many_after_it(house: House) -> None:
+    house.dataset()
+    house.dataset("other", split=False)
+    house.submit("waits", dataset="other@1")
+    for number in range(100):
+        house.submit(f"ended-{number}")
+        house.plane.jobs.cancel(f"ended-{number}")
+    house.submit("after")
+    started = [request.run_key for _ in range(3) for request in house.tick(start_submitted_jobs)]
+    assert "after" in started
+
+
+def test_a_job_of_an_unknown_model_fails_with_a_reason_that_says_what_to_do(house: House) -> None:
+    house.dataset()
+    house.submit("job-1", model="nobody")
+    house.submit("job-2")
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-2"]
+    job = house.plane.jobs.read("job-1")
+    assert job.status == "failed"
+    assert job.reason == "there is no model definition 'nobody': add hanzo_ml_assets/defs/nobody/defs.yaml"
+
+
+def test_a_job_of_an_unknown_dataset_fails_with_a_reason_that_says_what_to_do(house: House) -> None:
+    house.submit("job-1")
+    assert house.tick(start_submitted_jobs) == []
+    job = house.plane.jobs.read("job-1")
+    assert job.status == "failed" and "there is no dataset 'ellarin': create it with" in job.reason
+
+
+def test_a_job_of_the_sandbox_starts_there(house: House) -> None:
+    house.dataset("mine")
+    house.submit("job-1", model="sandbox", name="my-model", dataset="mine@1")
+    (request,) = house.tick(start_submitted_jobs)
+    assert keys(request) == ["models/sandbox/checkpoint"]
+    assert house.instance.has_dynamic_partition("sandbox-runs", "job-1")
+
+
+def test_what_the_sensor_asks_for_can_be_run(house: House) -> None:
+    """The selection of a request is one that Dagster finds in the graph."""
+    house.dataset(split=False)
+    house.dataset("mine")
+    house.submit("job-1", model="sandbox", name="x", dataset="mine@1")
+    house.complete("job-1")
+    house.submit("job-2", model="sandbox", name="x", dataset="mine@1")
+    sensors = (split_new_versions, start_submitted_jobs, evaluate_completed_jobs)
+    requests = [request for sensor in sensors for request in house.tick(sensor)]
+    assert len(requests) == 3
+    for request in requests:
+        for key in request.asset_selection or []:
+            assert house.repository.asset_graph.has(key)
+
+
+# A completed job is evaluated.
+
+
+def test_a_completed_job_is_evaluated_registered_and_exported_once(house: House) -> None:
+    house.submit("job-1")
+    house.complete("job-1")
+    (request,) = house.tick(evaluate_completed_jobs)
+    assert keys(request) == [f"models/{MODEL}/{step}" for step in ("evaluation", "version", "merged", "gguf")]
+    assert (request.run_key, request.partition_key) == ("evaluate-job-1", "job-1")
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+def test_a_reset_cursor_evaluates_nothing_that_was_exported(house: House) -> None:
+    house.submit("job-1")
+    house.complete("job-1")
+    house.register("job-1", exported=False)
+    house.reset()
+    assert len(house.tick(evaluate_completed_jobs)) == 1
+    with house.plane.database.write() as connection:
+        version = house.plane.registry.get(MODEL, 1, connection)
+        house.plane.registry.add_artifacts(connection, version, {"gguf": artifact("gguf")})
+    house.reset()
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+def test_a_sandbox_job_that_was_exported_under_its_own_name_is_not_evaluated_again(house: House) -> None:
+    house.submit("job-1", model="sandbox", name="my-model")
+    house.complete("job-1")
+    house.register("job-1", "my-model")
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+def test_a_failed_or_cancelled_job_is_not_evaluated(house: House) -> None:
+    house.submit("job-1")
+    house.plane.jobs.fail("job-1", "reason")
+    house.submit("job-2")
+    house.plane.jobs.cancel("job-2")
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+# A promoted version is deployed.
+
+
+def test_a_promotion_to_production_is_deployed_once(house: House) -> None:
+    house.register("run-1")
+    seq = house.promote(1)
+    (request,) = house.tick(deploy_promotions)
+    assert keys(request) == [f"models/{MODEL}/deployment"]
+    assert (request.run_key, request.partition_key) == (f"deploy-{seq}", "run-1")
+    (event,) = house.asset_events
+    assert event.asset_key.path == ["models", MODEL, "promotion"] and event.partition == "run-1"
+    assert house.tick(deploy_promotions) == []
+
+
+def test_another_stage_deploys_nothing(house: House) -> None:
+    house.register("run-1")
+    house.promote(1, stage="archived")
+    assert house.tick(deploy_promotions) == []
+
+
+@pytest.mark.parametrize("status", ["serving", "failed"])
+def test_a_reset_cursor_deploys_nothing_that_was_deployed(house: House, status: str) -> None:
+    house.register("run-1")
+    seq = house.promote(1)
+    house.tick(deploy_promotions)
+    house.begin_deployment(1, seq, status)
+    house.reset()
+    assert house.tick(deploy_promotions) == []
+
+
+def test_a_deployment_that_a_kill_cut_off_is_asked_for_again_under_the_same_key(house: House) -> None:
+    house.register("run-1")
+    seq = house.promote(1)
+    (first,) = house.tick(deploy_promotions)
+    house.begin_deployment(1, seq, "deploying")
+    house.reset()
+    (again,) = house.tick(deploy_promotions)
+    assert again.run_key == first.run_key
+
+
+def test_of_two_promotions_only_the_one_that_holds_is_deployed(house: House) -> None:
+    for run in ("run-1", "run-2"):
+        house.register(run)
+    house.promote(1)
+    second = house.promote(2)
+    assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{second}"]
+
+
+def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: House) -> None:
+    for run in ("run-1", "run-2"):
+        house.register(run)
+    for number in (1, 2):
+        house.begin_deployment(number, house.promote(number), "serving")
+    back = house.promote(1)
+    assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{back}"]
+
+
+# A cancelled job is stopped.
+
+
+def test_a_cancelled_job_that_has_no_run_yet_is_passed_over(house: House) -> None:
+    house.submit("job-1")
+    house.plane.jobs.cancel("job-1")
+    assert house.tick(stop_cancelled_jobs) == []
+    assert house.cursors["stop_cancelled_jobs"] not in (None, "0")
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("cursor", [None, "", "0", "not a number"])
+def test_a_fresh_or_spoiled_cursor_begins_at_the_first_event(house: House, cursor: str | None) -> None:
+    house.dataset(split=False)
+    house.cursors = {split_new_versions.name: cursor}
+    assert len(house.tick(split_new_versions)) == 1
+
+
+def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
+    sensors = (split_new_versions, evaluate_completed_jobs, deploy_promotions, stop_cancelled_jobs)
+    house.cursors = {sensor.name: "41" for sensor in sensors}
+    for sensor in sensors:
+        assert house.tick(sensor) == []
+        assert house.cursors[sensor.name] == "41"
