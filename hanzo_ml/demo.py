@@ -24,14 +24,16 @@ DATASET, MODEL = "ellarin", "ellarin-assistant"
 SOURCE = Path(__file__).resolve().parent.parent / "hanzo_ml_assets" / "defs" / DATASET / f"{DATASET}.jsonl"
 BARS = "▁▂▃▄▅▆▇█"
 POLL_SECONDS = 0.5
+FAILURES = ("job.failed", "evaluation.failed", "deployment.failed")
 
 
 @dataclass
 class Watch:
-    """The event log as seen from now on, and how long each phase took."""
+    """The event log as seen from now on, and how long each phase took. When `job` fails, nobody waits any longer."""
 
     console: Console
     after: int = 0
+    job: str = ""
     phases: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -48,7 +50,7 @@ class Watch:
                 self.after = event["seq"]
                 if event["key"] == key and event["type"] in types:
                     return dict(event)
-                if event["key"] == key and event["type"] in ("job.failed", "deployment.failed"):
+                if event["key"] in (key, self.job) and event["type"] in FAILURES:
                     reason = event["payload"].get("error") or event["payload"].get("reason")
                     raise Refused(f"{event['type']}: {reason}. See the runs page of Dagster for the whole log")
             time.sleep(POLL_SECONDS)
@@ -84,7 +86,7 @@ def demo() -> None:
 
     console.rule("3  fine-tuning")
     command(console, f"job submit --model {MODEL}")
-    job = call("POST", "/v1/jobs", json={"name": MODEL, "model": MODEL})["id"]
+    job = watch.job = call("POST", "/v1/jobs", json={"name": MODEL, "model": MODEL})["id"]
     with watch.phase("start (sensor)"):
         watch.until("job.started", key=job)
     follow_training(watch, job)

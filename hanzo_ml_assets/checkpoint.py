@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.dataset import group_name
@@ -13,6 +13,7 @@ from hanzo_ml_assets.definition import ModelDefinition, load_recipe
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.run_record import RunRecord, read_environment, read_record, write_record
 from recipes.schema import Artifact, BadConfiguration, Job, Program, Recipe, Result, Tracking, TrainingFacts, first_problem
+from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
@@ -20,6 +21,19 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.run_data import RunData
 
 DATASET_METADATA = "hanzo_ml/dataset"
+
+
+class TrainingConfig(dg.Config):  # type: ignore[misc]
+    """What the launchpad of the Dagster UI asks for a new run; a run that was started before goes on as it was."""
+
+    name: str = Field("", description="the model's name in the registry, for a run in the sandbox")
+    dataset: str = Field("", description="NAME or NAME@VERSION; the definition's own where empty")
+    recipe: str = Field("", description="name of a recipe; the definition's own where empty")
+    parameters: dict[str, Any] = Field({}, description="keys of the recipe with other values for this run")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {key: value for key, value in self.model_dump().items() if value}
 
 
 @dataclass(frozen=True)
@@ -46,16 +60,11 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         pool="gpu",
         code_version="1",
     )
-    def checkpoint(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+    def checkpoint(
+        context: dg.AssetExecutionContext, config: TrainingConfig, control_plane: ControlPlane
+    ) -> dg.MaterializeResult:
         run_id = context.partition_key
-        control_plane.jobs.submit(
-            name=model.name,
-            config={"name": model.name, "model": model.name},
-            user="dagster",
-            organization=DEFAULT_ORGANIZATION,
-            id=run_id,
-            status="running",
-        )
+        ensure_job(run_id, model.name, config.given, control_plane)
         control_plane.jobs.start(run_id)
         try:
             plan = make_plan(model, run_id, control_plane)
@@ -88,6 +97,28 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     return checkpoint
 
 
+def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane: ControlPlane) -> None:
+    """The job of a run, recorded now where a click in the Dagster UI is the first to ask for it.
+
+    Raises:
+        dagster.Failure: the run was started before, and with other settings than the launchpad gives now.
+    """
+    config = {"name": model, "model": model, **given}
+    job = control_plane.jobs.submit(
+        name=config["name"],
+        config=config,
+        user="dagster",
+        organization=DEFAULT_ORGANIZATION,
+        id=run_id,
+        status="running",
+    )
+    if any(job.config.get(key) != value for key, value in given.items()):
+        raise dg.Failure(
+            f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
+            allow_retries=False,
+        )
+
+
 def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
@@ -100,20 +131,33 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
         found = read_record(control_plane.store, known)
         reference, recipe = found.dataset, found.recipe
     else:
-        reference = str(job.config.get("dataset") or model.dataset)
-        recipe = with_parameters(load_recipe(job.config.get("recipe") or model.recipe), job.config.get("parameters") or {})
-    version = control_plane.datasets.read(reference, job.organization)
+        reference, recipe = wanted(model, job.config)
+    return plan_of(model, job, control_plane.datasets.read(reference, job.organization), recipe, control_plane.store)
+
+
+def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
+
+    Raises:
+        BadConfiguration: unknown recipe or a parameter that does not fit it.
+    """
+    recipe = with_parameters(load_recipe(config.get("recipe") or model.recipe), config.get("parameters") or {})
+    return str(config.get("dataset") or model.dataset), recipe
+
+
+def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> Plan:
+    """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
     splits = {name: version.split(name) for name in ("train", "validation", "test")}
     described = RunRecord(
-        run_id=run_id,
+        run_id=job.id,
         model=model.name,
         dataset=version.reference,
         recipe=recipe,
         seed=recipe.seed,
         environment=read_environment(SOURCE),
     )
-    run = write_record(control_plane.store, described, {name: splits[name].digest for name in ("train", "validation")})
-    return Plan(job=job, version=version, record=read_record(control_plane.store, run), run=run, splits=splits)
+    run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
+    return Plan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
 
 
 def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:

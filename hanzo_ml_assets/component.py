@@ -7,11 +7,12 @@ import dagster as dg
 from pydantic import BaseModel
 
 from hanzo_ml_assets.checkpoint import build_checkpoint
-from hanzo_ml_assets.dataset import build_dataset_assets, group_name
+from hanzo_ml_assets.dataset import build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition, ModelDefinition, load_recipe
 from hanzo_ml_assets.deployment import build_deployment
 from hanzo_ml_assets.evaluation import build_evaluation
 from hanzo_ml_assets.export import build_exports
+from hanzo_ml_assets.promotion import build_promotion
 from hanzo_ml_assets.version import build_version
 
 
@@ -34,7 +35,7 @@ class Dataset(dg.Component):  # type: ignore[misc]
 
 
 class FineTunedModel(dg.Component):  # type: ignore[misc]
-    """models/NAME: checkpoint -> evaluation -> version -> exports -> (promotion) -> deployment. See `ModelDefinition`."""
+    """models/NAME: checkpoint -> evaluation -> version -> exports -> promotion -> deployment. See `ModelDefinition`."""
 
     def __init__(self, definition: ModelDefinition) -> None:
         self.definition = definition
@@ -52,23 +53,14 @@ class FineTunedModel(dg.Component):  # type: ignore[misc]
         return dg.Definitions(assets=build_model_assets(self.definition))
 
 
-def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+def build_model_assets(model: ModelDefinition) -> list[dg.AssetsDefinition]:
     """All assets of a model; a partition is a tracking run."""
     partitions = dg.DynamicPartitionsDefinition(name=model.partitions_name)
-    promotion = dg.AssetSpec(
-        model.key("promotion"),
-        deps=[model.key("version"), model.key("gguf")],
-        partitions_def=partitions,
-        group_name=group_name("models", model.name),
-        kinds={"human"},
-        owners=list(model.owners),
-        description="Somebody moved the version to production, by API, command line or UI.",
-    )
     return [
         build_checkpoint(model, partitions),
         build_evaluation(model, partitions),
         build_version(model, partitions),
         build_exports(model, partitions),
-        promotion,
+        build_promotion(model, partitions),
         build_deployment(model, partitions),
     ]

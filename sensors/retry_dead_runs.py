@@ -61,15 +61,35 @@ def retry(run: dg.DagsterRun) -> dg.RunRequest:
 
 
 def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> None:
-    """Mark the job of a training run failed, unless a newer run goes on with it."""
+    """Say of the job of a training run that it, or what follows it, failed; unless another run goes on with it."""
     partition = run.tags.get("dagster/partition")
-    if partition is None or not any(key.path[-1] == "checkpoint" for key in run.asset_selection or ()):
+    steps = {key.path[-1] for key in run.asset_selection or ()}
+    if partition is None or not steps & {"checkpoint", "evaluation", "version", "merged", "gguf"}:
         return
-    if instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}), limit=1)[0].run_id != run.run_id:
+    others = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}))
+    if others[0].run_id != run.run_id or any(not other.is_finished for other in others):
         return
     try:
         job = control_plane.jobs.read(partition)
     except HanzoError:
         return
-    if job.status == "running":
-        control_plane.jobs.fail(partition, f"its training run failed: see run {run.run_id} in Dagster")
+    if "checkpoint" in steps and job.status == "running":
+        control_plane.jobs.fail(partition, f"its training run failed: {cause_of(instance, run)}")
+    elif "checkpoint" not in steps:
+        control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}")
+
+
+def cause_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """The message of the run's first failed step as one line, and where the whole log is."""
+    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    messages = [failure_message(entry.dagster_event) for entry in logs if entry.dagster_event is not None]
+    return f"{next(filter(None, messages), 'its worker died')} (run {run.run_id} in Dagster)"
+
+
+def failure_message(event: dg.DagsterEvent) -> str:
+    """What the user's code said: a `Failure` in its own words, any other error by the error that it was wrapped in."""
+    data = event.step_failure_data
+    if data.user_failure_data is not None and data.user_failure_data.description:
+        return " ".join(data.user_failure_data.description.split())
+    error = data.error.cause or data.error if data.error is not None else None
+    return " ".join(error.message.split()) if error is not None else ""

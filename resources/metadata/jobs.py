@@ -178,7 +178,17 @@ class Jobs:
     def start_evaluation(self, identifier: str) -> None:
         """Tell everybody that a completed job is being evaluated."""
         with self._database.write() as connection:
+            connection.execute(update(table).where(table.c.id == identifier).values(reason=""))
             emit(connection, "models", "evaluation.started", identifier, {"job_id": identifier, "run_id": identifier})
+
+    def fail_evaluation(self, identifier: str, reason: str) -> None:
+        """A completed job whose evaluation, registration or export ended in an error: it says why, once for each reason."""
+        with self._database.write() as connection:
+            job = self.get(identifier, connection)
+            if job.status != "completed" or job.reason == reason:
+                return
+            connection.execute(update(table).where(table.c.id == identifier).values(reason=reason))
+            emit(connection, "models", "evaluation.failed", identifier, {"job_id": identifier, "error": reason})
 
     def set_evaluation(self, connection: Connection, identifier: str, evaluation: Mapping[str, Any]) -> None:
         """Record the report and the gate's verdict. An equal one that is there already writes no second event."""

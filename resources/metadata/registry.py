@@ -8,17 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, insert, select, tuple_, update
 
 from recipes.schema import Artifact
 from resources.errors import ErrorCode, HanzoError, conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
+from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
 from resources.metadata.transactions import insert_into
 
 STAGES = ("none", "staging", "production", "archived")
+NEWEST_FIRST = versions.c.version.desc()
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class ModelVersion:
     status: str
     reason: str
     run_id: str | None
+    sole_run_id: str | None
+    model_id: str | None
+    run_link: str
     architecture: str
     base_model: str
     method: str
@@ -39,10 +45,10 @@ class ModelVersion:
     training_config: Mapping[str, Any]
     source: str
     description: str
-    tags: Mapping[str, str]
     created_at: int
     created_by: str
     updated_at: int
+    tags: Mapping[str, str]
 
     @property
     def reference(self) -> str:
@@ -81,6 +87,23 @@ def described(artifact: Artifact) -> dict[str, Any]:
     }
 
 
+def next_version(connection: Connection, name: str) -> int:
+    """The next number of a model, given out once: it is rolled back with its version, and never used again after one."""
+    number = update(models).where(models.c.name == name).values(last_version=models.c.last_version + 1)
+    return int(connection.execute(number.returning(models.c.last_version)).scalar_one())
+
+
+def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersion]:
+    """The versions that a query over their table finds, with their tags."""
+    rows = connection.execute(query).mappings().all()
+    keys = [(row["name"], row["version"]) for row in rows]
+    tags: dict[tuple[str, int], dict[str, str]] = {key: {} for key in keys}
+    wanted = tuple_(version_tags.c.name, version_tags.c.version).in_(keys)
+    for tag in connection.execute(select(version_tags).where(wanted).order_by(version_tags.c.key)).mappings():
+        tags[tag["name"], tag["version"]][tag["key"]] = tag["value"]
+    return [ModelVersion(**row, tags=tags[key]) for row, key in zip(rows, keys, strict=True)]
+
+
 class Registry:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -91,7 +114,8 @@ class Registry:
             raise invalid(f"model name '{name}' is not allowed: it must not be empty nor hold '/' or ':'")
         now = now_ms()
         row = {"name": name, "organization": organization, "creation_time": now, "last_update_time": now}
-        connection.execute(insert_into(connection, models).values(**row, description="", tags={}).on_conflict_do_nothing())
+        made = insert_into(connection, models).values(**row, description="", last_version=0)
+        connection.execute(made.on_conflict_do_nothing())
 
     def register(
         self,
@@ -106,16 +130,16 @@ class Registry:
     ) -> ModelVersion:
         """The version of a run in a stage, or quarantined with the reason. A run has one version per name, ever."""
         self.ensure_model(connection, name, organization)
-        known = select(versions).where(versions.c.name == name, versions.c.run_id == registration.run_id)
-        row = connection.execute(known).mappings().first()
-        if row is not None:
-            return ModelVersion(**row)
-        newest = connection.execute(select(func.max(versions.c.version)).where(versions.c.name == name)).scalar()
-        number = int(newest or 0) + 1
+        known = self.of_run(name, registration.run_id, connection)
+        if known is not None:
+            return known
+        number = next_version(connection, name)
         now = now_ms()
-        values = vars(registration) | {
+        values = {key: value for key, value in vars(registration).items() if key != "tags"} | {
             "name": name,
             "version": number,
+            "sole_run_id": registration.run_id,
+            "run_link": "",
             "stage": "none" if quarantine else stage,
             "status": "quarantined" if quarantine else "pending",
             "reason": quarantine or "",
@@ -125,6 +149,9 @@ class Registry:
             "updated_at": now,
         }
         connection.execute(insert(versions).values(**values))
+        tags = [{"name": name, "version": number, "key": key, "value": text} for key, text in registration.tags.items()]
+        if tags:
+            connection.execute(insert(version_tags), tags)
         facts = {"name": name, "version": number, "run_id": registration.run_id, "status": values["status"]}
         emit(connection, "models", "model.registered", name, facts)
         return self.get(name, number, connection)
@@ -182,11 +209,10 @@ class Registry:
         emit(connection, "models", "model.restored", failed.name, facts)
 
     def get(self, name: str, number: int, connection: Connection) -> ModelVersion:
-        query = select(versions).where(versions.c.name == name, versions.c.version == number)
-        row = connection.execute(query).mappings().first()
-        if row is None:
+        found = self._first(connection, versions.c.name == name, versions.c.version == number)
+        if found is None:
             raise not_found(f"model '{name}' has no version {number}: see `hanzo-ml model list`")
-        return ModelVersion(**row)
+        return found
 
     def read(self, name: str, number: int) -> ModelVersion:
         """`get` in a transaction of its own."""
@@ -194,33 +220,34 @@ class Registry:
             return self.get(name, number, connection)
 
     def of_run(self, name: str, run_id: str, connection: Connection) -> ModelVersion | None:
-        query = select(versions).where(versions.c.name == name, versions.c.run_id == run_id)
-        row = connection.execute(query).mappings().first()
-        return ModelVersion(**row) if row else None
+        """The one version of a run that `register` made."""
+        return self._first(connection, versions.c.name == name, versions.c.sole_run_id == run_id)
 
     def in_production(self, name: str, connection: Connection) -> ModelVersion | None:
-        query = select(versions).where(versions.c.name == name, versions.c.stage == "production")
-        row = connection.execute(query).mappings().first()
-        return ModelVersion(**row) if row else None
+        return self._first(connection, versions.c.name == name, versions.c.stage == "production")
 
     def last_accepted(self, name: str, connection: Connection) -> ModelVersion | None:
         """The newest version that passed its gate: what a new one is compared with (row M3)."""
-        query = select(versions).where(versions.c.name == name, versions.c.status == "ready")
-        row = connection.execute(query.order_by(versions.c.version.desc()).limit(1)).mappings().first()
-        return ModelVersion(**row) if row else None
+        return self._first(connection, versions.c.name == name, versions.c.status == "ready")
 
     def models(self, organization: str) -> Sequence[Mapping[str, Any]]:
         query = select(models).where(models.c.organization == organization).order_by(models.c.name)
         with self._database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+            tags = connection.execute(select(model_tags)).mappings().all()
+        return [row | {"tags": {tag["key"]: tag["value"] for tag in tags if tag["name"] == row["name"]}} for row in rows]
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, newest first. Raises when there is no such model."""
         with self._database.read() as connection:
             if connection.execute(select(models.c.name).where(models.c.name == name)).first() is None:
                 raise not_found(f"there is no model '{name}': see `hanzo-ml model list`")
-            query = select(versions).where(versions.c.name == name).order_by(versions.c.version.desc())
-            return [ModelVersion(**row) for row in connection.execute(query).mappings()]
+            return read_versions(connection, select(versions).where(versions.c.name == name).order_by(NEWEST_FIRST))
+
+    @staticmethod
+    def _first(connection: Connection, *conditions: ColumnElement[bool]) -> ModelVersion | None:
+        query = select(versions).where(*conditions).order_by(NEWEST_FIRST).limit(1)
+        return next(iter(read_versions(connection, query)), None)
 
     @staticmethod
     def _change(connection: Connection, version: ModelVersion, **values: Any) -> None:

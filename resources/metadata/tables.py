@@ -7,6 +7,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -96,6 +97,86 @@ latest_metrics = Table(
     Column("is_nan", Boolean, nullable=False),
 )
 
+inputs = Table(
+    "inputs",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("digest", String(36), nullable=False),
+    Column("source_type", String(36), nullable=False),
+    Column("source", Text, nullable=False),
+    Column("schema", Text),
+    Column("profile", Text),
+    UniqueConstraint("experiment_id", "name", "digest"),
+)
+"""What MLflow's client calls datasets: descriptions that a script logs. Dataset versions of ours are `dataset_versions`."""
+
+run_inputs = Table(
+    "run_inputs",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("input_id", ForeignKey("inputs.id"), primary_key=True),
+    Column("tags", JSON, nullable=False),
+    Index("runs_by_input", "input_id"),
+)
+
+logged_models = Table(
+    "logged_models",
+    schema,
+    Column("id", String(256), primary_key=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("artifact_uri", Text, nullable=False),
+    Column("status", String(20), nullable=False, doc="pending | ready | failed"),
+    Column("status_message", Text, nullable=False),
+    Column("model_type", String(500), nullable=False),
+    Column("source_run_id", String(256)),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("logged_models_by_experiment", "experiment_id", "created_at"),
+)
+
+logged_model_params = Table(
+    "logged_model_params",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+logged_model_tags = Table(
+    "logged_model_tags",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+logged_model_metrics = Table(
+    "logged_model_metrics",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("timestamp", BigInteger, primary_key=True),
+    Column("value", Double, primary_key=True),
+    Column("is_nan", Boolean, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("dataset_name", String(500), nullable=False),
+    Column("dataset_digest", String(36), nullable=False),
+)
+
+run_models = Table(
+    "run_models",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("direction", String(10), primary_key=True, doc="input | output"),
+    Column("step", BigInteger, nullable=False),
+)
+
 dataset_versions = Table(
     "dataset_versions",
     schema,
@@ -147,18 +228,37 @@ registered_models = Table(
     Column("creation_time", BigInteger, nullable=False),
     Column("last_update_time", BigInteger, nullable=False),
     Column("description", Text, nullable=False),
-    Column("tags", JSON, nullable=False),
+    Column("last_version", Integer, nullable=False, doc="newest number given out; deleting a version frees none"),
+)
+
+registered_model_tags = Table(
+    "registered_model_tags",
+    schema,
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+model_aliases = Table(
+    "model_aliases",
+    schema,
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("alias", String(255), primary_key=True),
+    Column("version", Integer, nullable=False),
 )
 
 model_versions = Table(
     "model_versions",
     schema,
-    Column("name", ForeignKey("registered_models.name"), primary_key=True),
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("stage", String(20), nullable=False, doc="none | staging | production | archived (row O1)"),
     Column("status", String(20), nullable=False, doc="pending | ready | quarantined"),
     Column("reason", Text, nullable=False, doc="why it is quarantined"),
     Column("run_id", String(256)),
+    Column("sole_run_id", String(256), doc="the run that it is the only version of; null where a run may have many"),
+    Column("model_id", String(256), doc="the logged model that it was made from"),
+    Column("run_link", Text, nullable=False),
     Column("architecture", String(250), nullable=False),
     Column("base_model", Text, nullable=False),
     Column("method", String(20), nullable=False),
@@ -167,11 +267,23 @@ model_versions = Table(
     Column("training_config", JSON, nullable=False),
     Column("source", Text, nullable=False),
     Column("description", Text, nullable=False),
-    Column("tags", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("created_by", String(250), nullable=False),
     Column("updated_at", BigInteger, nullable=False),
-    UniqueConstraint("name", "run_id"),
+    UniqueConstraint("name", "sole_run_id"),
+    Index("versions_by_run", "run_id"),
+)
+
+model_version_tags = Table(
+    "model_version_tags",
+    schema,
+    Column("name", String(250), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+    ForeignKeyConstraint(
+        ["name", "version"], ["model_versions.name", "model_versions.version"], onupdate="CASCADE", ondelete="CASCADE"
+    ),
 )
 
 deployments = Table(

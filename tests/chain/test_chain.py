@@ -255,8 +255,13 @@ def run_count(stack: LocalStack) -> int:
     return int(graphql(stack, "{ runsOrError { ... on Runs { count } } }")["runsOrError"]["count"])
 
 
-def click(stack: LocalStack, keys: list[list[str]], partition: str | None = None) -> str:
-    """What the Materialize button of the Dagster UI does; returns the status that the run ends with."""
+def click(
+    stack: LocalStack, keys: list[list[str]], partition: str | None = None, config: dict[str, Any] | None = None
+) -> str:
+    """What the Materialize button of the Dagster UI does; returns the status that the run ends with.
+
+    `config` is what a user writes into the launchpad for the one asset that is selected.
+    """
     found = selector(stack, "")
     tags = [{"key": "dagster/partition", "value": partition}] if partition else []
     execution = {
@@ -268,7 +273,7 @@ def click(stack: LocalStack, keys: list[list[str]], partition: str | None = None
         },
         "executionMetadata": {"tags": tags},
         "mode": "default",
-        "runConfigData": "{}",
+        "runConfigData": json.dumps({"ops": {"__".join(keys[0]): {"config": config}}} if config else {}),
     }
     mutation = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
         __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
@@ -300,3 +305,39 @@ def test_a_click_on_a_finished_checkpoint_changes_nothing(stack: LocalStack, bas
     assert click(stack, [["models", "sandbox", "checkpoint"]], baseline.job) == "SUCCESS"
     assert stack.losses(baseline.job) == baseline.losses
     assert len(stack.events("job.completed", key=baseline.job)) == 1
+
+
+def add_partition(stack: LocalStack, partition: str) -> None:
+    """What *Add a partition* in the dialog of the Materialize button does."""
+    found = selector(stack, "")
+    mutation = """mutation($repository: RepositorySelector!, $key: String!) { addDynamicPartition(
+        repositorySelector: $repository, partitionsDefName: "sandbox-runs", partitionKey: $key) { __typename } }"""
+    repository = {key: found[key] for key in ("repositoryName", "repositoryLocationName")}
+    made = graphql(stack, mutation, repository=repository, key=partition)["addDynamicPartition"]
+    assert made["__typename"] == "AddDynamicPartitionSuccess"
+
+
+def test_the_whole_chain_by_clicks_alone(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+    """Train with the launchpad's settings, promote by a click; what lies between and behind is the sensors' work."""
+    settings = {"name": "clicked", "dataset": dataset, "parameters": baseline.parameters | {"max_steps": 6}}
+    add_partition(stack, "by-click")
+    assert click(stack, [["models", "sandbox", "checkpoint"]], "by-click", settings) == "SUCCESS"
+    assert stack.get("/v1/jobs/by-click")["status"] == "completed"
+    assert click(stack, [["models", "sandbox", "checkpoint"]], "by-click", settings | {"dataset": "other"}) == "FAILURE"
+    stack.wait_for("model.exported", "clicked")
+    assert click(stack, [["models", "sandbox", "promotion"]], "by-click") == "SUCCESS"
+    stack.wait_for("deployment.serving", "clicked")
+    assert ask(stack, "clicked").status_code == 200
+    assert stack.hanzo_ml("model", "prove", "clicked", "1").returncode == 0
+
+
+def test_an_export_that_fails_says_so_to_who_waits(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+    """Its adapter is broken after training: the log of the chain must end in an event, not in silence."""
+    settings = baseline.parameters | {"max_steps": 2}
+    job = stack.submit("broken-adapter", dataset, settings)
+    stack.wait_for("job.completed", job)
+    uri = stack.get(f"/v1/jobs/{job}")["artifacts"]["adapter"]["uri"]
+    flip_bit(stack.path(uri) / "adapter_model.safetensors")
+    failed = stack.wait_for("evaluation.failed", job)["payload"]
+    assert "adapter_model.safetensors" in failed["error"]
+    assert failed["error"] == stack.get(f"/v1/jobs/{job}")["reason"]

@@ -14,9 +14,11 @@ from recipes.schema import Artifact
 from resources.ingest import create_version
 from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.outbox import read_after
 from resources.metadata.registry import ModelVersion
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.retry_dead_runs import FAILURE_REASON, fail_job
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -358,6 +360,49 @@ def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: Hous
         house.begin_deployment(number, house.promote(number), "serving")
     back = house.promote(1)
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{back}"]
+
+
+# A run that failed for good says so of its job.
+
+
+def failed_run(house: House, steps: tuple[str, ...], partition: str) -> str:
+    """A run that ended in an error of its own, seen after Dagster has settled its tags."""
+    job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
+    assert job is not None
+    run = house.instance.create_run_for_job(
+        job,
+        asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
+        tags={"dagster/partition": partition, FAILURE_REASON: "STEP_FAILURE"},
+        status=dg.DagsterRunStatus.FAILURE,
+    )
+    return str(run.run_id)
+
+
+@pytest.mark.parametrize(("steps", "status"), [(("checkpoint",), "failed"), (("merged", "gguf"), "completed")])
+def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str, ...], status: str) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1") if status == "failed" else house.complete("job-1")
+    run = house.instance.get_run_by_id(failed_run(house, steps, "job-1"))
+    assert run is not None
+    for _ in range(2):
+        fail_job(house.instance, run, house.plane)
+    job = house.plane.jobs.read("job-1")
+    assert job.status == status
+    assert run.run_id in job.reason
+    with house.plane.database.read() as connection:
+        told = read_after(connection, 0, types=["job.failed", "evaluation.failed"])
+    assert [event.payload["error"] for event in told] == [job.reason]
+
+
+def test_a_failed_run_says_nothing_while_another_goes_on(house: House) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    failed_run(house, ("checkpoint",), "job-1")
+    newer = house.instance.get_run_by_id(failed_run(house, ("checkpoint",), "job-1"))
+    older = house.instance.get_runs()[-1]
+    assert newer is not None
+    fail_job(house.instance, older, house.plane)
+    assert house.plane.jobs.read("job-1").status == "running"
 
 
 # A cancelled job is stopped.

@@ -115,7 +115,7 @@ def upgrade() -> None:
         sa.Column("creation_time", sa.BigInteger(), nullable=False),
         sa.Column("last_update_time", sa.BigInteger(), nullable=False),
         sa.Column("description", sa.Text(), nullable=False),
-        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("last_version", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
@@ -128,6 +128,23 @@ def upgrade() -> None:
             ["experiments.id"],
         ),
         sa.PrimaryKeyConstraint("experiment_id", "key"),
+    )
+    op.create_table(
+        "inputs",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("experiment_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("name", sa.String(length=500), nullable=False),
+        sa.Column("digest", sa.String(length=36), nullable=False),
+        sa.Column("source_type", sa.String(length=36), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("schema", sa.Text(), nullable=True),
+        sa.Column("profile", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"],
+            ["experiments.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("experiment_id", "name", "digest"),
     )
     op.create_table(
         "lineage_edges",
@@ -144,6 +161,36 @@ def upgrade() -> None:
         batch_op.create_index("edges_by_parent", ["parent"], unique=False)
 
     op.create_table(
+        "logged_models",
+        sa.Column("id", sa.String(length=256), nullable=False),
+        sa.Column("experiment_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("name", sa.String(length=500), nullable=False),
+        sa.Column("artifact_uri", sa.Text(), nullable=False),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("status_message", sa.Text(), nullable=False),
+        sa.Column("model_type", sa.String(length=500), nullable=False),
+        sa.Column("source_run_id", sa.String(length=256), nullable=True),
+        sa.Column("lifecycle_stage", sa.String(length=20), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"],
+            ["experiments.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("logged_models", schema=None) as batch_op:
+        batch_op.create_index("logged_models_by_experiment", ["experiment_id", "created_at"], unique=False)
+
+    op.create_table(
+        "model_aliases",
+        sa.Column("name", sa.String(length=250), nullable=False),
+        sa.Column("alias", sa.String(length=255), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("name", "alias"),
+    )
+    op.create_table(
         "model_versions",
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
@@ -151,6 +198,9 @@ def upgrade() -> None:
         sa.Column("status", sa.String(length=20), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("run_id", sa.String(length=256), nullable=True),
+        sa.Column("sole_run_id", sa.String(length=256), nullable=True),
+        sa.Column("model_id", sa.String(length=256), nullable=True),
+        sa.Column("run_link", sa.Text(), nullable=False),
         sa.Column("architecture", sa.String(length=250), nullable=False),
         sa.Column("base_model", sa.Text(), nullable=False),
         sa.Column("method", sa.String(length=20), nullable=False),
@@ -159,16 +209,23 @@ def upgrade() -> None:
         sa.Column("training_config", sa.JSON(), nullable=False),
         sa.Column("source", sa.Text(), nullable=False),
         sa.Column("description", sa.Text(), nullable=False),
-        sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("created_by", sa.String(length=250), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["name"],
-            ["registered_models.name"],
-        ),
+        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("name", "version"),
-        sa.UniqueConstraint("name", "run_id"),
+        sa.UniqueConstraint("name", "sole_run_id"),
+    )
+    with op.batch_alter_table("model_versions", schema=None) as batch_op:
+        batch_op.create_index("versions_by_run", ["run_id"], unique=False)
+
+    op.create_table(
+        "registered_model_tags",
+        sa.Column("name", sa.String(length=250), nullable=False),
+        sa.Column("key", sa.String(length=250), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("name", "key"),
     )
     op.create_table(
         "runs",
@@ -206,6 +263,49 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "key"),
     )
     op.create_table(
+        "logged_model_metrics",
+        sa.Column("model_id", sa.String(length=256), nullable=False),
+        sa.Column("key", sa.String(length=250), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("timestamp", sa.BigInteger(), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        sa.Column("is_nan", sa.Boolean(), nullable=False),
+        sa.Column("run_id", sa.String(length=256), nullable=False),
+        sa.Column("dataset_name", sa.String(length=500), nullable=False),
+        sa.Column("dataset_digest", sa.String(length=36), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["model_id"],
+            ["logged_models.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["run_id"],
+            ["runs.id"],
+        ),
+        sa.PrimaryKeyConstraint("model_id", "key", "step", "timestamp", "value", "is_nan", "run_id"),
+    )
+    op.create_table(
+        "logged_model_params",
+        sa.Column("model_id", sa.String(length=256), nullable=False),
+        sa.Column("key", sa.String(length=250), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["model_id"],
+            ["logged_models.id"],
+        ),
+        sa.PrimaryKeyConstraint("model_id", "key"),
+    )
+    op.create_table(
+        "logged_model_tags",
+        sa.Column("model_id", sa.String(length=256), nullable=False),
+        sa.Column("key", sa.String(length=250), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["model_id"],
+            ["logged_models.id"],
+        ),
+        sa.PrimaryKeyConstraint("model_id", "key"),
+    )
+    op.create_table(
         "metrics",
         sa.Column("run_id", sa.String(length=256), nullable=False),
         sa.Column("key", sa.String(length=250), nullable=False),
@@ -220,6 +320,17 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run_id", "key", "step", "timestamp", "value", "is_nan"),
     )
     op.create_table(
+        "model_version_tags",
+        sa.Column("name", sa.String(length=250), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("key", sa.String(length=250), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["name", "version"], ["model_versions.name", "model_versions.version"], onupdate="CASCADE", ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("name", "version", "key"),
+    )
+    op.create_table(
         "params",
         sa.Column("run_id", sa.String(length=256), nullable=False),
         sa.Column("key", sa.String(length=250), nullable=False),
@@ -229,6 +340,40 @@ def upgrade() -> None:
             ["runs.id"],
         ),
         sa.PrimaryKeyConstraint("run_id", "key"),
+    )
+    op.create_table(
+        "run_inputs",
+        sa.Column("run_id", sa.String(length=256), nullable=False),
+        sa.Column("input_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["input_id"],
+            ["inputs.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["run_id"],
+            ["runs.id"],
+        ),
+        sa.PrimaryKeyConstraint("run_id", "input_id"),
+    )
+    with op.batch_alter_table("run_inputs", schema=None) as batch_op:
+        batch_op.create_index("runs_by_input", ["input_id"], unique=False)
+
+    op.create_table(
+        "run_models",
+        sa.Column("run_id", sa.String(length=256), nullable=False),
+        sa.Column("model_id", sa.String(length=256), nullable=False),
+        sa.Column("direction", sa.String(length=10), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["model_id"],
+            ["logged_models.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["run_id"],
+            ["runs.id"],
+        ),
+        sa.PrimaryKeyConstraint("run_id", "model_id", "direction"),
     )
     op.create_table(
         "run_tags",
@@ -247,18 +392,37 @@ def upgrade() -> None:
 def downgrade() -> None:
     # ### commands auto generated by Alembic - please adjust! ###
     op.drop_table("run_tags")
+    op.drop_table("run_models")
+    with op.batch_alter_table("run_inputs", schema=None) as batch_op:
+        batch_op.drop_index("runs_by_input")
+
+    op.drop_table("run_inputs")
     op.drop_table("params")
+    op.drop_table("model_version_tags")
     op.drop_table("metrics")
+    op.drop_table("logged_model_tags")
+    op.drop_table("logged_model_params")
+    op.drop_table("logged_model_metrics")
     op.drop_table("latest_metrics")
     with op.batch_alter_table("runs", schema=None) as batch_op:
         batch_op.drop_index("runs_by_experiment")
 
     op.drop_table("runs")
+    op.drop_table("registered_model_tags")
+    with op.batch_alter_table("model_versions", schema=None) as batch_op:
+        batch_op.drop_index("versions_by_run")
+
     op.drop_table("model_versions")
+    op.drop_table("model_aliases")
+    with op.batch_alter_table("logged_models", schema=None) as batch_op:
+        batch_op.drop_index("logged_models_by_experiment")
+
+    op.drop_table("logged_models")
     with op.batch_alter_table("lineage_edges", schema=None) as batch_op:
         batch_op.drop_index("edges_by_parent")
 
     op.drop_table("lineage_edges")
+    op.drop_table("inputs")
     op.drop_table("experiment_tags")
     op.drop_table("registered_models")
     with op.batch_alter_table("jobs", schema=None) as batch_op:
