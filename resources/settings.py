@@ -5,12 +5,14 @@ embedded defaults, the configuration file (`HANZO_ML_CONFIG`, else `$HANZO_ML_HO
 `/etc/hanzo-ml/config.yaml`), environment variables (specification rows R1-R5).
 """
 
+import ipaddress
 import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -29,6 +31,14 @@ from resources.configuration import (
 )
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine only. A name but `localhost` may resolve to anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,6 +53,11 @@ class Server(Section):
     host: str = "127.0.0.1"
     port: int = Field(8057, ge=1, le=65535)
     workers: int = Field(1, ge=1)
+    allowed_hosts: tuple[str, ...] = Field(
+        ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
+        description="names under which clients reach the API, beside localhost and host",
+    )
+    max_body_bytes: int = Field(16 << 20, ge=1, description="of a request that is no upload of a file")
 
 
 class Dagster(Section):
@@ -96,8 +111,43 @@ class Stream(Section):
 
 
 class Auth(Section):
-    iam_url: str = "https://hanzo.id"
+    """Sign-in with the IAM's tokens (rows W1-W6). Which claims say what is not in the specification: it is set here."""
+
+    iam_url: str = Field("https://hanzo.id", description="issuer of the tokens; its keys are at /.well-known/jwks.json")
     verify_tokens: bool = False
+    audience: str = Field("hanzo-ml", min_length=1, description="what the claim aud of a token must name")
+    user_claim: str = Field("sub", description="claim with the user's id")
+    organization_claim: str = Field("organization", description="claim with the one organization of the user")
+    roles_claim: str = Field("roles", description="claim with a list of ml-admin, ml-researcher, ml-viewer")
+    leeway_seconds: int = Field(30, ge=0, le=300, description="how far the clocks of IAM and API may lie apart")
+    keys_refresh_seconds: int = Field(300, ge=0, description="age at which the IAM's keys are fetched again")
+    keys_retry_seconds: int = Field(10, ge=0, description="pause between two fetches, also for keys that are not known")
+    keys_limit_seconds: int = Field(3600, ge=1, description="how long keys hold while the IAM does not answer")
+
+    @field_validator("iam_url")
+    @classmethod
+    def cannot_be_forged(cls, value: str) -> str:
+        """Over plain HTTP, whoever sits on the wire could hand out keys of his own."""
+        try:
+            url = urlsplit(value)
+            known = bool(url.hostname) and not url.query and not url.fragment and not url.username and url.port != 0
+        except ValueError:
+            known = False
+        if not known or not (url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or ""))):
+            raise ValueError("no https:// address (http:// is allowed on this machine only)")
+        return value
+
+    @property
+    def issuer(self) -> str:
+        return self.iam_url.rstrip("/")
+
+
+class PriorityClasses(Section):
+    """Kueue's WorkloadPriorityClass for each priority of a job (checklist Z10: production is the highest)."""
+
+    low: str = "interactive"
+    medium: str = "batch"
+    high: str = "production"
 
 
 class Scheduler(Section):
@@ -106,6 +156,14 @@ class Scheduler(Section):
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
     max_concurrent_jobs: int = Field(32, ge=1)
     checkpoint_bucket: str = "hanzo-ml-checkpoints"
+    gang_backend: Literal["kueue", "indexed_job"] = Field(
+        "kueue", description="a JobSet behind Kueue, or an Indexed Job where the cluster has neither (checklist Z9)"
+    )
+    queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace")
+    priority_classes: PriorityClasses = PriorityClasses()
+    gpu_type_label: str = Field("ml.hanzo.ai/gpu-type", description="label of nodes whose value is one of gpu_types")
+    job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
+    tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
 
 
 class Hpo(Section):
@@ -114,9 +172,11 @@ class Hpo(Section):
 
 
 class Metrics(Section):
+    """Prometheus (rows V2-V6), on a port of its own beside the API."""
+
     enabled: bool = True
     port: int = Field(9090, ge=1, le=65535)
-    path: str = "/metrics"
+    path: str = Field("/metrics", pattern=r"^/[\w./-]*$")
 
 
 class Logging(Section):

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from hanzo_ml.cli.connection import Refused, call, stream
+from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -19,6 +20,9 @@ def submit(
     config: Annotated[Path | None, typer.Option(help="A YAML file: name, model, dataset, recipe, parameters.")] = None,
     model: Annotated[str | None, typer.Option(help="A model definition; enough by itself.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Queue a training job."""
@@ -36,6 +40,11 @@ def submit(
         document["parameters"] |= dict(assignment(text) for text in set_)
     for key, value in document.items():
         check_json(key, value)
+    if dry_run:
+        if as_json:
+            raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
+        module("hanzo_ml_assets.dry_run", json.dumps(document))
+        return
     job = call("POST", "/v1/jobs", json=document)
     show(job) if as_json else print(f"{job['id']} {job['status']}")
 

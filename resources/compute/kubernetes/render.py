@@ -1,0 +1,57 @@
+"""`render`: the objects of a job in the order in which they are applied; `to_yaml` writes them for people and kubectl."""
+
+from typing import Any
+from urllib.parse import urlparse
+
+import yaml
+
+from recipes.schema import Job
+from resources.compute.kubernetes.gang import gang_of
+from resources.compute.kubernetes.indexed_job import without_crds
+from resources.compute.kubernetes.jobset import job_set
+from resources.compute.kubernetes.pod import job_document
+from resources.settings import Scheduler
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
+"""Hosts that name the pod itself when a pod asks for them."""
+
+
+def render(job: Job, scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Exactly what is applied for a job.
+
+    Raises:
+        BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
+    """
+    gang = gang_of(job, scheduler)
+    runs = [job_set(gang)] if scheduler.gang_backend == "kueue" else without_crds(gang)
+    return [job_document(gang), *runs]
+
+
+def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:
+    """What a pod of this job could not reach with these settings, each with what to set."""
+    job = gang_of(job, scheduler).job
+    found = []
+    if urlparse(job.store.root).scheme == "file":
+        found.append(f"the object store {job.store.root}, a folder of this machine (set storage.endpoint)")
+    if job.tracking is not None and urlparse(job.tracking.uri).hostname in LOOPBACK:
+        found.append(f"the tracking server {job.tracking.uri}, which there is the pod itself (set scheduler.tracking_uri)")
+    return found
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of many lines as they are, and every object written out where it stands."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(objects: list[dict[str, Any]]) -> str:
+    """One YAML document for each object, keys in the order in which they were made."""
+    return "".join("---\n" + yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=1000) for item in objects)

@@ -1,0 +1,65 @@
+"""How the processes of a pod start: the program itself, or torchrun with the rendezvous of its gang (rows H1, H8, Z24).
+
+Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing is elastic here, because a gang that loses a
+pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
+"""
+
+from recipes.schema import Distributed
+from resources.compute.kubernetes.gang import Gang
+
+JOB_FILE = "/job/job.json"
+RENDEZVOUS_PORT = 29500
+GRACE_SECONDS = 300
+"""Row J3: from SIGTERM to SIGKILL. torchrun gives its processes less, so that it can still end in order itself."""
+SHUTDOWN_SECONDS = 270
+RENDEZVOUS_SECONDS = 900
+"""More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
+
+LAUNCHER = """\
+# torchrun exits with 1 whatever its processes exit with; here their code is told on, so that 78 (bad configuration) ends
+# the job at once and 143 (saved and left) can be seen.
+import sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+try:
+    main(sys.argv[1:])
+except ChildFailedError as error:
+    code = error.get_first_failure()[1].exitcode
+    sys.exit(code if code > 0 else 128 - code)
+except SignalException as error:
+    sys.exit(128 + error.sigval)
+"""
+
+
+def command(gang: Gang, rank_0: str) -> list[str]:
+    """The command of every pod of a gang; `rank_0` is the host name of its first.
+
+    `$(NODE_RANK)` is expanded by Kubernetes from the variable of that name, which the pod declares.
+    """
+    program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
+    if gang.processes is None:
+        return ["python", *program]
+    return [
+        "python",
+        "-c",
+        LAUNCHER,
+        f"--nnodes={gang.nodes}",
+        f"--nproc-per-node={gang.processes}",
+        "--node-rank=$(NODE_RANK)",
+        "--rdzv-backend=static",
+        f"--rdzv-id={gang.name}",
+        f"--rdzv-conf=timeout={RENDEZVOUS_SECONDS}",
+        f"--master-addr={rank_0 if gang.nodes > 1 else '127.0.0.1'}",
+        f"--master-port={RENDEZVOUS_PORT}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={SHUTDOWN_SECONDS}",
+        *program,
+    ]
+
+
+def network(distributed: Distributed | None) -> dict[str, str]:
+    """NCCL's variables for `rdma`: `auto` leaves the choice to NCCL, which takes InfiniBand where it finds it, else TCP."""
+    if distributed is None or distributed.backend != "nccl":
+        return {}
+    return {"auto": {}, "enabled": {"NCCL_NET": "IB"}, "disabled": {"NCCL_IB_DISABLE": "1"}}[distributed.rdma]

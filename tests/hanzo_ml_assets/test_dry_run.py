@@ -1,0 +1,192 @@
+"""`hanzo-ml job submit --dry-run`: what a submission would run, from the state folder alone, and nothing is written."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.v1.jobs import NewJob
+from hanzo_ml.cli import main as command_line
+from hanzo_ml_assets import dry_run
+from hanzo_ml_assets.checkpoint import make_plan, training_job
+from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.schema import Artifact
+from recipes.store import Store
+from resources.compute.kubernetes.render import render
+from resources.ingest import create_version
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "parameters": {}}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder with a split dataset, where nothing runs. Its name has what a URL could stumble over."""
+    place = tmp_path / "state of #1 100% ü"
+    monkeypatch.setenv("HANZO_ML_HOME", str(place))
+    with database() as opened:
+        add(opened, "ellarin", split=True)
+    return place
+
+
+class database:
+    """The metadata database of the state folder, for as long as the block lasts."""
+
+    def __enter__(self) -> Database:
+        self.opened = Database(Settings.load().database_url)
+        self.opened.migrate()
+        return self.opened
+
+    def __exit__(self, *_: object) -> None:
+        self.opened.close()
+
+
+def add(opened: Database, name: str, *, split: bool) -> None:
+    file = Settings.load().home / "data.jsonl"
+    file.write_text('{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n')
+    store = Store(Settings.load().store)
+    version, _ = create_version(
+        opened, store, name=name, path=file, format="jsonl", user="u", organization=DEFAULT_ORGANIZATION
+    )
+    splits = {}
+    for part in ("train", "validation", "test"):
+        artifact = Artifact(kind=part, uri=f"{version.storage_path}{part}", digest="0" * 64, size_bytes=1)
+        splits[part] = {"artifact": artifact.model_dump()}
+    with opened.write() as connection:
+        Datasets(opened).set_splits(connection, version, splits if split else {})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def printed(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The module in this process: starting Python once more for each test would take most of the time."""
+    monkeypatch.setattr(sys, "argv", ["dry_run", json.dumps(document)])
+    dry_run.main()
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    # The module sets it for its process; here that is ours.
+    monkeypatch.setenv("GIT_OPTIONAL_LOCKS", "0")
+    yield lambda **changed: printed(ASSISTANT | changed, monkeypatch, capsys)
+
+
+def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path) -> None:
+    before = snapshot(home.parent)
+    code = "from hanzo_ml.cli import main; main()"
+    arguments = ["job", "submit", "--model", "ellarin-assistant", "--set", "max_steps=7", "--dry-run"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    document, job_set = yaml.safe_load_all(done.stdout)
+    assert (document["kind"], job_set["kind"]) == ("ConfigMap", "JobSet")
+    assert json.loads(document["data"]["job.json"])["parameters"]["recipe"]["max_steps"] == 7
+    assert done.stdout.startswith("# hanzo-ml job submit --dry-run: nothing was submitted")
+    assert "# model ellarin-assistant, dataset ellarin@1, recipe smollm2-135m-lora" in done.stdout
+    assert snapshot(home.parent) == before
+
+
+def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
+    changed = {"parameters": {"max_steps": 5, "hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}}}
+    text = run(**changed)
+    control_plane = ControlPlane()
+    config = NewJob.model_validate(ASSISTANT | changed).model_dump(mode="json", exclude_none=True)
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=dry_run.UNNAMED)
+    plan = make_plan(dry_run.definition("ellarin-assistant"), dry_run.UNNAMED, control_plane)
+    job = training_job(plan, control_plane)
+    control_plane.database.close()
+    assert list(yaml.safe_load_all(text)) == render(job, control_plane.settings.scheduler)
+
+
+def test_the_same_command_prints_the_same_and_another_one_another(home: Path, run: Any) -> None:
+    text = run()
+    assert run() == text
+    assert run(parameters={"seed": 7}) != text
+
+
+def test_settings_choose_the_objects(home: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANZO_ML_SCHEDULER_GANG_BACKEND", "indexed_job")
+    monkeypatch.setenv("HANZO_ML_STORAGE_ENDPOINT", "http://minio:9000")
+    text = run(parameters={"distributed": {"num_nodes": 2, "gpus_per_node": 8}})
+    assert [item["kind"] for item in yaml.safe_load_all(text)] == ["ConfigMap", "Service", "Job"]
+    assert "cannot reach the object store" not in text and "cannot reach the tracking server" in text
+
+
+def test_what_a_running_stack_wrote_a_moment_ago_is_seen_and_left_alone(home: Path, run: Any) -> None:
+    with database() as opened:
+        add(opened, "late", split=True)
+        before = snapshot(home)
+        assert "hanzo-ml.db-wal" in before, "the database must be in use for this test"
+        assert "dataset late@1" in run(dataset="late")
+        after = snapshot(home)
+        memory = "hanzo-ml.db-shm"  # SQLite's shared memory holds who reads, not what was written
+        assert after | {memory: b""} == before | {memory: b""}
+
+
+def test_a_folder_where_nothing_has_run_stays_as_it_is(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "none"))
+    assert "dataset 'ellarin' has no version yet" in refused(run)
+    assert not (tmp_path / "none").exists()
+
+
+def refused(run: Any, **changed: Any) -> str:
+    with pytest.raises(SystemExit) as end:
+        run(**changed)
+    assert isinstance(end.value.code, str), "a text makes Python print it on standard error and exit with 1"
+    assert end.value.code.startswith("error: ") and "\n" not in end.value.code
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": "nobody"}, "there is no model definition 'nobody': use one of ellarin-assistant, sandbox, or add"),
+        ({"recipe": "nothing"}, "unknown recipe 'nothing': use one of smollm2-135m-lora"),
+        ({"parameters": {"max_step": 5}}, "job parameters: unknown key 'max_step'"),
+        ({"parameters": {"hardware": {"gpu_type": "abacus"}}}, "unknown gpu_type 'abacus'"),
+        ({"priority": "high"}, "job: unknown key 'priority'"),
+        ({"dataset": "nowhere"}, "there is no dataset 'nowhere': create it with `hanzo-ml dataset create"),
+        ({"dataset": "ellarin@9"}, "there is no dataset 'ellarin@9'"),
+        ({"dataset": "whole"}, "dataset whole@1 is not split yet: `hanzo-ml up` splits it"),
+        ({"model": "sandbox"}, "a job without a model definition needs a dataset"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_says_what_to_do(home: Path, run: Any, changed: Any, words: str) -> None:
+    with database() as opened:
+        add(opened, "whole", split=False)
+    before = snapshot(home)
+    assert words in refused(run, **changed)
+    assert snapshot(home) == before
+
+
+def test_a_database_that_does_not_answer_is_named(home: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANZO_ML_DATABASE_URL", "postgresql://u:c4n4ry@127.0.0.1:1/d")
+    line = refused(run)
+    assert "the metadata database can't be read" in line and "c4n4ry" not in line
+
+
+def test_the_command_line_asks_for_yaml_or_json_not_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hanzo-ml", "job", "submit", "--model", "m", "--dry-run", "--json"])
+    with pytest.raises(SystemExit) as end:
+        command_line()
+    assert end.value.code == 1 and "leave out --json" in capsys.readouterr().err
+
+
+def test_it_takes_what_the_api_takes() -> None:
+    def fields(model: Any) -> dict[str, Any]:
+        return {name: (field.annotation, field.default) for name, field in model.model_fields.items()}
+
+    assert fields(dry_run.Submission) == fields(NewJob)

@@ -1,0 +1,58 @@
+"""Jobs of every shape, and the parts of what is rendered for one."""
+
+from typing import Any
+
+from recipes.schema import Artifact, Distributed, Hardware, Job, Program, StoreAddress, Tracking
+from resources.compute.kubernetes.render import render
+from resources.settings import Scheduler
+
+GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
+KUEUE = Scheduler()
+PLAIN = Scheduler(gang_backend="indexed_job")
+
+
+def a_job(**changed: Any) -> Job:
+    job = Job(
+        id="15b7c536c11a40a0938c709f2b8b4758",
+        program=Program.TRAIN,
+        inputs={"train": Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/1", digest="0" * 64, size_bytes=1)},
+        parameters={"steps": 1},
+        result_uri="s3://hanzo-ml/runs/r/train.json",
+        store=StoreAddress(root="http://minio:9000", buckets={"datasets": "d", "checkpoints": "c", "models": "m"}),
+        work_dir="/home/somebody/jobs/r/train",
+        cache_dir="/home/somebody/cache",
+        tracking=Tracking(uri="http://ml.hanzo.svc:8057", run_id="r"),
+        hardware=Hardware(cpu=2, memory="4Gi"),
+    )
+    return job.model_copy(update=changed)
+
+
+JOBS = {
+    "one node": a_job(),
+    "four nodes of eight GPUs": a_job(hardware=GPUS, distributed=Distributed(strategy="fsdp", num_nodes=4)),
+    "two processes of one node": a_job(distributed=Distributed(gpus_per_node=2, backend="gloo")),
+    "no hardware at all": a_job(hardware=Hardware()),
+    "an id of a user": a_job(id="My_Run.7"),
+}
+DISTRIBUTED = JOBS["four nodes of eight GPUs"]
+
+
+def of_kind(kind: str, job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    [found] = [item for item in render(job, scheduler) if item["kind"] == kind]
+    return found
+
+
+def child(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    """The `spec` of the batch/v1 Job, wherever it is."""
+    if scheduler is PLAIN:
+        return dict(of_kind("Job", job, PLAIN)["spec"])
+    return dict(of_kind("JobSet", job)["spec"]["replicatedJobs"][0]["template"]["spec"])
+
+
+def pod(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    return dict(child(job, scheduler)["template"]["spec"])
+
+
+def program(job: Job, scheduler: Scheduler = KUEUE) -> dict[str, Any]:
+    [container] = pod(job, scheduler)["containers"]
+    return dict(container)

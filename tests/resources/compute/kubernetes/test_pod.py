@@ -1,0 +1,78 @@
+"""The pods of a job: their number, what each may use, and what none may do."""
+
+import json
+from typing import Any
+
+import pytest
+
+from recipes.schema import BadConfiguration, Distributed, Hardware, Job
+from resources.compute.kubernetes.render import render
+from resources.settings import Scheduler
+from tests.resources.compute.kubernetes.jobs import GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program
+
+
+def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
+    spec = child(a_job())
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
+    wanted = {"cpu": "2", "memory": "4Gi"}
+    assert program(a_job())["resources"] == {"requests": wanted, "limits": wanted}
+    assert "nodeSelector" not in pod(a_job()) and "tolerations" not in pod(a_job())
+    eight = a_job(hardware=GPUS)
+    assert program(eight)["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
+    assert pod(eight)["nodeSelector"] == {"ml.hanzo.ai/gpu-type": "nvidia-a100-80gb"}
+
+
+def test_a_gang_has_a_pod_for_each_node_and_the_gpus_of_each() -> None:
+    job = a_job(hardware=GPUS, distributed=Distributed(num_nodes=3, gpus_per_node=4))
+    for scheduler in (KUEUE, PLAIN):
+        assert (child(job, scheduler)["completions"], child(job, scheduler)["parallelism"]) == (3, 3)
+        assert program(job, scheduler)["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    on_cpus = program(JOBS["two processes of one node"])
+    assert "nvidia.com/gpu" not in on_cpus["resources"]["limits"] and "--nproc-per-node=2" in on_cpus["command"]
+
+
+@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_pods_keep_to_the_restricted_profile(job: Job, scheduler: Scheduler) -> None:
+    spec, container = pod(job, scheduler), program(job, scheduler)
+    assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] != 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert all(set(volume) <= {"name", "configMap", "emptyDir"} for volume in spec["volumes"])
+    assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
+    assert spec["terminationGracePeriodSeconds"] == 300
+
+
+def test_secrets_come_as_environment_and_only_by_name() -> None:
+    assert program(a_job(), KUEUE)["envFrom"] == [{"secretRef": {"name": "hanzo-ml-job"}}]
+    [named] = [item for item in render(a_job(), Scheduler(job_secret="mine")) if item["kind"] == "JobSet"]
+    assert json.dumps(named).count('"secretRef": {"name": "mine"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("rdma", "variables"), [("auto", {}), ("enabled", {"NCCL_NET": "IB"}), ("disabled", {"NCCL_IB_DISABLE": "1"})]
+)
+def test_rdma(rdma: Any, variables: dict[str, str]) -> None:
+    job = a_job(hardware=GPUS, distributed=Distributed(rdma=rdma))
+    found = {item["name"]: item.get("value") for item in program(job)["env"] if item["name"].startswith("NCCL")}
+    assert found == variables
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [
+        (
+            Hardware(gpus=1, gpu_type="abacus"),
+            "unknown gpu_type 'abacus': use one of .* or add it to scheduler",
+        ),
+        (Hardware(memory="much"), "hardware.memory 'much' is no quantity: write a number and Gi"),
+    ],
+)
+def test_hardware_that_cannot_be_had_is_refused(hardware: Hardware, words: str) -> None:
+    with pytest.raises(BadConfiguration, match=words):
+        render(a_job(hardware=hardware), KUEUE)

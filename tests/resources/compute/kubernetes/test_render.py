@@ -1,0 +1,140 @@
+"""What is applied for a job: objects that the API server takes, under the rules of specification and facts."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_validate import ValidationError
+
+from recipes.schema import Distributed, Job, Program, Schedule, StoreAddress, Tracking
+from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.settings import Scheduler
+from tests.resources.compute.kubernetes.jobs import (
+    DISTRIBUTED,
+    GPUS,
+    JOBS,
+    KUEUE,
+    PLAIN,
+    a_job,
+    child,
+    of_kind,
+    pod,
+    program,
+)
+from tests.resources.compute.kubernetes.schemas import check
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_the_api_server_takes_every_object(job: Job, scheduler: Scheduler) -> None:
+    objects = render(job, scheduler)
+    for item in objects:
+        check(item)
+        assert item["metadata"]["namespace"] == "hanzo-ml"
+    assert list(yaml.safe_load_all(to_yaml(objects))) == objects
+
+
+def test_the_check_finds_a_key_that_nobody_knows() -> None:
+    broken = of_kind("JobSet", a_job())
+    broken["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["restartPolice"] = "Never"
+    with pytest.raises(ValidationError, match="restartPolice"):
+        check(broken)
+
+
+def test_what_is_applied_in_which_order() -> None:
+    assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "JobSet"]
+    assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Service", "Job"]
+    assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Job"]
+
+
+def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
+    scheduler = Scheduler(tracking_uri="http://hanzo-ml.hanzo-ml.svc:8057")
+    [text] = of_kind("ConfigMap", a_job(), scheduler)["data"].values()
+    read = Job.model_validate_json(text)
+    assert read.work_digest == a_job().work_digest
+    assert (read.work_dir, read.cache_dir) == ("/work/job", "/work/cache")
+    assert read.tracking == Tracking(uri="http://hanzo-ml.hanzo-ml.svc:8057", run_id="r")
+    moved = {"work_dir", "cache_dir", "tracking"}
+    assert read.model_dump(exclude=moved) == a_job().model_dump(exclude=moved)
+    assert program(a_job())["command"] == ["python", "-m", "recipes.train", "/job/job.json"]
+    mounted = {mount["mountPath"]: mount["name"] for mount in program(a_job())["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod(a_job())["volumes"]}
+    assert volumes[mounted["/job"]]["configMap"]["name"] == of_kind("ConfigMap", a_job())["metadata"]["name"]
+    assert "emptyDir" in volumes[mounted["/work"]] and "emptyDir" in volumes[mounted["/tmp"]]
+
+
+@pytest.mark.parametrize(("priority", "name"), [("low", "interactive"), ("medium", "batch"), ("high", "production")])
+def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, name: str) -> None:
+    item = of_kind("JobSet", a_job(schedule=Schedule(priority=priority, max_duration="1.5h")))
+    labels = item["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "hanzo-ml"
+    assert labels["kueue.x-k8s.io/priority-class"] == name
+    assert labels["kueue.x-k8s.io/max-exec-time-seconds"] == "5400"
+    assert item["spec"]["suspend"] is True
+    assert "activeDeadlineSeconds" not in child(a_job())
+
+
+def test_evicted_pods_restart_the_gang_and_bad_configuration_ends_it() -> None:
+    spec, policy = child(DISTRIBUTED), of_kind("JobSet", DISTRIBUTED)["spec"]["failurePolicy"]
+    assert spec["backoffLimit"] == 0 and pod(DISTRIBUTED)["restartPolicy"] == "Never"
+    assert policy["maxRestarts"] == 5
+    actions = {}
+    for rule in policy["rules"]:
+        [pattern] = rule["onJobFailureMessagePatterns"]
+        place = int(pattern.removeprefix("matching FailJob rule at index ").removesuffix("$"))
+        assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+        assert spec["podFailurePolicy"]["rules"][place]["action"] == "FailJob"
+        actions[rule["action"]] = spec["podFailurePolicy"]["rules"][place]
+    assert actions["FailJobSet"]["onExitCodes"]["values"] == [78]
+    disrupted = actions["RestartJobSetAndIgnoreMaxRestarts"]["onPodConditions"]
+    assert disrupted == [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
+    gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
+    assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 5
+    assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
+    assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
+    assert gang["activeDeadlineSeconds"] == 48 * 3600
+    assert "suspend" not in gang  # nobody would start it again
+
+
+CHANGES = {
+    "id": {"id": "other"},
+    "program": {"program": Program.EVALUATE},
+    "parameters": {"parameters": {"steps": 2}},
+    "hardware": {"hardware": GPUS},
+    "nodes": {"distributed": Distributed(num_nodes=2)},
+    "priority": {"schedule": Schedule(priority="high")},
+    "duration": {"schedule": Schedule(max_duration="1h")},
+    "store": {"store": StoreAddress(root="http://elsewhere:9000", buckets={})},
+}
+
+
+@pytest.mark.parametrize("scheduler", [KUEUE, PLAIN], ids=["kueue", "indexed_job"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_job_is_another_text_and_the_same_job_the_same(change: dict[str, Any], scheduler: Scheduler) -> None:
+    text = to_yaml(render(a_job(), scheduler))
+    assert to_yaml(render(a_job(), scheduler)) == text
+    assert to_yaml(render(a_job(**change), scheduler)) != text
+
+
+def test_what_a_pod_cannot_reach_is_said() -> None:
+    assert out_of_reach(a_job(), KUEUE) == []
+    here = a_job(
+        store=StoreAddress(root="file:///objects", buckets={}), tracking=Tracking(uri="http://0.0.0.0:8057", run_id="r")
+    )
+    store, tracking = out_of_reach(here, KUEUE)
+    assert "set storage.endpoint" in store and "set scheduler.tracking_uri" in tracking
+    assert len(out_of_reach(here, Scheduler(tracking_uri="http://ml:8057"))) == 1
+
+
+def test_nothing_here_loads_dagster_or_torch() -> None:
+    code = "import sys, resources.compute.kubernetes.render; print({'dagster', 'torch', 'kubernetes'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
