@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.dataset import group_name
-from hanzo_ml_assets.definition import ModelDefinition, load_recipe
+from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.run_record import RunRecord, read_environment, read_record, write_record
-from recipes.schema import Artifact, BadConfiguration, Job, Program, Recipe, Result, Tracking, TrainingFacts, first_problem
+from recipes.recipe import Recipe
+from recipes.results import TrainingFacts
+from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
@@ -141,7 +143,7 @@ def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Reci
     Raises:
         BadConfiguration: unknown recipe or a parameter that does not fit it.
     """
-    recipe = with_parameters(load_recipe(config.get("recipe") or model.recipe), config.get("parameters") or {})
+    recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
     return str(config.get("dataset") or model.dataset), recipe
 
 
@@ -158,14 +160,6 @@ def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, rec
     )
     run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
     return Plan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
-
-
-def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
-    """A recipe with some of its keys changed by the job."""
-    try:
-        return Recipe.model_validate(recipe.model_dump(mode="json") | dict(parameters))
-    except ValidationError as error:
-        raise BadConfiguration(f"job parameters: {first_problem(error)}") from None
 
 
 def training_job(plan: Plan, control_plane: ControlPlane) -> Job:

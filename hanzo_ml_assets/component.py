@@ -8,12 +8,13 @@ from pydantic import BaseModel
 
 from hanzo_ml_assets.checkpoint import build_checkpoint
 from hanzo_ml_assets.dataset import build_dataset_assets
-from hanzo_ml_assets.definition import DatasetDefinition, ModelDefinition, load_recipe
+from hanzo_ml_assets.definition import DatasetDefinition, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment
 from hanzo_ml_assets.evaluation import build_evaluation
 from hanzo_ml_assets.export import build_exports
 from hanzo_ml_assets.promotion import build_promotion
 from hanzo_ml_assets.version import build_version
+from recipes.recipe import Recipe
 
 
 class Dataset(dg.Component):  # type: ignore[misc]
@@ -46,7 +47,7 @@ class FineTunedModel(dg.Component):  # type: ignore[misc]
 
     @classmethod
     def load(cls, attributes: ModelDefinition, context: dg.ComponentLoadContext) -> Self:
-        load_recipe(attributes.recipe)  # a recipe that is missing or broken is told when the graph is loaded, not at night
+        Recipe.named(attributes.recipe)  # a recipe that is missing or broken is told when the graph is loaded, not at night
         return cls(attributes)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

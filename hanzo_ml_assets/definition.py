@@ -1,15 +1,11 @@
 """What a user writes in a `defs.yaml`: datasets and models as types, checked when the graph is loaded."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-import recipes
-from recipes.schema import BadConfiguration, Frozen, PrepareParameters, Recipe
-
-RECIPES = Path(recipes.__file__).resolve().parent
-
+from recipes.parameters import PrepareParameters
+from recipes.schema import Frozen
 
 SANDBOX = "sandbox"
 """The standing definitions for self-serve work: any dataset and any model that has no definition of its own."""
@@ -75,11 +71,3 @@ class ModelDefinition(Frozen):
     def registered_name(self, job_name: str) -> str:
         """Under which name the registry has a job's model: in the sandbox, the job's own."""
         return job_name if self.name == SANDBOX else self.name
-
-
-def load_recipe(name: str) -> Recipe:
-    """A recipe by the name of its file in recipes/. Raises BadConfiguration, naming the recipes there are."""
-    known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
-    if name not in known:  # a path is no name: a job must not read files of the server
-        raise BadConfiguration(f"unknown recipe {name!r}: use one of {', '.join(known)}")
-    return Recipe.load(RECIPES / f"{name}.yaml")

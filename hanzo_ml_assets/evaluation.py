@@ -10,7 +10,8 @@ from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.gate import Verdict, judge
 from hanzo_ml_assets.run_record import read_record
-from recipes.schema import Artifact, EvaluationReport, Job, Program, Result
+from recipes.results import EvaluationReport
+from recipes.schema import Artifact, Job, Program, Result
 from resources.lineage.record import record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.run_data import RunData

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 
-from recipes.schema import Artifact, Recipe
+from recipes.recipe import Recipe
+from recipes.schema import Artifact
 from recipes.store import Store
 
 LOCK_FILE = "requirements.lock"

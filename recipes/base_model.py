@@ -14,8 +14,9 @@ from urllib.parse import unquote, urlparse
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipes.recipe import BaseModelRef
 from recipes.runner import say
-from recipes.schema import Artifact, BadConfiguration, BaseModelRef, Manifest
+from recipes.schema import Artifact, BadConfiguration, Manifest
 from recipes.store import Store, describe, sha256_of
 
 

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from recipes.gguf_export import export_gguf
 from recipes.merge import merge
+from recipes.parameters import ConvertParameters
 from recipes.runner import main, say
-from recipes.schema import Artifact, BadConfiguration, ConvertParameters, Job, Result, first_problem
+from recipes.schema import Artifact, BadConfiguration, Job, Result, first_problem
 from recipes.store import Store
 
 GGUF_NAME = "model.gguf"

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from recipes.parameters import PrepareParameters
 from recipes.records import normalize, read_json_lines, write_json_lines
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, PrepareParameters, Result
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 
 SPLITS = ("train", "validation", "test")

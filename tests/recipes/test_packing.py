@@ -13,8 +13,9 @@ from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.evaluate import mean_loss
 from recipes.packing import Row, collate, first_fit, pack
+from recipes.recipe import Recipe
 from recipes.records import IGNORED, Example, Record, encode
-from recipes.schema import Recipe, StoreAddress
+from recipes.schema import StoreAddress
 from recipes.store import Store
 from recipes.train import CheckpointingTrainer, arguments, load_for_training
 from tests.recipes.tiny_model import make_tiny_model

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes.parameters import PrepareParameters
 from recipes.prepare import SPLITS, leaked, prepare, split
 from recipes.records import normalize, read_records, write_json_lines
-from recipes.schema import BadConfiguration, Job, PrepareParameters, Program, Result, StoreAddress
+from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.store import Store
 
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]

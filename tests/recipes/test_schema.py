@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from recipes.recipe import Recipe
+from recipes.results import TrainingFacts
 from recipes.schema import (
     Artifact,
     BadConfiguration,
@@ -17,10 +19,8 @@ from recipes.schema import (
     Job,
     Manifest,
     Program,
-    Recipe,
     Result,
     StoreAddress,
-    TrainingFacts,
     canonical_json,
 )
 
