@@ -6,13 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test up down status lint bench
+.PHONY: demo test up down status lint bench bench-tracking
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
 
 test: $(INSTALLED) lint
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -26,6 +26,9 @@ up down status: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/chain.py
+
+bench-tracking: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.tracking
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \

@@ -8,18 +8,46 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
+from api.abandoned_uploads import remove_in_background
+from api.audit import AuditTrail
+from api.auth.guard import Guard
+from api.auth.routes import Routes
+from api.auth.sign_in import token_verifier
 from api.host_guard import LOOPBACK_NAMES, HostGuard
-from api.mlflow import artifacts, experiments, logged_models, metrics, runs, server_info
+from api.hot.routes import hot_routes
+from api.mlflow import (
+    artifacts,
+    experiments,
+    inputs,
+    logged_models,
+    metric_sampling,
+    metrics,
+    model_versions,
+    multipart,
+    outputs,
+    registered_models,
+    runs,
+    server_info,
+    version_files,
+)
+from api.prometheus.requests import RequestTimes, request_histogram
+from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
-from api.v1 import datasets, events, jobs, models
+from api.ui import files, graphql, static_files
+from api.ui.read_only import ReadOnlyPages
+from api.v1 import audit, datasets, events, jobs, models
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
+from api.verified_files import VerifiedFiles
 from recipes.store import Store
+from resources.metadata.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
+from resources.metadata.run_writer import RunWriter
 from resources.metadata.tracking import Tracking
 from resources.settings import Settings
 
@@ -29,19 +57,32 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
     experiments.router,
     runs.router,
     metrics.router,
+    version_files.router,
     artifacts.router,
+    multipart.router,
+    inputs.router,
     logged_models.router,
+    registered_models.router,
+    model_versions.router,
+    outputs.router,
+    metric_sampling.router,
 )
 """Served below both of `MLFLOW_PREFIXES`."""
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
+    inputs.stock_paths,
     v1_experiments.router,
     v1_runs.router,
     events.router,
+    audit.router,
     datasets.router,
     jobs.router,
     models.router,
+    models.aliases,
+    static_files.router,
+    files.router,
+    graphql.router,
 )
 """Served as they are."""
 
@@ -52,7 +93,10 @@ MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
 def create_app(settings: Settings) -> FastAPI:
     """The application over the settings' database and store. Connects to nothing before it is started."""
     database = Database(settings.database_url)
-    store = Store(settings.store)
+    store = Store(settings.store, settings.storage.variables)
+    writer = RunWriter(database)
+
+    trail = AuditTrail(database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,17 +105,22 @@ def create_app(settings: Settings) -> FastAPI:
         except SQLAlchemyError as error:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
-        yield
+        remove_in_background(settings.store, settings.storage.variables)
+        async with trail.running():
+            yield
+        await run_in_threadpool(writer.close)
         database.close()
 
-    app = FastAPI(title="Hanzo ML", lifespan=lifespan)
+    app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES)
     app.state.settings = settings
     app.state.database = database
     app.state.store = store
     app.state.tracking = Tracking(database)
-    app.state.run_artifacts = RunArtifacts(store)
+    app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database))
+    app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     errors.install(app)
-    app.add_middleware(HostGuard, allowed=LOOPBACK_NAMES | {settings.server.host})
+    app.add_middleware(ReadOnlyPages)
+    app.router.routes[:0] = hot_routes(MLFLOW_PREFIXES, writer, app.router)
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
             app.include_router(router, prefix=prefix)
@@ -79,4 +128,22 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(server_info.router, prefix=prefix)
     for router in ROUTERS:
         app.include_router(router)
+    protect(app, settings, database, trail)
     return app
+
+
+def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTrail) -> None:
+    """Put what every request passes in front of an application that has all its routes, the innermost first."""
+    routes = Routes(app)
+    registry = app.state.prometheus = CollectorRegistry()
+    registry.register(DatabaseTotals(database, settings.store))
+    app.add_middleware(
+        Guard,
+        routes=routes,
+        tokens=token_verifier(settings),
+        database=database,
+        trail=trail,
+        max_body_bytes=settings.server.max_body_bytes,
+    )
+    app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
+    app.add_middleware(RequestTimes, routes=routes, histogram=request_histogram(registry))

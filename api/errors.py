@@ -8,10 +8,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.store import BrokenArtifact
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
@@ -25,12 +27,28 @@ CODE_OF_STATUS = {
 }
 
 
+class ErrorBody(BaseModel):
+    """Every error's answer."""
+
+    error_code: str
+    message: str
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "the request is refused; the message says what to do"},
+    "5XX": {"model": ErrorBody, "description": "the server cannot do it, or not now"},
+}
+"""What each route may answer besides what it is there for."""
+
+
 def install(app: FastAPI) -> None:
     """Give the application its one way to answer errors."""
     app.add_exception_handler(HanzoError, _refused)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(BrokenArtifact, _no_artifact)
+    app.add_exception_handler(StoreFull, _store_full)
+    app.add_exception_handler(StoreUnavailable, _store_unavailable)
     app.add_exception_handler(DataError, _no_data)
     for unavailable in (OperationalError, InterfaceError, NoConnection):
         app.add_exception_handler(unavailable, _unavailable)
@@ -39,6 +57,10 @@ def install(app: FastAPI) -> None:
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
     return JSONResponse({"error_code": code.value, "message": message}, status or HTTP_STATUS[code])
+
+
+def no_such_route(method: str, path: str) -> HanzoError:
+    return HanzoError(ErrorCode.ENDPOINT_NOT_FOUND, f"There is no {method} {path[:250]} on this server")
 
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
@@ -55,7 +77,7 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = CODE_OF_STATUS.get(error.status_code)
     if code is ErrorCode.ENDPOINT_NOT_FOUND:
-        message = f"There is no {request.method} {request.url.path[:250]} on this server"
+        message = no_such_route(request.method, request.url.path).message
     else:
         message = str(error.detail)
     return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code)
@@ -64,6 +86,16 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 def _no_artifact(_: Request, error: Exception) -> JSONResponse:
     log.info("refused an artifact path: %s", error)
     return error_response(ErrorCode.INVALID_PARAMETER_VALUE, "The artifact path is not one of this server's store")
+
+
+def _store_full(_: Request, error: Exception) -> JSONResponse:
+    log.error("the object store is full: %s", error)
+    return error_response(ErrorCode.RESOURCE_EXHAUSTED, "The object store is full, and nothing was stored: free some space")
+
+
+def _store_unavailable(_: Request, error: Exception) -> JSONResponse:
+    log.error("the object store is unavailable: %s", error)
+    return error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, "The object store is unavailable: try again later")
 
 
 def _no_data(_: Request, error: Exception) -> JSONResponse:
@@ -89,7 +121,7 @@ def first_problem(problems: Sequence[Any]) -> str:
         return f"Malformed JSON in the request body: {problem['ctx']['error']}"
     if not where:
         return "The request body must be a JSON object, sent with Content-Type: application/json"
-    if problem["type"] == "missing":
+    if problem["type"] in ("missing", "string_too_short"):
         return f"Missing value for required parameter '{where}'. {ALSO}"
     return f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied: {problem['msg']}. {ALSO}"
 

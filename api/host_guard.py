@@ -1,41 +1,63 @@
-"""Loopback without sign-in serves loopback names only, so that no web page can reach it through DNS rebinding."""
+"""What a browser may do with this server: nothing for a page of another site, and no guessing at what a file is.
+
+A request must name this server by one of its own names, so that no page reaches it through DNS rebinding (CVE-2025-14279); a
+page of another origin is refused, and no answer carries an Access-Control header. Probes are let through by any name:
+Kubernetes calls them by the address of the pod, and they tell nothing.
+"""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import error_response
 from resources.errors import ErrorCode
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+PROBES = frozenset({"/alive", "/ready", "/health"})
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
 
 
 class HostGuard:
-    """ASGI middleware: refuses a request whose Host or Origin is none of `allowed`."""
+    """ASGI middleware: refuses a request whose Host or Origin is none of `allowed`, and marks every answer."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self._app = app
-        self._allowed = frozenset(allowed)
+        self._allowed = frozenset(name.lower() for name in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            origin = headers.get("origin")
-            if host_name(f"//{headers.get('host', '')}") not in self._allowed:
-                await self._refuse("Host", scope, receive, send)
-                return
-            if origin is not None and host_name(origin) not in self._allowed:
-                await self._refuse("Origin", scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        marked = no_sniff(send)
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if scope["path"] not in PROBES and host_name(f"//{headers.get('host', '')}") not in self._allowed:
+            await self._refuse("Host", scope, receive, marked)
+        elif origin is not None and host_name(origin) not in self._allowed:
+            await self._refuse("Origin", scope, receive, marked)
+        else:
+            await self._app(scope, receive, marked)
 
     async def _refuse(self, header: str, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"The {header} header does not name this machine: use {', '.join(sorted(self._allowed))}"
+        names = ", ".join(sorted(self._allowed))
+        message = f"The {header} header does not name this server: use {names}, or set server.allowed_hosts"
         await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
 
 
+def no_sniff(send: Send) -> Send:
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message.get("headers", ())
+            message["headers"] = [*(header for header in headers if header[0] != NO_SNIFF[0]), NO_SNIFF]
+        await send(message)
+
+    return marked
+
+
+@lru_cache(maxsize=256)  # of a handful of names, for every request
 def host_name(url: str) -> str | None:
     """The host of a URL or of `//HOST:PORT`, without its port."""
     try:

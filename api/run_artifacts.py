@@ -1,26 +1,32 @@
-"""The files of a run: names checked, then mapped onto the object store.
+"""The files of a run or of a logged model: names checked, then mapped onto the object store.
 
-MLflow names them `mlflow-artifacts:/{experiment}/{run}/artifacts/NAME`, the product `s3://hanzo-ml/runs/{run}/artifacts/NAME`.
-What belongs here: that mapping, and what may be a name. What does not: whether the run exists and may be written to.
+MLflow names them `mlflow-artifacts:/{experiment}/{run}/artifacts/NAME` and `mlflow-artifacts:/{experiment}/models/{model}/
+artifacts/NAME`, the product `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`: an id names one thing, whatever it is.
+What belongs here: that mapping, and what may be a name. What does not: whether the owner exists and may be written to.
 """
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
+from starlette.concurrency import run_in_threadpool
+
+from api.checksums import Promised
+from api.verified_files import Uploaded, VerifiedFile, VerifiedFiles
 from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError, invalid, not_found
 
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ud800-\udfff\ufffd]")
-"""Characters that some URI, shell or decoder reads as structure; a percent sign would be a second encoding, and U+FFFD is
-what bytes that are no UTF-8 are decoded to."""
+FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
+"""Characters that some URI, shell or decoder reads as structure; U+FFFD is what bytes that are no UTF-8 are decoded to."""
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1000
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder directly below another. `size` is None for folders, and where the store does not tell it."""
+    """A file or folder directly below another. `size` is None for folders."""
 
     path: str
     is_dir: bool
@@ -30,80 +36,93 @@ class Entry:
 def checked_path(path: str) -> str:
     """A relative path that means the same to everybody. Raises a 400 for anything that climbs, escapes or hides."""
     parts = path.split("/")
-    if FORBIDDEN.search(path) or any(part in ("", ".", "..") for part in parts):
-        raise invalid("Invalid artifact path: use names without '..', '\\', '#', '?' and '%', separated by single slashes")
+    # What can be decoded once more would be another name to whoever does; a percent sign alone ("50 %") is one.
+    if FORBIDDEN.search(path) or unquote(path) != path or any(part in ("", ".", "..") for part in parts):
+        raise invalid("Invalid path")  # literally: MLflow's clients and tests compare it
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise invalid(f"Invalid artifact path: at most {MAX_NAME_BYTES} bytes in a name, {MAX_PATH_BYTES} in all")
     return path
 
 
+def checked_folder(path: str) -> str:
+    """As `checked_path`, for what is listed: clients ask for "." and "./folder", and write a slash at the end."""
+    folder = "/".join(part for part in path.removesuffix("/").split("/") if part != ".")
+    return checked_path(folder) if folder else ""
+
+
 class RunArtifacts:
-    """Files of runs in an object store."""
+    """Files of runs and of logged models in an object store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, files: VerifiedFiles) -> None:
+        self._files = files
+        self._store = files.store
 
-    def put(self, run_id: str, path: str, source: Path) -> str:
-        """Store a local file under `path`, whole or not at all. Returns its logical URI."""
-        uri = artifact_uri(run_id, checked_path(path))
-        parents = path.split("/")[:-1]
-        if any(self._is_file(artifact_uri(run_id, "/".join(parents[: end + 1]))) for end in range(len(parents))):
-            raise invalid("Invalid artifact path: a part of it is a file already")
-        if self._store.list(uri):
-            raise invalid("Invalid artifact path: it is a folder already")
-        self._store.put_file(uri, source)
-        return uri
+    async def receive(
+        self, owner: str, path: str, body: AsyncIterator[bytes], promised: Promised, declared_size: int | None
+    ) -> Uploaded:
+        """Store a body under `path`, whole or not at all."""
+        uri = artifact_uri(owner, checked_path(path))
+        await run_in_threadpool(self._check_free, owner, path)
+        return await self._files.receive(uri, body, promised, declared_size)
 
-    def entries(self, run_id: str, folder: str) -> list[Entry]:
+    def entries(self, owner: str, folder: str) -> list[Entry]:
         """What lies directly below a folder, by name; nothing where there is no such folder."""
-        root = artifact_uri(run_id, checked_path(folder) if folder else "")
-        below = [uri.removeprefix(root + "/") for uri in self._store.list(root)]
-        names = sorted({name.partition("/")[0]: "/" in name for name in below}.items())
-        prefix = f"{folder}/" if folder else ""
-        return [
-            Entry(prefix + name, is_dir, None if is_dir else self._size(artifact_uri(run_id, prefix + name)))
-            for name, is_dir in names
-        ]
+        folder = checked_folder(folder)
+        return entries_below(self._store, artifact_uri(owner, folder), f"{folder}/" if folder else "")
 
-    def local_file(self, run_id: str, path: str) -> Path | None:
-        """The file itself, where the store is a folder. Raises a 404 where it is missing, None where it is elsewhere."""
-        local = self._store.local_path(artifact_uri(run_id, checked_path(path)))
-        if local is not None and not local.is_file():
-            raise no_artifact(path)
-        return local
-
-    def read(self, run_id: str, path: str) -> bytes:
-        # Whole, through memory: only where the store is no folder, else `local_file` serves it.
+    def open(self, owner: str, path: str) -> VerifiedFile:
+        """The file, verified. Raises a 404 where there is none, a 409 where its bytes are not the uploaded ones."""
         try:
-            return self._store.get_bytes(artifact_uri(run_id, checked_path(path)))
+            return self._files.open(artifact_uri(owner, checked_path(path)), owner)
         except FileNotFoundError:
             raise no_artifact(path) from None
 
-    def delete(self, run_id: str, path: str) -> None:
+    def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder."""
-        uri = artifact_uri(run_id, checked_path(path))
+        uri = artifact_uri(owner, checked_path(path))
         if not self._store.exists(uri):
             raise no_artifact(path)
-        self._store.delete(uri)
+        self._files.delete(uri)
 
-    def published(self, run_id: str) -> list[dict[str, str]]:
-        """Everything that a run has in the store, as the specification's {key, path}; an artifact with a manifest is one."""
-        root = f"s3://hanzo-ml/runs/{run_id}"
-        uris = self._store.list(root)
-        folders = [uri.removesuffix(MANIFEST) for uri in uris if uri.endswith("/" + MANIFEST)]
-        files = [uri for uri in uris if not any(uri.startswith(folder) for folder in folders)]
+    def published(self, owner: str) -> list[dict[str, Any]]:
+        """Everything that a run has in the store, as the specification's {key, path} (row E4) and its size; an artifact with
+        a manifest is one.
+        """
+        root = f"s3://hanzo-ml/runs/{owner}"
+        found = self._store.entries(root)
+        folders = [entry.uri.removesuffix(MANIFEST) for entry in found if entry.uri.endswith("/" + MANIFEST)]
+        sizes: dict[str, int] = {}
+        for entry in found:
+            place = next((folder for folder in folders if entry.uri.startswith(folder)), entry.uri)
+            sizes[place] = sizes.get(place, 0) + entry.size
         return [
-            {"key": uri.removeprefix(f"{root}/").removeprefix("artifacts/").rstrip("/"), "path": uri}
-            for uri in sorted([*folders, *files])
+            {"key": uri.removeprefix(f"{root}/").removeprefix("artifacts/").rstrip("/"), "path": uri, "size": sizes[uri]}
+            for uri in sorted(sizes)
         ]
 
-    def _is_file(self, uri: str) -> bool:
-        local = self._store.local_path(uri)
-        return local is not None and local.is_file()
+    def _check_free(self, owner: str, path: str) -> None:
+        """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""
+        parents = path.split("/")[:-1]
+        if any(self._is_file(artifact_uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
+            raise invalid("Invalid artifact path: a part of it is a file already")
+        if self._store.entries(artifact_uri(owner, path)):
+            raise invalid("Invalid artifact path: it is a folder already")
 
-    def _size(self, uri: str) -> int | None:
-        local = self._store.local_path(uri)
-        return None if local is None else local.stat().st_size
+    def _is_file(self, uri: str) -> bool:
+        try:
+            self._store.size(uri)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
+    """Files and folders directly below a URI, by name; `prefix` goes before each."""
+    found: dict[str, Entry] = {}
+    for below in store.entries(root):
+        name, slash, _ = below.uri.removeprefix(root + "/").partition("/")
+        found[name] = Entry(prefix + name, bool(slash), None if slash else below.size)
+    return [found[name] for name in sorted(found)]
 
 
 def artifact_uri(run_id: str, path: str) -> str:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
+from hanzo_ml.credentials import authorization
 from hanzo_ml.points import Point, is_refusal, newest_steps
 
 API = "/api/2.0/mlflow"
@@ -55,7 +56,8 @@ class Transport:
 
     def _call(self, method: str, path: str, **request: Any) -> Mapping[str, Any]:
         try:
-            response = self._http.request(method, path, **request)
+            headers = authorization() | request.pop("headers", {})
+            response = self._http.request(method, path, headers=headers, **request)
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._http.base_url} does not answer: {error}") from None
         try:

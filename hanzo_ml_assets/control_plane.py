@@ -37,7 +37,7 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
     @cached_property
     def store(self) -> Store:
-        return Store(self.settings.store)
+        return Store(self.settings.store, self.settings.storage.variables)
 
     @cached_property
     def compute(self) -> Compute:

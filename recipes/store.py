@@ -1,33 +1,23 @@
-"""The object store, as programs and the control plane alike see it: logical URIs in, bytes out, manifest last.
+"""The object store, as programs and the control plane alike see it: artifacts in and out, manifest last.
 
-The only place that touches `obstore`. Logical URIs are the specification's (`s3://hanzo-ml/<kind>/...` and
-`s3://hanzo-models/...`, checklist Z8); `StoreAddress.buckets` maps their kinds to real buckets, which are folders below
-`root` in embedded mode. What an artifact means is not known here.
+An artifact is files and a manifest with their SHA-256. What its files mean is not known here; how bytes travel is
+`recipes.objects`, where they lie `recipes.addresses`.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlparse
 
-import obstore
-from obstore.exceptions import GenericError
-from obstore.store import LocalStore, S3Store
 from pydantic import JsonValue, ValidationError
 
-from recipes.schema import Artifact, FileRecord, Manifest, StoreAddress
+from recipes.addresses import BrokenArtifact
+from recipes.objects import Objects
+from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.stored_object import CHUNK
+
+__all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
 
 MANIFEST = "manifest.json"
-KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints"}
-CHUNK = 1 << 20
-UNUSABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""What no object's name can hold: control characters (a rule of obstore), and halves of characters, which no UTF-8 has."""
-
-
-class BrokenArtifact(Exception):
-    """Bytes in the store are not what their manifest or their name says."""
 
 
 def sha256_of(path: Path) -> str:
@@ -48,96 +38,13 @@ def describe(folder: Path) -> tuple[FileRecord, ...]:
     )
 
 
-class Store:
-    """Reads and writes artifacts at a `StoreAddress`. S3 credentials come from the AWS variables of the environment."""
-
-    def __init__(self, address: StoreAddress) -> None:
-        self.address = address
-        self._buckets: dict[str, LocalStore | S3Store] = {}
-
-    def _locate(self, uri: str) -> tuple[str, str]:
-        """Logical URI -> (bucket, key)."""
-        scheme, _, rest = uri.partition("://")
-        logical, _, key = rest.partition("/")
-        key = key.strip("/")
-        # Not urlparse: it drops newlines, and takes `#`, `?` and `%` in a name for syntax.
-        if scheme != "s3" or not logical or any(part in ("", ".", "..") or UNUSABLE.search(part) for part in key.split("/")):
-            raise BrokenArtifact(f"not a URI of this store: {uri!r}")
-        if logical == "hanzo-ml":
-            kind = key.split("/")[0]
-            if kind not in KIND_BUCKETS:
-                raise BrokenArtifact(f"{uri}: '{kind}' is none of {', '.join(KIND_BUCKETS)}")
-            return self.address.buckets[KIND_BUCKETS[kind]], key
-        if logical == "hanzo-models":
-            return self.address.buckets["models"], key
-        raise BrokenArtifact(f"{uri}: unknown logical bucket '{logical}' (hanzo-ml and hanzo-models exist)")
-
-    def _bucket(self, name: str) -> LocalStore | S3Store:
-        if name not in self._buckets:
-            root = urlparse(self.address.root)
-            if root.scheme == "file":
-                self._buckets[name] = LocalStore(Path(unquote(root.path)) / name, mkdir=True)
-            else:
-                self._buckets[name] = S3Store(
-                    name,
-                    endpoint=self.address.root,
-                    client_options={"allow_http": root.scheme == "http"},
-                    virtual_hosted_style_request=False,
-                )
-        return self._buckets[name]
-
-    def put_file(self, uri: str, path: Path) -> None:
-        bucket, key = self._locate(uri)
-        obstore.put(self._bucket(bucket), key, path)
-
-    def put_bytes(self, uri: str, data: bytes) -> None:
-        bucket, key = self._locate(uri)
-        obstore.put(self._bucket(bucket), key, data)
-
-    def get_bytes(self, uri: str) -> bytes:
-        """Raises FileNotFoundError when nothing lies there."""
-        bucket, key = self._locate(uri)
-        return bytes(obstore.get(self._bucket(bucket), key).bytes())
-
-    def sha256(self, uri: str) -> str:
-        """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
-        bucket, key = self._locate(uri)
-        digest = hashlib.sha256()
-        for chunk in obstore.get(self._bucket(bucket), key).stream(min_chunk_size=CHUNK):
-            digest.update(chunk)
-        return digest.hexdigest()
-
-    def list(self, uri: str) -> list[str]:
-        """Logical URIs of all objects below `uri`, in the order of their names."""
-        bucket, key = self._locate(uri)
-        paths = [meta["path"] for batch in obstore.list(self._bucket(bucket), prefix=key) for meta in batch]
-        logical = uri.removeprefix("s3://").partition("/")[0]
-        return sorted(f"s3://{logical}/{path}" for path in paths)
-
-    def exists(self, uri: str) -> bool:
-        """Whether an object, or anything below it, lies at `uri`."""
-        bucket, key = self._locate(uri)
-        try:
-            obstore.head(self._bucket(bucket), key)
-        except (FileNotFoundError, GenericError):  # generic: a folder's name that is a file's, on a local disk
-            return bool(self.list(uri))
-        return True
+class Store(Objects):
+    """Reads and writes artifacts. S3 credentials are `variables`, or the AWS variables of the environment."""
 
     def delete(self, uri: str) -> None:
         """Delete the object at `uri`, or everything below it, manifest first: a half-deleted artifact does not exist."""
-        objects = self.list(uri) or [uri]
-        for object_uri in sorted(objects, key=lambda name: not name.endswith("/" + MANIFEST)):
-            bucket, key = self._locate(object_uri)
-            with suppress(FileNotFoundError):
-                obstore.delete(self._bucket(bucket), key)
-
-    def local_path(self, uri: str) -> Path | None:
-        """The folder or file itself where the store is a folder, else None."""
-        root = urlparse(self.address.root)
-        if root.scheme != "file":
-            return None
-        bucket, key = self._locate(uri)
-        return Path(unquote(root.path)) / bucket / key
+        for object_uri in sorted(self.list(uri) or [uri], key=lambda name: not name.endswith("/" + MANIFEST)):
+            self.remove(object_uri)
 
     def publish(
         self,
@@ -208,16 +115,14 @@ class Store:
         return folder
 
     def _download(self, uri: str, target: Path) -> None:
-        bucket, key = self._locate(uri)
-        try:
-            found = obstore.get(self._bucket(bucket), key)
-        except FileNotFoundError:
-            raise BrokenArtifact(f"{uri} is missing") from None
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
-        with part.open("wb") as out:
-            for chunk in found.stream(min_chunk_size=CHUNK):
-                out.write(chunk)
+        try:
+            with part.open("wb") as out:
+                for chunk in self.open(uri).chunks():
+                    out.write(chunk)
+        except FileNotFoundError:
+            raise BrokenArtifact(f"{uri} is missing") from None
         part.replace(target)
 
 

@@ -92,4 +92,6 @@ def environment(settings: Settings) -> dict[str, str]:
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
         "PYTHONPATH": str(SOURCE),
+        # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
+        **settings.storage.variables,
     }

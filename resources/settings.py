@@ -100,9 +100,29 @@ class Buckets(Section):
 
 class Storage(Section):
     endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
-    access_key: SecretStr | None = None
+    access_key: SecretStr | None = Field(None, description="with secret_key; the AWS variables hold where both are unset")
     secret_key: SecretStr | None = None
+    encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")
+    kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
     buckets: Buckets = Buckets()
+
+    @model_validator(mode="after")
+    def belongs_together(self) -> Self:
+        if self.endpoint and (self.access_key is None) != (self.secret_key is None):
+            raise ValueError("access_key and secret_key belong together: set both or none")
+        if self.kms_key and self.encryption != "aws:kms":
+            raise ValueError("kms_key needs encryption aws:kms")
+        return self
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The keys as AWS variables: the one form in which processes, pods and the S3 library all take them."""
+        if self.access_key is None or self.secret_key is None:
+            return {}
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key.get_secret_value(),
+            "AWS_SECRET_ACCESS_KEY": self.secret_key.get_secret_value(),
+        }
 
 
 class Stream(Section):
@@ -229,7 +249,12 @@ class Settings(Section):
     @property
     def store(self) -> StoreAddress:
         root = self.storage.endpoint or (self.home / "objects").as_uri()
-        return StoreAddress(root=root, buckets=self.storage.buckets.model_dump())
+        return StoreAddress(
+            root=root,
+            buckets=self.storage.buckets.model_dump(),
+            encryption=self.storage.encryption,
+            kms_key=self.storage.kms_key,
+        )
 
     @property
     def tracking_uri(self) -> str:

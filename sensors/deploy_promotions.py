@@ -22,10 +22,13 @@ def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: Contro
         for event in new_events(context, connection, PROMOTED):
             cursor = event.seq
             name, run_id = event.key, event.payload["run_id"]
-            if event.payload["stage"] != "production":
+            # A client may promote a mere pointer, as in MLflow: nothing of it can be deployed, and no run made it here.
+            if event.payload["stage"] != "production" or not event.payload.get("servable", True):
                 continue
             home = home_of(context, "models", name)
-            version = control_plane.registry.get(name, event.payload["version"], connection)
+            version = control_plane.registry.find(name, event.payload["version"], connection)
+            if version is None:  # deleted or renamed since: it is in production no more
+                continue
             deployed = of_promotion(connection, event.seq)
             ended = deployed is not None and deployed.status != "deploying"
             if version.stage != "production" or ended:

@@ -1,25 +1,30 @@
-"""Files of runs over MLflow's API: the listing, and the proxy that uploads and downloads them.
+"""Files of runs and logged models over MLflow's API: the listing, and the proxy that uploads and downloads them.
 
-The proxy serves `mlflow-artifacts:/{experiment}/{run}/artifacts/...` and nothing else.
+The proxy serves `mlflow-artifacts:/{experiment}/{run}/artifacts/...`, `mlflow-artifacts:/{experiment}/models/{model}/
+artifacts/...` and nothing else.
 """
 
-import mimetypes
-import tempfile
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
-from api.dependencies import RunArtifactsOf, SettingsOf, TrackingOf
+from api.checksums import HEADER, promised
+from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
+from api.file_response import file_response
 from api.mlflow.messages import answer
+from api.mlflow.version_files import is_of_version, version_entries
 from api.requests import StrictRoute
-from api.run_artifacts import Entry, RunArtifacts, checked_path
+from api.run_artifacts import Entry, RunArtifacts, checked_folder, checked_path
+from api.verified_files import Uploaded
 from resources.errors import invalid, not_found
+from resources.metadata.logged_model_states import no_model
 from resources.metadata.run_data import check_run_active
-from resources.metadata.run_states import Run
 from resources.metadata.tracking import Tracking
+
+MAX_SMALL = 10 * 1024 * 1024
 
 router = APIRouter(tags=["mlflow"], route_class=StrictRoute)
 
@@ -41,71 +46,120 @@ def list_artifacts(
 
 
 @router.get("/mlflow-artifacts/artifacts")
-def list_proxied(tracking: TrackingOf, artifacts: RunArtifactsOf, path: str = "") -> Response:
+def list_proxied(
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    path: str = "",
+) -> Response:
     """Entries named relative to `path`, as the client of the proxy expects."""
-    run, folder = locate(tracking, path)
-    entries = artifacts.entries(run.id, folder)
+    folder = checked_folder(path)
+    if is_of_version(folder):
+        found = version_entries(database, store, folder, caller.organization)
+        return answer(files=[file_message(entry, entry.path) for entry in found])
+    place = locate(tracking, folder)
+    entries = artifacts.entries(place.owner, place.path)
     return answer(files=[file_message(entry, entry.path.rpartition("/")[2]) for entry in entries])
 
 
 @router.get("/mlflow-artifacts/artifacts/{artifact_path:path}")
-def download(artifact_path: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
-    run, path = locate(tracking, artifact_path)
-    return file_response(artifacts, run.id, path)
+@router.head("/mlflow-artifacts/artifacts/{artifact_path:path}", include_in_schema=False)
+def download(artifact_path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    place = locate(tracking, checked_path(artifact_path))
+    return artifact_response(artifacts, place.owner, place.path, request)
 
 
 @router.put("/mlflow-artifacts/artifacts/{artifact_path:path}")
-async def upload(
-    artifact_path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, settings: SettingsOf
-) -> Response:
-    run, path = await run_in_threadpool(locate, tracking, artifact_path)
-    check_run_active(run.id, run.lifecycle_stage)
-    await receive(request, artifacts, run.id, checked_path(path), settings.home)
-    return answer()
+async def upload(artifact_path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    place = await run_in_threadpool(locate, tracking, checked_path(artifact_path))
+    place.check_writable()
+    uploaded = await receive(request, artifacts, place.owner, place.path)
+    response = answer()
+    response.headers[HEADER] = uploaded.sha256
+    return response
 
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}")
 def delete(artifact_path: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
-    run, path = locate(tracking, artifact_path)
-    check_run_active(run.id, run.lifecycle_stage)
-    artifacts.delete(run.id, path)
+    place = locate(tracking, checked_path(artifact_path))
+    place.check_writable()
+    artifacts.delete(place.owner, place.path)
     return answer()
 
 
-async def receive(request: Request, artifacts: RunArtifacts, run_id: str, path: str, home: Path) -> str:
-    """Stream the body into a file beside the store, then publish it: an upload that breaks off leaves nothing."""
-    folder = home / "uploads"
-    await run_in_threadpool(folder.mkdir, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        async for chunk in request.stream():
-            await run_in_threadpool(file.write, chunk)
-        file.flush()
-        return await run_in_threadpool(artifacts.put, run_id, path, Path(file.name))
+@router.post("/mlflow/upload-artifact")
+async def upload_small(
+    request: Request,
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    run_uuid: str = "",
+    path: str = "",
+) -> Response:
+    """How the web UI uploads: the body is the file, of at most `MAX_SMALL` bytes."""
+    for name, given in (("run_uuid", run_uuid), ("path", path)):
+        if not given:
+            raise invalid(f"Request must specify {name}.")
+    checked_path(path)
+    # A body of a length that nobody told would be read to its end: browsers tell it.
+    length = int(request.headers.get("content-length", 0))
+    if length > MAX_SMALL:
+        raise invalid("Artifact size is too large. Max size is 10MB.")
+    if not length:
+        raise invalid("Request must specify data.")
+    run = await run_in_threadpool(tracking.runs.get, run_uuid)
+    check_run_active(run.id, run.lifecycle_stage)
+    await receive(request, artifacts, run.id, path)
+    return answer()
 
 
-def locate(tracking: Tracking, proxied: str) -> tuple[Run, str]:
-    """`{experiment}/{run}/artifacts[/PATH]` as the run and PATH ("" for the folder itself)."""
-    experiment, _, rest = checked_path(proxied).partition("/")
-    run_id, _, rest = rest.partition("/")
-    folder, _, path = rest.partition("/")
-    if folder != "artifacts":
-        raise not_found("There is no such artifact location: it must be EXPERIMENT_ID/RUN_ID/artifacts/PATH")
-    run = tracking.runs.get(run_id)
-    if str(run.experiment_id) != experiment:
-        raise not_found(f"Run with id={run_id} not found in experiment {experiment}")
-    return run, path
+async def receive(request: Request, artifacts: RunArtifacts, owner: str, path: str) -> Uploaded:
+    """Stream the body into the store: one that breaks off, or is not what its checksums say, leaves nothing."""
+    length = request.headers.get("content-length")
+    size = int(length) if length is not None else None
+    try:
+        return await artifacts.receive(owner, path, request.stream(), promised(request.headers), size)
+    except ClientDisconnect:
+        raise invalid("The upload broke off, and nothing was stored: send it again") from None
 
 
-def file_response(artifacts: RunArtifacts, run_id: str, path: str) -> Response:
-    """A file as a download. What users uploaded is never shown in the origin of this server."""
-    name = path.rpartition("/")[2]
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
-    local = artifacts.local_file(run_id, path)
-    if local is not None:
-        return FileResponse(local, media_type=kind, filename=name, headers=headers)
-    headers["Content-Disposition"] = "attachment"
-    return Response(artifacts.read(run_id, path), media_type=kind, headers=headers)
+@dataclass(frozen=True)
+class Place:
+    """A path below the files of a run or a logged model ("" for all of them)."""
+
+    owner: str
+    path: str
+    is_model: bool
+    lifecycle_stage: str
+
+    def check_writable(self) -> None:
+        """Raises a 4xx where the owner is deleted."""
+        if self.is_model and self.lifecycle_stage != "active":
+            raise no_model(self.owner)
+        check_run_active(self.owner, self.lifecycle_stage)
+
+
+def locate(tracking: Tracking, proxied: str) -> Place:
+    """What `{experiment}/{run}/artifacts[/PATH]` or `{experiment}/models/{model}/artifacts[/PATH]` names."""
+    match proxied.split("/"):
+        case [experiment, "models", owner, "artifacts", *path]:
+            is_model = True
+        case [experiment, owner, "artifacts", *path]:
+            is_model = False
+        case _:
+            raise not_found(
+                "There is no such artifact location: it must be EXPERIMENT_ID/RUN_ID/artifacts/PATH or "
+                "EXPERIMENT_ID/models/MODEL_ID/artifacts/PATH"
+            )
+    found = tracking.logged_models.get(owner, allow_deleted=True) if is_model else tracking.runs.get(owner)
+    if str(found.experiment_id) != experiment:
+        raise no_model(owner) if is_model else not_found(f"Run with id={owner} not found in experiment {experiment}")
+    return Place(found.id, "/".join(path), is_model, found.lifecycle_stage)
+
+
+def artifact_response(artifacts: RunArtifacts, owner: str, path: str, request: Request) -> Response:
+    return file_response(artifacts.open(owner, path), path.rpartition("/")[2], request)
 
 
 def file_message(entry: Entry, path: str) -> dict[str, str | int | bool]:

@@ -1,15 +1,26 @@
 """Request bodies that several MLflow endpoints share."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from api.requests import Body, Number
 from resources.metadata.tracking_rules import MetricPoint, metric_point
 
-RunId = Annotated[str, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
+Required = Annotated[str, Field(min_length=1)]
+"""Text that must be there: in protobuf's JSON an empty text is an absent one."""
+RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
 """Old clients send `run_uuid`, new ones both."""
 View = Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"]
+
+
+class Message(Body):
+    """A body as protobuf's JSON has it: null means absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
 
 
 class Tag(Body):
@@ -17,11 +28,19 @@ class Tag(Body):
     value: str = ""
 
 
+class OfRun(Message):
+    run_id: RunId
+
+
 class MetricBody(Body):
     key: str
     value: Number
     timestamp: int
     step: int = 0
+    model_id: str = ""
+    dataset_name: str = ""
+    dataset_digest: str = ""
 
     def point(self, path: str = "") -> MetricPoint:
-        return metric_point(self.key, float(self.value), self.step, self.timestamp, path)
+        of_model = (self.model_id, self.dataset_name, self.dataset_digest)
+        return metric_point(self.key, float(self.value), self.step, self.timestamp, path, *of_model)

@@ -6,38 +6,39 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from api.dependencies import CallerOf, TrackingOf
-from api.mlflow.bodies import Tag, View
+from api.mlflow.bodies import Message, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_message, experiment_number
-from api.requests import Body, StrictRoute
+from api.requests import StrictRoute
 from resources.metadata.experiment_search import EXPERIMENT_GRAMMAR
 from resources.metadata.filter_language import parse_filter, parse_orders
 
 router = APIRouter(prefix="/mlflow/experiments", tags=["mlflow"], route_class=StrictRoute)
 
 
-class CreateExperiment(Body):
-    name: str
+class CreateExperiment(Message):
+    name: Required
     artifact_location: str = ""
     tags: tuple[Tag, ...] = ()
 
 
-class ExperimentId(Body):
-    experiment_id: str
+class ExperimentId(Message):
+    experiment_id: Required
 
 
 class UpdateExperiment(ExperimentId):
-    new_name: str
+    new_name: Required
 
 
-class ExperimentTag(ExperimentId, Tag):
-    pass
+class ExperimentTag(ExperimentId):
+    key: Required
+    value: str = ""
 
 
 class ExperimentTagKey(ExperimentId):
-    key: str
+    key: Required
 
 
-class SearchExperiments(Body):
+class SearchExperiments(Message):
     max_results: int = Field(1000, ge=1, le=50_000)
     page_token: str = ""
     filter: str = ""
@@ -53,12 +54,12 @@ def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Re
 
 
 @router.get("/get")
-def get(experiment_id: str, tracking: TrackingOf) -> Response:
+def get(experiment_id: Required, tracking: TrackingOf) -> Response:
     return answer(experiment=experiment_message(tracking.experiments.get(experiment_number(experiment_id))))
 
 
 @router.get("/get-by-name")
-def get_by_name(experiment_name: str, tracking: TrackingOf, caller: CallerOf) -> Response:
+def get_by_name(experiment_name: Required, tracking: TrackingOf, caller: CallerOf) -> Response:
     found = tracking.experiments.get_by_name(experiment_name, caller.organization)
     return answer(experiment=experiment_message(found))
 

@@ -1,21 +1,217 @@
-"""/mlflow/logged-models/*: none can be created yet, so a search truthfully finds none.
+"""/mlflow/logged-models/*: the models that training scripts save, with params, tags, metrics and files (MLflow 3)."""
 
-It must answer all the same: MLflow's clients search here before they list or download the files of a run.
-"""
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator, Field
 
-from api.mlflow.messages import answer
-from api.requests import Body, StrictRoute
+from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.mlflow.artifacts import artifact_response, file_message
+from api.mlflow.bodies import Message, Required
+from api.mlflow.messages import answer, experiment_number, metric_message, pairs
+from api.requests import StrictRoute
+from resources.errors import invalid
+from resources.metadata.filter_language import Condition, parse_filter
+from resources.metadata.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
+from resources.metadata.logged_model_states import ModelDetails, ModelMetric
 
 router = APIRouter(prefix="/mlflow/logged-models", tags=["mlflow"], route_class=StrictRoute)
 
+TO_MLFLOW = {
+    "pending": "LOGGED_MODEL_PENDING",
+    "ready": "LOGGED_MODEL_READY",
+    "failed": "LOGGED_MODEL_UPLOAD_FAILED",
+}
+FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
+FILTERED = {"UPLOAD_FAILED": "failed"}
+NUMBERS = dict(enumerate(TO_MLFLOW.values(), start=1))
+Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(value, value) if isinstance(value, int) else value)]
+"""protobuf's JSON names an enum's value, and takes its number too."""
 
-class SearchLoggedModels(Body):
+
+class Pair(Message):
+    key: Required
+    value: str = ""
+
+
+class CreateLoggedModel(Message):
+    experiment_id: Required
+    name: str = ""
+    model_type: str = ""
+    source_run_id: str = ""
+    params: tuple[Pair, ...] = ()
+    tags: tuple[Pair, ...] = ()
+
+
+class FinalizeLoggedModel(Message):
+    status: Status
+
+
+class LoggedModelTags(Message):
+    tags: tuple[Pair, ...] = ()
+
+
+class LoggedModelParams(Message):
+    params: tuple[Pair, ...] = ()
+
+
+class OnDataset(Message):
+    dataset_name: str = ""
+    dataset_digest: str = ""
+
+    def measured_on(self) -> MeasuredOn:
+        return MeasuredOn(self.dataset_name, self.dataset_digest)
+
+
+class OrderBy(OnDataset):
+    field_name: Required
+    ascending: bool = True
+
+
+class SearchLoggedModels(Message):
     experiment_ids: tuple[str, ...]
+    filter: str = ""
+    datasets: tuple[OnDataset, ...] = ()
+    max_results: int = Field(50, ge=1, le=50_000)
+    order_by: tuple[OrderBy, ...] = ()
+    page_token: str = ""
+
+
+@router.post("")
+def create(body: CreateLoggedModel, tracking: TrackingOf) -> Response:
+    made = tracking.logged_models.create(
+        experiment_number(body.experiment_id),
+        name=body.name,
+        model_type=body.model_type,
+        source_run_id=body.source_run_id,
+        params=values(body.params),
+        tags=values(body.tags),
+    )
+    return answer(model=model_message(made))
 
 
 @router.post("/search")
-def search(_: SearchLoggedModels) -> Response:
-    # None can be created on this server, so none is found; mlflow's client asks before it lists a subfolder.
-    return answer(models=[])
+def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> Response:
+    if not all(dataset.dataset_name for dataset in body.datasets):
+        raise invalid("`dataset_name` in the `datasets` clause must be specified.")
+    page = tracking.logged_model_search.search(
+        [experiment_number(text) for text in body.experiment_ids],
+        conditions=[in_our_words(condition) for condition in parse_filter(body.filter, LOGGED_MODEL_GRAMMAR)],
+        datasets=[dataset.measured_on() for dataset in body.datasets],
+        orders=[
+            ModelOrder(order.field_name, order.ascending, order.measured_on() if order.dataset_name else None)
+            for order in body.order_by
+        ],
+        limit=body.max_results,
+        page_token=body.page_token or None,
+        organization=caller.organization,
+    )
+    return answer(models=[model_message(found) for found in page.models], next_page_token=page.next_page_token)
+
+
+@router.get("/{model_id}")
+def get(model_id: str, tracking: TrackingOf, allow_deleted: bool = False) -> Response:
+    found = tracking.logged_models.get(model_id, allow_deleted=allow_deleted)
+    return answer(model=model_message(tracking.logged_models.details(found)))
+
+
+@router.patch("/{model_id}")
+def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> Response:
+    if body.status not in FROM_MLFLOW:
+        raise invalid(
+            f"Invalid value {body.status!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}"
+        )
+    return answer(model=model_message(tracking.logged_models.finalize(model_id, FROM_MLFLOW[body.status])))
+
+
+@router.delete("/{model_id}")
+def delete(model_id: str, tracking: TrackingOf) -> Response:
+    tracking.logged_models.delete(model_id)
+    return answer()
+
+
+@router.patch("/{model_id}/tags")
+def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingOf) -> Response:
+    return answer(model=model_message(tracking.logged_models.set_tags(model_id, values(body.tags))))
+
+
+@router.delete("/{model_id}/tags/{tag_key:path}")
+def delete_tag(model_id: str, tag_key: str, tracking: TrackingOf) -> Response:
+    tracking.logged_models.delete_tag(model_id, tag_key)
+    return answer()
+
+
+@router.post("/{model_id}/params")
+def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> Response:
+    tracking.logged_models.log_params(model_id, values(body.params))
+    return answer()
+
+
+@router.get("/{model_id}/artifacts/directories")
+def list_artifacts(
+    model_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf, artifact_directory_path: str = ""
+) -> Response:
+    model = tracking.logged_models.get(model_id)
+    files = [file_message(entry, entry.path) for entry in artifacts.entries(model.id, artifact_directory_path)]
+    return answer(root_uri=model.artifact_uri, files=files)
+
+
+@router.get("/{model_id}/artifacts/files")
+@router.head("/{model_id}/artifacts/files", include_in_schema=False)
+def download(
+    model_id: str,
+    artifact_file_path: Annotated[Required, Query()],
+    request: Request,
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+) -> Response:
+    return artifact_response(artifacts, tracking.logged_models.get(model_id).id, artifact_file_path, request)
+
+
+def values(sent: tuple[Pair, ...]) -> dict[str, str]:
+    """Each key once, with the value that was sent last."""
+    return {pair.key: pair.value for pair in sent}
+
+
+def in_our_words(condition: Condition) -> Condition:
+    """MLflow's statuses as its client shows them: READY, PENDING, UPLOAD_FAILED."""
+    if (condition.entity, condition.key) != ("attribute", "status"):
+        return condition
+    if isinstance(condition.value, tuple):
+        return replace(condition, value=tuple(our_status(text) for text in condition.value))
+    return replace(condition, value=our_status(str(condition.value)))
+
+
+def our_status(text: str) -> str:
+    short = text.removeprefix("LOGGED_MODEL_")
+    return FILTERED.get(short, short.lower())
+
+
+def model_message(found: ModelDetails) -> dict[str, Any]:
+    model = found.model
+    info = {
+        "model_id": model.id,
+        "experiment_id": str(model.experiment_id),
+        "name": model.name,
+        "creation_timestamp_ms": model.created_at,
+        "last_updated_timestamp_ms": model.updated_at,
+        "artifact_uri": model.artifact_uri,
+        "status": TO_MLFLOW[model.status],
+        "status_message": model.status_message,
+        "model_type": model.model_type,
+        "source_run_id": model.source_run_id or "",
+        "tags": pairs(found.tags),
+        "registrations": [{"name": made.name, "version": str(made.version)} for made in found.registrations],
+    }
+    return {
+        "info": info,
+        "data": {"params": pairs(found.params), "metrics": [point_message(each) for each in found.metrics]},
+    }
+
+
+def point_message(measured: ModelMetric) -> dict[str, Any]:
+    point = measured.point
+    on = {"dataset_name": point.dataset_name, "dataset_digest": point.dataset_digest}
+    known = {name: text for name, text in on.items() if text}
+    return {**metric_message(point), **known, "model_id": point.model_id, "run_id": measured.run_id}

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from api.mlflow.statuses import TO_MLFLOW
 from resources.errors import HanzoError, invalid
 from resources.metadata.experiments import Experiment
+from resources.metadata.inputs import DatasetInput
 from resources.metadata.run_search import LoggedRun
 from resources.metadata.run_states import Run
 from resources.metadata.tracking_rules import MetricPoint, printable
@@ -17,7 +18,8 @@ VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("acti
 
 
 def answer(**fields: Any) -> Response:
-    return JSONResponse({name: value for name, value in fields.items() if value is not None})
+    content = msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+    return Response(content, media_type="application/json")
 
 
 def experiment_number(text: str) -> int:
@@ -67,9 +69,25 @@ def run_message(logged: LoggedRun) -> dict[str, Any]:
             "params": pairs(logged.params),
             "tags": pairs(logged.tags),
         },
-        "inputs": {},
-        "outputs": {},
+        "inputs": filled(
+            dataset_inputs=[input_message(used) for used in logged.inputs],
+            model_inputs=[{"model_id": model.model_id} for model in logged.models if model.direction == "input"],
+        ),
+        "outputs": filled(
+            model_outputs=[
+                {"model_id": model.model_id, "step": model.step} for model in logged.models if model.direction == "output"
+            ],
+        ),
     }
+
+
+def input_message(used: DatasetInput) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(used.dataset).items() if value is not None}
+    return {"tags": pairs(used.tags), "dataset": fields}
+
+
+def filled(**lists: list[Any]) -> dict[str, list[Any]]:
+    return {name: values for name, values in lists.items() if values}
 
 
 def metric_message(point: MetricPoint) -> dict[str, Any]:

@@ -1,21 +1,33 @@
 """Metrics over MLflow's API: one at a time, in batches with params and tags, and their history."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
+from api.auth.own_run import own_run
 from api.dependencies import TrackingOf
-from api.mlflow.bodies import MetricBody, Tag
+from api.mlflow.bodies import MetricBody, OfRun, Tag
 from api.mlflow.messages import answer, metric_message
-from api.mlflow.runs import OfRun
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.tracking_rules import MAX_INT64
+from resources.metadata.metrics import HistoryPage, Metrics
 
 MAX_BATCH_BYTES = 1_000_000
 MAX_HISTORY = 25_000
+CHUNK = 5000
+"""Points that are read and sent at once."""
 
 router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
+
+
+class PointMessage(msgspec.Struct):
+    key: str
+    value: float | str
+    timestamp: int
+    step: int
 
 
 class LogMetric(OfRun, MetricBody):
@@ -34,13 +46,13 @@ async def batch_size(request: Request) -> None:
         raise invalid(f"Batched logging API requests must be at most {MAX_BATCH_BYTES} bytes, got a request of size {size}.")
 
 
-@router.post("/runs/log-metric")
+@router.post("/runs/log-metric", dependencies=[Depends(own_run)])
 def log_metric(body: LogMetric, tracking: TrackingOf) -> Response:
     tracking.run_data.log_metric(body.run_id, body.point())
     return answer()
 
 
-@router.post("/runs/log-batch", dependencies=[Depends(batch_size)])
+@router.post("/runs/log-batch", dependencies=[Depends(batch_size), Depends(own_run)])
 def log_batch(body: LogBatch, tracking: TrackingOf) -> Response:
     tracking.run_data.log_batch(
         body.run_id,
@@ -65,5 +77,22 @@ def get_history(
     if not named:
         raise invalid("Missing value for required parameter 'run_id'.")
     tracking.runs.get(named)
-    page = tracking.metrics.history(named, metric_key, max_results or MAX_INT64 - 1, page_token or None)
-    return answer(metrics=[metric_message(point) for point in page.points], next_page_token=page.next_page_token)
+    first = tracking.metrics.history(named, metric_key, max_results or CHUNK, page_token or None)
+    if max_results is not None or first.next_page_token is None:
+        return answer(metrics=[metric_message(point) for point in first.points], next_page_token=first.next_page_token)
+    return StreamingResponse(whole_history(tracking.metrics, named, metric_key, first), media_type="application/json")
+
+
+def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) -> Iterator[bytes]:
+    """The JSON of a history from its first page on, page by page: as much memory for a long one as for a short one."""
+    yield b'{"metrics":['
+    while True:
+        points = [
+            PointMessage(key, "NaN" if is_nan else value, time, step) for _, value, step, time, is_nan, *_ in page.points
+        ]
+        yield msgspec.json.encode(points)[1:-1]
+        if page.next_page_token is None:
+            break
+        yield b","
+        page = metrics.history(run_id, key, CHUNK, page.next_page_token)
+    yield b"]}"

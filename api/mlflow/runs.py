@@ -2,31 +2,29 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field
 
+from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
-from api.mlflow.bodies import RunId, Tag, View
+from api.mlflow.bodies import Message, OfRun, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_number, info_message, run_message
 from api.mlflow.statuses import our_status, translate
-from api.requests import Body, StrictRoute
+from api.requests import StrictRoute
 from resources.errors import invalid
+from resources.metadata.experiments import DEFAULT_ID
 from resources.metadata.filter_language import parse_filter, parse_orders
 from resources.metadata.run_search import RUN_GRAMMAR
 
 router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
 
 
-class CreateRun(Body):
-    experiment_id: str = "0"
+class CreateRun(Message):
+    experiment_id: str = ""
     user_id: str = ""
     run_name: str = ""
     start_time: int | None = None
     tags: tuple[Tag, ...] = ()
-
-
-class OfRun(Body):
-    run_id: RunId
 
 
 class UpdateRun(OfRun):
@@ -35,7 +33,7 @@ class UpdateRun(OfRun):
     run_name: str | None = None
 
 
-class SearchRuns(Body):
+class SearchRuns(Message):
     experiment_ids: tuple[str, ...] = ()
     filter: str = ""
     run_view_type: View = "ACTIVE_ONLY"
@@ -44,24 +42,24 @@ class SearchRuns(Body):
     page_token: str = ""
 
 
-class LogParam(OfRun, Tag):
-    pass
+class KeyOfRun(OfRun):
+    key: Required
 
 
-class SetTag(OfRun, Tag):
-    pass
+class LogParam(KeyOfRun):
+    value: str = ""
 
 
-class DeleteTag(OfRun):
-    key: str
+class SetTag(KeyOfRun):
+    value: str = ""
 
 
 @router.post("/create")
-def create(body: CreateRun, tracking: TrackingOf) -> Response:
+def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
     made = tracking.runs.create(
-        experiment_number(body.experiment_id),
+        experiment_number(body.experiment_id or str(DEFAULT_ID)),
         name=body.run_name or None,
-        user_id=body.user_id,
+        user_id=caller.user_or(body.user_id),
         tags={tag.key: tag.value for tag in body.tags},
         start_time=body.start_time or None,
     )
@@ -113,19 +111,19 @@ def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response
     return answer(runs=[run_message(logged) for logged in page.runs], next_page_token=page.next_page_token)
 
 
-@router.post("/log-parameter")
+@router.post("/log-parameter", dependencies=[Depends(own_run)])
 def log_parameter(body: LogParam, tracking: TrackingOf) -> Response:
     tracking.run_data.log_param(body.run_id, body.key, body.value)
     return answer()
 
 
-@router.post("/set-tag")
+@router.post("/set-tag", dependencies=[Depends(own_run)])
 def set_tag(body: SetTag, tracking: TrackingOf) -> Response:
     tracking.run_data.set_tag(body.run_id, body.key, body.value)
     return answer()
 
 
 @router.post("/delete-tag")
-def delete_tag(body: DeleteTag, tracking: TrackingOf) -> Response:
+def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> Response:
     tracking.run_data.delete_tag(body.run_id, body.key)
     return answer()

@@ -1,22 +1,30 @@
-"""/v1/models: versions, stages, proof (rows O1-O5, O11, S8, S9)."""
+"""/v1/models: versions, stages, proof (rows O1-O7, O11, S8, S9).
+
+Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.requests import StrictRoute
 from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineError
 from resources.lineage.prove import prove
 from resources.metadata import deployments
 from resources.metadata.database import Database
-from resources.metadata.registry import ModelVersion, Registry
+from resources.metadata.model_version_rules import version_number
+from resources.metadata.model_version_sources import check_source, named_in
+from resources.metadata.registry import ModelVersion, Pointer, Registry
 from resources.registration import register_run
 
-router = APIRouter(prefix="/v1/models", tags=["v1"])
+router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)
+aliases = APIRouter(prefix="/api/v1/models", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
 
 
 class Body(BaseModel):
@@ -36,8 +44,22 @@ class NewVersion(Body):
 
 
 class NewStage(Body):
+    """`traffic_percent` is the share of the traffic that a canary is meant to get."""
+
     stage: str
     force: bool = False
+    traffic_percent: int | None = None
+
+
+class NewPointer(Body):
+    """A version of files that lie somewhere already. `version` is a number of the caller's own, such as "3.1"."""
+
+    name: str
+    artifact_uri: str
+    version: str = Field("", max_length=50)
+    metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    stage: str = "none"
+    tags: dict[str, str] = {}
 
 
 @router.get("")
@@ -52,9 +74,26 @@ def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> Resp
     return JSONResponse({"name": body.name}, 201)
 
 
+@router.post("/register", status_code=201)
+@aliases.post("/register", status_code=201)
+def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    """Row O6: the model is made when it is missing; the files must be there."""
+    named = named_in(body.artifact_uri)
+    with database.read() as connection:
+        sourced = check_source(connection, store, body.artifact_uri, caller.organization, foreign_runs=False, **named)
+    pointer = Pointer(**vars(sourced), created_by=caller.user_id, label=body.version, metrics=body.metrics, tags=body.tags)
+    registry = Registry(database)
+    with database.write() as connection:
+        registry.ensure_model(connection, body.name, caller.organization)
+        made = registry.create(body.name, pointer, caller.organization, connection=connection)
+        made = registry.promote(body.name, made.version, body.stage, user=caller.user_id, connection=connection)
+    return JSONResponse(as_json(made, database), 201)
+
+
 @router.get("/{name}/versions")
-def list_versions(name: str, database: DatabaseOf) -> Response:
-    return JSONResponse({"versions": [as_json(version, database) for version in Registry(database).versions(name)]})
+def list_versions(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
+    found = Registry(database).versions(name, caller.organization)
+    return JSONResponse({"versions": [as_json(version, database) for version in found]})
 
 
 @router.post("/{name}/versions", status_code=201)
@@ -63,25 +102,48 @@ def register(name: str, body: NewVersion, database: DatabaseOf, store: StoreOf, 
     return JSONResponse(as_json(version, database), 201)
 
 
-@router.get("/{name}/versions/{number}")
-def get(name: str, number: int, database: DatabaseOf) -> Response:
-    return JSONResponse(as_json(Registry(database).read(name, number), database))
+@router.get("/{name}/versions/{version}")
+def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> Response:
+    return JSONResponse(as_json(named_version(database, name, version, caller), database))
 
 
-@router.patch("/{name}/versions/{number}/stage")
-def set_stage(name: str, number: int, body: NewStage, database: DatabaseOf, caller: CallerOf) -> Response:
-    version = Registry(database).promote(
-        name, number, body.stage, user=caller.user_id, force=body.force, is_admin=caller.is_admin
+@router.patch("/{name}/versions/{version}/stage")
+@router.put("/{name}/versions/{version}/stage")
+@aliases.put("/{name}/versions/{version}/stage")
+def set_stage(name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf) -> Response:
+    moved = Registry(database).promote(
+        name,
+        number_of(database, name, version, caller),
+        body.stage,
+        user=caller.user_id,
+        force=body.force,
+        is_admin=caller.is_admin,
+        traffic_percent=body.traffic_percent,
+        organization=caller.organization,
     )
-    return JSONResponse(as_json(version, database))
+    return JSONResponse(as_json(moved, database))
 
 
-@router.get("/{name}/versions/{number}/proof")
-def proof(name: str, number: int, database: DatabaseOf, store: StoreOf, settings: SettingsOf) -> Response:
+@router.get("/{name}/versions/{version}/proof")
+def proof(name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
     """Every edge from what is served back to the raw files, hashed again now."""
+    found = named_version(database, name, version, caller)
     with database.read() as connection:
-        version = Registry(database).get(name, number, connection)
-        return JSONResponse(prove(connection, store, version, served_by(settings)).model_dump(mode="json"))
+        return JSONResponse(prove(connection, store, found, served_by(settings)).model_dump(mode="json"))
+
+
+def number_of(database: Database, name: str, version: str, caller: Caller) -> int:
+    """A version's number, also by the one that its registrar gave it."""
+    if not version.isdecimal():
+        with database.read() as connection:
+            labelled = Registry(database).labelled(name, version, connection, caller.organization)
+        if labelled is not None:
+            return labelled.version
+    return version_number(version)
+
+
+def named_version(database: Database, name: str, version: str, caller: Caller) -> ModelVersion:
+    return Registry(database).read(name, number_of(database, name, version, caller), caller.organization)
 
 
 def served_by(settings: SettingsOf) -> Any:

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import CallerOf, RunArtifactsOf, SettingsOf, TrackingOf
+from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.mlflow.artifacts import receive
 from api.mlflow.messages import experiment_number
 from api.requests import Body, Number, StrictRoute
@@ -107,13 +107,12 @@ async def upload(
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
-    settings: SettingsOf,
 ) -> Response:
     """The request body is the file, `key` its name in the run."""
     run = await run_in_threadpool(tracking.runs.get, run_id)
     check_run_active(run.id, run.lifecycle_stage)
-    uri = await receive(request, artifacts, run.id, checked_path(key), settings.home)
-    return JSONResponse({"key": key, "path": uri}, status_code=201)
+    stored = await receive(request, artifacts, run.id, checked_path(key))
+    return JSONResponse({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
 
 
 @router.patch("/{run_id}/status")

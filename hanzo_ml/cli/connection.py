@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 
+from hanzo_ml.credentials import authorization
+
 DEFAULT_URI = "http://127.0.0.1:8057"
 SECONDS = 600.0
 
@@ -36,7 +38,8 @@ def call(method: str, path: str, **options: Any) -> Any:
     Raises:
         Refused: the API answered with an error.
     """
-    answer = httpx.request(method, tracking_uri() + path, timeout=SECONDS, trust_env=False, **options)
+    url, headers = tracking_uri() + path, authorization()
+    answer = httpx.request(method, url, timeout=SECONDS, trust_env=False, headers=headers, **options)
     if answer.is_error:
         raise Refused(message_of(answer))
     return answer.json()
@@ -44,7 +47,8 @@ def call(method: str, path: str, **options: Any) -> Any:
 
 def stream(path: str, **options: Any) -> Iterator[str]:
     """The lines of a server-sent event stream."""
-    with httpx.stream("GET", tracking_uri() + path, timeout=None, trust_env=False, **options) as answer:
+    url, headers = tracking_uri() + path, authorization()
+    with httpx.stream("GET", url, timeout=None, trust_env=False, headers=headers, **options) as answer:
         if answer.is_error:
             answer.read()
             raise Refused(message_of(answer))

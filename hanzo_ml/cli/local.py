@@ -1,4 +1,4 @@
-"""`hanzo-ml up`, `down`, `status`, `config show`: the stack of this machine, by the platform's own programs.
+"""`hanzo-ml up`, `down`, `status`, `config show`, `server reset`: the stack of this machine, by the platform's own programs.
 
 They run as processes, because the command line must also work where only the client is installed.
 """
@@ -6,11 +6,13 @@ They run as processes, because the command line must also work where only the cl
 import importlib.util
 import subprocess
 import sys
+from typing import Annotated
 
 import typer
 
 from hanzo_ml.cli.connection import Refused
 
+server = typer.Typer(no_args_is_help=True, help="The tracking server's store.")
 config = typer.Typer(no_args_is_help=True, help="The settings in force.")
 
 
@@ -38,6 +40,17 @@ def settings() -> None:
 def show() -> None:
     """Print the effective settings, with secrets masked."""
     module("resources.settings")
+
+
+@server.callback()
+def tracking_server() -> None:
+    """The tracking server's store."""
+
+
+@server.command("reset")
+def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everything.")] = False) -> None:
+    """Empty the store: every experiment, run, dataset, job and model. Refused in production mode."""
+    module("resources.reset", *(["--yes"] if yes else []))
 
 
 def module(name: str, *arguments: str) -> None:

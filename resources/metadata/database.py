@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 
@@ -17,8 +15,8 @@ class Database:
     """The metadata database at a SQLAlchemy URL. Opening it makes no connection."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.engine = open_engine(url)
+        self.url = with_driver(url)
+        self.engine = open_engine(self.url)
         self._writer = self.engine.execution_options(hanzo_ml_write=True)
 
     def read(self) -> AbstractContextManager[Connection]:
@@ -31,6 +29,10 @@ class Database:
 
     def migrate(self) -> None:
         """Bring the schema to the newest revision."""
+        # A tenth of a second that a server, which never migrates, need not wait for.
+        import alembic.command
+        import alembic.config
+
         parsed = make_url(self.url)
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
@@ -44,9 +46,17 @@ class Database:
         self.engine.dispose()
 
 
+def with_driver(url: str) -> str:
+    """PostgreSQL is reached through psycopg 3, whatever driver SQLAlchemy would choose for `postgresql://`."""
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    return url
+
+
 def open_engine(url: str) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
+        return create_engine(url, pool_pre_ping=True, connect_args={"client_encoding": "utf8"})
     engine = create_engine(url, connect_args={"timeout": 60})
 
     @event.listens_for(engine, "connect")

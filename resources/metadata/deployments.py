@@ -30,7 +30,8 @@ def begin(connection: Connection, *, name: str, version: int, promotion: int, ur
     now = now_ms()
     row = {"name": name, "version": version, "promotion": promotion, "url": url, "sha256": sha256}
     insert = insert_into(connection, table).values(**row, status="deploying", reason="", created_at=now, updated_at=now)
-    if connection.execute(insert.on_conflict_do_nothing()).rowcount:
+    # Not `rowcount`, which SQLAlchemy does not tell for every INSERT on PostgreSQL.
+    if connection.execute(insert.on_conflict_do_nothing().returning(table.c.id)).first():
         emit(connection, "models", "deployment.started", name, {"name": name, "version": version})
     found = of_promotion(connection, promotion)
     assert found is not None

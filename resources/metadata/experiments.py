@@ -9,8 +9,8 @@ from sqlalchemy.exc import IntegrityError
 
 from resources.errors import ErrorCode, HanzoError, already_exists, invalid, not_found
 from resources.metadata.database import Database
-from resources.metadata.outbox import now_ms
-from resources.metadata.tables import experiment_tags, experiments
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.tables import experiment_tags, experiments, runs
 from resources.metadata.tracking_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
 from resources.metadata.transactions import insert_into, reading, writing
 
@@ -105,6 +105,7 @@ class Experiments:
             raise already_exists(f"Experiment(name={new_name}) already exists.") from None
 
     def delete(self, experiment_id: int, *, connection: Connection | None = None) -> None:
+        """Hide an experiment and its runs, and refuse further writes, until it is restored."""
         self._set_lifecycle(experiment_id, "active", "deleted", connection)
 
     def restore(self, experiment_id: int, *, connection: Connection | None = None) -> None:
@@ -127,10 +128,17 @@ class Experiments:
             _change(writer, experiment_id)
 
     def _set_lifecycle(self, experiment_id: int, old: str, new: str, connection: Connection | None) -> None:
+        """Also of its runs, as MLflow does: restoring brings back those too that were deleted one by one before."""
         with writing(self._database, connection) as writer:
-            if _get(writer, experiment_id).lifecycle_stage != old:
+            experiment = _get(writer, experiment_id)
+            if experiment.lifecycle_stage != old:
                 raise not_found(f"No Experiment with id={experiment_id} exists that is {old}")
             _change(writer, experiment_id, lifecycle_stage=new)
+            writer.execute(update(runs).where(runs.c.experiment_id == experiment_id).values(lifecycle_stage=new))
+            # One event for all of its runs: there may be a hundred thousand.
+            facts = {"experiment_id": experiment_id, "name": experiment.name, "organization": experiment.organization}
+            event = {"deleted": "experiment.deleted", "active": "experiment.restored"}[new]
+            emit(writer, "jobs", event, str(experiment_id), facts)
 
 
 def check_active(experiment: Experiment) -> None:

@@ -14,6 +14,7 @@ NUMERIC = frozenset({">", ">=", "=", "!=", "<", "<="})
 TEXT = frozenset({"=", "!=", "LIKE", "ILIKE"})
 NULLABLE_TEXT = TEXT | {"IS NULL", "IS NOT NULL"}
 LISTABLE_TEXT = TEXT | {"IN", "NOT IN"}
+EVERYTHING = frozenset({"attribute", "metric", "param", "tag"})
 MAX_CONDITIONS = 100
 MAX_ORDERS = 20
 MAX_PATTERN = 5000
@@ -29,7 +30,7 @@ TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Condition:
-    """`entity` is attribute, metric, param or tag; `value` is None for IS [NOT] NULL and a tuple for [NOT] IN."""
+    """`entity` is attribute, metric, param, tag or dataset; `value` is None for IS [NOT] NULL, a tuple for [NOT] IN."""
 
     entity: str
     key: str
@@ -46,12 +47,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What may be asked of one kind of thing. Attributes map a name (aliases too) to the column that it means."""
+    """What may be asked of one kind of thing. Attributes map a name (aliases too) to the column that it means.
+
+    `keyed_operators` are those of params and tags, `dataset_keys` what is known of a dataset, `sortable` the entities that
+    an order may name.
+    """
 
     numbers: Mapping[str, str]
     texts: Mapping[str, str]
     entities: Mapping[str, str]
     orders: Mapping[str, str]
+    keyed_operators: frozenset[str] = NULLABLE_TEXT
+    dataset_keys: frozenset[str] = frozenset()
+    sortable: frozenset[str] = EVERYTHING
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,13 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
     for text in texts:
         tokens = tokenize(text)
         direction = tokens[1].text.upper() if len(tokens) == 2 else "ASC"
-        if not tokens or len(tokens) > 2 or tokens[0].kind != "name" or direction not in ("ASC", "DESC"):
+        if direction not in ("ASC", "DESC"):
+            raise invalid(f"Invalid ordering key in order_by clause '{printable(text)}'.")
+        if not tokens or len(tokens) > 2 or tokens[0].kind != "name":
             raise invalid(f"Invalid order_by clause '{printable(text)}': it must be a field, then ASC or DESC")
         entity, key = _identifier(tokens[0].text, grammar, grammar.orders)
+        if entity not in grammar.sortable:
+            raise invalid(f"Invalid order_by entity: {entity}")
         if any((order.entity, order.key) == (entity, key) for order in orders):
             raise invalid(f"`order_by` contains duplicate fields: '{printable(text)}'")
         orders.append(Order(entity, key, direction == "ASC"))
@@ -113,7 +125,10 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     entity, key = _identifier(tokens[start].text, grammar, {**grammar.numbers, **grammar.texts})
     operator, position = _operator(tokens, start + 1)
     numeric = entity == "metric" or (entity == "attribute" and key in grammar.numbers.values())
-    allowed = NUMERIC if numeric else LISTABLE_TEXT if entity == "attribute" else NULLABLE_TEXT
+    listable = entity in ("attribute", "dataset")
+    allowed = NUMERIC if numeric else LISTABLE_TEXT if listable else grammar.keyed_operators
+    if operator not in allowed and operator in ("IS NULL", "IS NOT NULL"):
+        raise invalid(f"IS NULL / IS NOT NULL is only supported for tags and params, not for '{entity}' '{printable(key)}'")
     if operator not in allowed:
         raise invalid(f"Invalid comparator '{operator}' not one of '{', '.join(sorted(allowed))}'")
     if operator in ("IS NULL", "IS NOT NULL"):
@@ -123,7 +138,8 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
         return Condition(entity, key, operator, values), position
     if position >= len(tokens):
         raise invalid(f"Invalid comparison clause. Expected a value after '{key} {operator}'")
-    return Condition(entity, key, operator, _value(tokens[position], key, numeric)), position + 1
+    what = "metric" if entity == "metric" else f"numeric attribute: {key}" if numeric else printable(key)
+    return Condition(entity, key, operator, _value(tokens[position], what, numeric)), position + 1
 
 
 def _identifier(text: str, grammar: Grammar, attributes: Mapping[str, str]) -> tuple[str, str]:
@@ -133,6 +149,9 @@ def _identifier(text: str, grammar: Grammar, attributes: Mapping[str, str]) -> t
         valid = ", ".join(sorted(set(grammar.entities.values())))
         raise invalid(f"Invalid entity type '{printable(name)}'. Valid values are {valid}")
     key = (key if dot else text).strip('`"')
+    if entity == "dataset" and key not in grammar.dataset_keys:
+        valid = ", ".join(sorted(grammar.dataset_keys))
+        raise invalid(f"Invalid dataset key '{printable(key)}' specified. Valid keys are '{valid}'")
     if entity != "attribute":
         return entity, key
     if key not in attributes:
@@ -152,15 +171,15 @@ def _operator(tokens: list[Token], position: int) -> tuple[str, int]:
     return tokens[position].text, position + 1
 
 
-def _value(token: Token, key: str, numeric: bool) -> Value:
+def _value(token: Token, what: str, numeric: bool) -> Value:
     if numeric:
         if token.kind != "number":
-            raise invalid(f"Expected numeric value type for {key}. Found {printable(token.text)}")
+            raise invalid(f"Expected numeric value type for {what}. Found {printable(token.text)}")
         return float(token.text)
     if token.kind != "string":
-        raise invalid(f"Expected a quoted string value for {key} (e.g. 'my-value'). Got value {printable(token.text)}")
+        raise invalid(f"Expected a quoted string value for {what} (e.g. 'my-value'). Got value {printable(token.text)}")
     if len(token.text) > MAX_PATTERN:
-        raise invalid(f"The value compared with {key} exceeds the maximum length of {MAX_PATTERN} characters")
+        raise invalid(f"The value compared with {what} exceeds the maximum length of {MAX_PATTERN} characters")
     return token.text[1:-1]
 
 

@@ -1,9 +1,9 @@
-"""Conditions and orders of the filter language as SQL that means the same on SQLite and PostgreSQL."""
+"""Conditions of the filter language as SQL that means the same on SQLite and PostgreSQL."""
 
 import re
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, not_, or_
+from sqlalchemy import ColumnElement, and_, exists, not_, or_
 from sqlalchemy.sql.expression import FromClause
 
 from resources.metadata.filter_language import Condition, Value
@@ -48,11 +48,3 @@ def compare_keyed(table: FromClause, owner: ColumnElement[bool], condition: Cond
         # NaN is stored as 0.0, but it is neither above nor below nor equal to anything.
         matches = or_(table.c.is_nan, matches) if condition.operator == "!=" else and_(not_(table.c.is_nan), matches)
     return exists().where(row, matches)
-
-
-def ordered(
-    value: ColumnElement[Any], ascending: bool, is_nan: ColumnElement[Any] | None = None
-) -> list[ColumnElement[Any]]:
-    """Numbers first, then NaN, then what has no value: in both directions, as in MLflow."""
-    absent = case((value.is_(None), 2), else_=0) if is_nan is None else case((value.is_(None), 2), (is_nan, 1), else_=0)
-    return [absent, value if ascending else value.desc()]

@@ -80,8 +80,8 @@ class Jobs:
                 "reason": "",
                 "artifacts": {},
             }
-            insert = insert_into(connection, table).values(**row).on_conflict_do_nothing()
-            if connection.execute(insert).rowcount:
+            insert = insert_into(connection, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
+            if connection.execute(insert).first():
                 self._runs.ensure(identifier, name, name, user, organization, status=status, connection=connection)
                 facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
                 emit(connection, "jobs", "job.submitted", identifier, facts)

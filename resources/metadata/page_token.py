@@ -6,22 +6,37 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from resources.errors import invalid
+from resources.errors import HanzoError, invalid
+from resources.metadata.tracking_rules import UNSTORABLE
+
+Kind = type | tuple[type, ...]
+"""What one value of a position may be: exactly one type (true is no int), or one of several."""
 
 
 def encode_token(position: Sequence[Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(list(position)).encode()).decode()
 
 
-def decode_token(token: str, types: Sequence[type]) -> list[Any]:
+def decode_token(token: str, types: Sequence[Kind]) -> list[Any]:
     """The position in a token of ours, checked value by value. Raises a 400 for any other token."""
     try:
         position = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError):
         raise invalid("Invalid page token, could not base64-decode") from None
-    fits = isinstance(position, list) and len(position) == len(types)
-    if not fits or any(type(value) is not kind for value, kind in zip(position, types, strict=True)):
-        raise invalid("Invalid page token: it was not given out by this call")
-    if any(kind is int and not -(2**63) <= value < 2**63 for value, kind in zip(position, types, strict=True)):
-        raise invalid("Invalid page token: it was not given out by this call")
+    if not isinstance(position, list) or len(position) != len(types):
+        raise not_ours()
+    if not all(_fits(value, kind) for value, kind in zip(position, types, strict=True)):
+        raise not_ours()
     return list(position)
+
+
+def not_ours() -> HanzoError:
+    return invalid("Invalid page token: it was not given out by this call")
+
+
+def _fits(value: Any, kind: Kind) -> bool:
+    if type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
+        return False
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return not (isinstance(value, str) and UNSTORABLE.search(value))

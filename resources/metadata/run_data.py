@@ -1,21 +1,42 @@
 """What a run logs besides metrics: params, which never change, tags, which do, and batches of all three."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, Dialect, PoolProxiedConnection, delete, select, update
 
-from resources.errors import invalid, not_found
+from resources.errors import HanzoError, not_found
+from resources.metadata import run_rows_sqlite
 from resources.metadata.database import Database
-from resources.metadata.metrics import write_points
+from resources.metadata.logged_model_points import write_model_points
+from resources.metadata.run_writes import (
+    MAX_PARAMS,
+    NAME_TAG,
+    Changes,
+    Known,
+    RunWrite,
+    Wanted,
+    check_run_active,
+    decide,
+    no_run,
+    run_write,
+    wanted,
+)
 from resources.metadata.tables import params, run_tags, runs
-from resources.metadata.tracking_rules import MetricPoint, checked_param, checked_run_tag, checked_text
-from resources.metadata.transactions import insert_into, reading, writing
+from resources.metadata.tracking_rules import MetricPoint, checked_text
+from resources.metadata.transactions import driver_errors, insert_into, reading, writing
 
-MAX_METRICS = 1000
-MAX_PARAMS = 100
-MAX_TAGS = 100
-MAX_ENTITIES = 1000
-NAME_TAG = "mlflow.runName"
+__all__ = ["MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_group", "write_tags"]
+
+
+class RunRows(Protocol):
+    """A module that knows how one kind of database reads and writes the rows of runs."""
+
+    def begin(self, pooled: PoolProxiedConnection) -> None: ...
+
+    def read(self, pooled: PoolProxiedConnection, wanted: Wanted) -> Known: ...
+
+    def write(self, pooled: PoolProxiedConnection, known: Known, changes: Changes, commit: bool) -> None: ...
 
 
 class RunData:
@@ -34,31 +55,16 @@ class RunData:
         connection: Connection | None = None,
     ) -> None:
         """All of it or nothing. Sending the same batch again changes nothing."""
-        check_batch(len(metrics), len(params), len(tags))
-        new_params = unique(checked_param(key, value, f"params[{index}]") for index, (key, value) in enumerate(params))
-        new_tags = dict(checked_run_tag(key, value, f"tags[{index}]") for index, (key, value) in enumerate(tags))
-        with writing(self._database, connection) as writer:
-            require_active(writer, run_id)
-            write_params(writer, run_id, new_params)
-            write_points(writer, run_id, metrics)
-            write_tags(writer, run_id, new_tags)
+        self._write(run_write(run_id, metrics, params, tags), connection)
 
     def log_param(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
-        checked_key, checked_value = checked_param(key, value)
-        with writing(self._database, connection) as writer:
-            require_active(writer, run_id)
-            write_params(writer, run_id, {checked_key: checked_value})
+        self._write(run_write(run_id, params=[(key, value)], batch=False), connection)
 
     def log_metric(self, run_id: str, point: MetricPoint, *, connection: Connection | None = None) -> None:
-        with writing(self._database, connection) as writer:
-            require_active(writer, run_id)
-            write_points(writer, run_id, [point])
+        self._write(run_write(run_id, [point], batch=False), connection)
 
     def set_tag(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
-        checked_key, checked_value = checked_run_tag(key, value)
-        with writing(self._database, connection) as writer:
-            require_active(writer, run_id)
-            write_tags(writer, run_id, {checked_key: checked_value})
+        self._write(run_write(run_id, tags=[(key, value)], batch=False), connection)
 
     def delete_tag(self, run_id: str, key: str, *, connection: Connection | None = None) -> None:
         with writing(self._database, connection) as writer:
@@ -77,61 +83,48 @@ class RunData:
         with reading(self._database, connection) as reader:
             return {row.key: row.value for row in reader.execute(query)}
 
-
-def check_batch(metrics: int, params: int, tags: int) -> None:
-    counts = (
-        ("metrics", MAX_METRICS, metrics),
-        ("params", MAX_PARAMS, params),
-        ("tags", MAX_TAGS, tags),
-        ("metrics, params, and tags", MAX_ENTITIES, metrics + params + tags),
-    )
-    for name, limit, count in counts:
-        if count > limit:
-            raise invalid(
-                f"A batch logging request can contain at most {limit} {name}. Got {count} {name}. "
-                f"Please split up {name} across multiple requests and try again."
-            )
+    def _write(self, write: RunWrite, connection: Connection | None) -> None:
+        with writing(self._database, connection) as writer:
+            [refusal] = write_group(writer.connection, writer.dialect, [write])
+            if refusal is not None:
+                raise refusal
+            write_model_points(writer, write.run_id, write.metrics)
 
 
-def unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Params of one request, each key once."""
-    found: dict[str, str] = {}
-    for key, value in pairs:
-        if key in found:
-            raise invalid(
-                f"Duplicate parameter keys have been submitted: {[key]}. Please ensure the request contains only one"
-            )
-        found[key] = value
-    return found
+def write_group(
+    pooled: PoolProxiedConnection, dialect: Dialect, writes: Sequence[RunWrite], *, whole_transaction: bool = False
+) -> list[HanzoError | None]:
+    """Store what the writes want, in the connection's transaction or in one of their own.
+
+    Returns for each write in its place why it was refused, or None. What one is refused for changes nothing for the others.
+    """
+    rows = _rows_of(dialect)
+    with driver_errors(dialect):
+        if whole_transaction:
+            rows.begin(pooled)
+        known = rows.read(pooled, wanted(writes))
+        decision = decide(writes, known)
+        rows.write(pooled, known, decision.changes, commit=whole_transaction)
+    return decision.refusals
+
+
+def _rows_of(dialect: Dialect) -> RunRows:
+    """The statements in the dialect's words. Its driver is loaded only where it is used."""
+    if dialect.name != "postgresql":
+        return run_rows_sqlite
+    from resources.metadata import run_rows_postgresql
+
+    return run_rows_postgresql
 
 
 def require_active(writer: Connection, run_id: str) -> None:
-    """The run exists and is not deleted. Holds a share lock on PostgreSQL, so that it stays so until the commit."""
-    query = select(runs.c.lifecycle_stage).where(runs.c.id == checked_text(run_id, "run_id")).with_for_update(read=True)
+    """The run exists and is not deleted. Its row is locked, so that it stays so until the commit."""
+    query = select(runs.c.lifecycle_stage).where(runs.c.id == checked_text(run_id, "run_id"))
+    query = query.with_for_update(key_share=True)
     stage = writer.execute(query).scalar()
     if stage is None:
-        raise not_found(f"Run with id={run_id} not found")
+        raise no_run(run_id)
     check_run_active(run_id, stage)
-
-
-def check_run_active(run_id: str, lifecycle_stage: str) -> None:
-    if lifecycle_stage != "active":
-        raise invalid(f"The run {run_id} must be in the 'active' state. Current state is {lifecycle_stage}.")
-
-
-def write_params(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
-    """Insert, then read back: what is stored now must be what was sent, whoever was first."""
-    if not new:
-        return
-    rows = [{"run_id": run_id, "key": key, "value": new[key]} for key in sorted(new)]
-    writer.execute(insert_into(writer, params).on_conflict_do_nothing(), rows)
-    query = select(params.c.key, params.c.value).where(params.c.run_id == run_id, params.c.key.in_(sorted(new)))
-    for key, old in writer.execute(query):
-        if old != new[key]:
-            raise invalid(
-                f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
-                f"for run ID='{run_id}'. Attempted logging new value '{new[key]}'."
-            )
 
 
 def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:

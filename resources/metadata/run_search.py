@@ -1,15 +1,17 @@
-"""Finding runs: MLflow's filters and orders over runs, their params, tags and newest metrics, page by page."""
+"""Finding runs: MLflow's filters and orders over runs, their params, tags, newest metrics and inputs, page by page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, Select, case, select
 
 from resources.metadata.database import Database
 from resources.metadata.filter_language import Condition, Grammar, Order
-from resources.metadata.filter_sql import compare, compare_keyed, ordered
-from resources.metadata.page_token import decode_token, encode_token
+from resources.metadata.filter_sql import compare, compare_keyed
+from resources.metadata.inputs import DatasetInput, load_inputs, used_dataset
+from resources.metadata.keyset import Keyset, SortKey, absent_last
+from resources.metadata.run_models import RunModel, load_run_models
 from resources.metadata.run_states import Run
 from resources.metadata.tables import latest_metrics, params, run_tags, runs
 from resources.metadata.tracking_rules import MetricPoint
@@ -36,9 +38,13 @@ RUN_GRAMMAR = Grammar(
         **dict.fromkeys(("param", "params", "parameter", "parameters"), "param"),
         **dict.fromkeys(("tag", "tags"), "tag"),
         **dict.fromkeys(("attribute", "attributes", "attr", "run"), "attribute"),
+        **dict.fromkeys(("dataset", "datasets"), "dataset"),
     },
     orders={**_NUMBERS, **_TEXTS},
+    dataset_keys=frozenset({"name", "digest", "context"}),
 )
+STATUS_ORDER = {status: place for place, status in enumerate(("failed", "completed", "cancelled", "running", "queued"))}
+"""Statuses in the alphabetical order of MLflow's words for them: clients order by those."""
 KEYED = {"metric": latest_metrics, "param": params, "tag": run_tags}
 
 
@@ -50,6 +56,8 @@ class LoggedRun:
     metrics: Sequence[MetricPoint]
     params: Mapping[str, str]
     tags: Mapping[str, str]
+    inputs: Sequence[DatasetInput]
+    models: Sequence[RunModel]
 
 
 @dataclass(frozen=True)
@@ -77,20 +85,17 @@ class RunSearch:
         connection: Connection | None = None,
     ) -> RunPage:
         """Runs of these experiments, the newest first unless `orders` say otherwise."""
-        # An offset costs the skipped rows, and shifts when runs are created meanwhile.
-        offset = decode_token(page_token, (int,))[0] if page_token else 0
+        query = select(runs).where(runs.c.experiment_id.in_(experiment_ids), runs.c.lifecycle_stage.in_(lifecycle_stages))
+        if organization is not None:
+            query = query.where(runs.c.organization == organization)
+        query, keys = _sorted(query, orders)
+        keyset = Keyset(keys, scope=orders)
         with reading(self._database, connection) as reader:
-            query = select(runs).where(
-                runs.c.experiment_id.in_(experiment_ids), runs.c.lifecycle_stage.in_(lifecycle_stages)
-            )
-            if organization is not None:
-                query = query.where(runs.c.organization == organization)
             for condition in conditions:
                 query = query.where(_where(condition, reader.dialect.name))
-            query = _order(query, orders).limit(limit + 1).offset(max(offset, 0))
-            found = [Run(**row) for row in reader.execute(query).mappings()]
-            token = encode_token((offset + limit,)) if len(found) > limit else None
-            return RunPage(load_data(reader, found[:limit]), token)
+            rows = reader.execute(keyset.page(query, limit, page_token)).all()
+            found = [Run(*row[: len(runs.c)]) for row in rows[:limit]]
+            return RunPage(load_data(reader, found), keyset.next_token(rows, limit))
 
     def get(self, run: Run, *, connection: Connection | None = None) -> LoggedRun:
         """What one run logged."""
@@ -99,42 +104,55 @@ class RunSearch:
 
 
 def load_data(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
-    """The newest metrics, params and tags of runs, in three queries for each `CHUNK` of them."""
+    """What runs logged, in five queries for each `CHUNK` of them."""
     loaded: list[LoggedRun] = []
     for start in range(0, len(found), CHUNK):
         part = found[start : start + CHUNK]
         ids = [run.id for run in part]
         metrics: dict[str, list[MetricPoint]] = {run.id: [] for run in part}
-        query = select(latest_metrics).where(latest_metrics.c.run_id.in_(ids)).order_by(latest_metrics.c.key)
-        for row in reader.execute(query):
-            metrics[row.run_id].append(MetricPoint(row.key, row.value, row.step, row.timestamp, row.is_nan))
+        newest = latest_metrics.c
+        query = select(newest.run_id, newest.key, newest.value, newest.step, newest.timestamp, newest.is_nan)
+        # Rows all at once and in the order of the index: fetched one by one, they cost more than the search itself.
+        rows = reader.execute(query.where(newest.run_id.in_(ids)).order_by(newest.run_id, newest.key)).all()
+        for run_id, key, value, step, timestamp, is_nan in rows:
+            metrics[run_id].append(MetricPoint(key, value, step, timestamp, is_nan))
         texts: dict[str, dict[str, dict[str, str]]] = {}
         for name in ("param", "tag"):
-            table = KEYED[name]
+            columns = KEYED[name].c
             texts[name] = {run.id: {} for run in part}
-            for run_id, key, value in reader.execute(
-                select(table.c.run_id, table.c.key, table.c.value).where(table.c.run_id.in_(ids)).order_by(table.c.key)
-            ):
+            pairs = select(columns.run_id, columns.key, columns.value).where(columns.run_id.in_(ids))
+            for run_id, key, value in reader.execute(pairs.order_by(columns.run_id, columns.key)).all():
                 texts[name][run_id][key] = value
-        loaded += [LoggedRun(run, metrics[run.id], texts["param"][run.id], texts["tag"][run.id]) for run in part]
+        inputs, models = load_inputs(reader, ids), load_run_models(reader, ids)
+        loaded += [
+            LoggedRun(run, metrics[run.id], texts["param"][run.id], texts["tag"][run.id], inputs[run.id], models[run.id])
+            for run in part
+        ]
     return loaded
 
 
 def _where(condition: Condition, dialect: str) -> ColumnElement[bool]:
     if condition.entity == "attribute":
         return compare(runs.c[condition.key], condition.operator, condition.value, dialect)
+    if condition.entity == "dataset":
+        return used_dataset(condition, dialect)
     table = KEYED[condition.entity]
     return compare_keyed(table, table.c.run_id == runs.c.id, condition, dialect)
 
 
-def _order(query: Select[Any], orders: Sequence[Order]) -> Select[Any]:
-    clauses: list[ColumnElement[Any]] = []
+def _sorted(query: Select[Any], orders: Sequence[Order]) -> tuple[Select[Any], list[SortKey]]:
+    """The query with what its order needs, and the order. Values are looked up by primary key, run by run."""
+    keys: list[SortKey] = []
     for order in orders:
+        if (order.entity, order.key) == ("attribute", "status"):
+            keys.append(SortKey(case(STATUS_ORDER, value=runs.c.status), order.ascending, int))
+            continue
         if order.entity == "attribute":
-            clauses += ordered(runs.c[order.key], order.ascending)
+            kind = int if order.key in _NUMBERS.values() else str
+            keys += absent_last(runs.c[order.key], order.ascending, kind)
             continue
         table = KEYED[order.entity].alias()
         query = query.outerjoin(table, (table.c.run_id == runs.c.id) & (table.c.key == order.key))
-        is_nan = table.c.is_nan if order.entity == "metric" else None
-        clauses += ordered(table.c.value, order.ascending, is_nan)
-    return query.order_by(*clauses, runs.c.start_time.desc(), runs.c.id)
+        metric = order.entity == "metric"
+        keys += absent_last(table.c.value, order.ascending, float if metric else str, table.c.is_nan if metric else None)
+    return query, [*keys, SortKey(runs.c.start_time, False, int), SortKey(runs.c.id, True, str)]

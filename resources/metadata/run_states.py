@@ -59,8 +59,12 @@ def chosen_name(name: str | None, tag: str | None) -> str:
             "Both 'run_name' argument and 'mlflow.runName' tag are specified, but with "
             f"different values (run_name='{name}', mlflow.runName='{tag}')."
         )
-    generated = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
-    return checked_name(name or tag or generated)
+    return checked_name(name or tag or generated_name())
+
+
+def generated_name() -> str:
+    """A name that people can say, for what was given none."""
+    return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
 
 
 def checked_name(name: str) -> str:

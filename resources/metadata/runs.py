@@ -145,7 +145,7 @@ class Runs:
             lifecycle_stage="active",
         )
         row = insert_into(writer, runs).values(**vars(run)).on_conflict_do_nothing()
-        if writer.execute(row).rowcount == 0:
+        if writer.execute(row.returning(runs.c.id)).first() is None:
             return None
         write_tags(writer, run_id, {**checked_tags, NAME_TAG: run.name})
         emit(writer, "jobs", "run.created", run_id, _event(run))

@@ -1,4 +1,4 @@
-"""Tracking as one object: experiments, runs, what runs log, and how both are found, over one database."""
+"""Tracking as one object: experiments, runs, what runs log, logged models, and how they are found, over one database."""
 
 from contextlib import AbstractContextManager
 
@@ -7,7 +7,12 @@ from sqlalchemy import Connection
 from resources.metadata.database import Database
 from resources.metadata.experiment_search import ExperimentSearch
 from resources.metadata.experiments import Experiments
+from resources.metadata.inputs import Inputs
+from resources.metadata.logged_model_search import LoggedModelSearch
+from resources.metadata.logged_models import LoggedModels
+from resources.metadata.metric_sampling import MetricSampling
 from resources.metadata.metrics import Metrics
+from resources.metadata.model_history import ModelHistory
 from resources.metadata.run_data import RunData
 from resources.metadata.run_search import RunSearch
 from resources.metadata.runs import Runs
@@ -24,6 +29,11 @@ class Tracking:
         self.run_data = RunData(database)
         self.run_search = RunSearch(database)
         self.metrics = Metrics(database)
+        self.metric_sampling = MetricSampling(database)
+        self.inputs = Inputs(database)
+        self.logged_models = LoggedModels(database)
+        self.model_history = ModelHistory(database)
+        self.logged_model_search = LoggedModelSearch(database)
 
     def write(self) -> AbstractContextManager[Connection]:
         """A transaction over several of the parts."""

@@ -7,8 +7,8 @@ import json
 import math
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from resources.errors import HanzoError, invalid
 
@@ -19,6 +19,8 @@ MAX_EXPERIMENT_NAME = 500
 MAX_EXPERIMENT_TAG_VALUE = 20_000
 MAX_RUN_NAME = 500
 MAX_USER = 250
+MAX_DATASET_NAME = 500
+MAX_DATASET_DIGEST = 36
 MAX_INT64 = 2**63 - 1
 LARGEST_DOUBLE = 1.7976931348623157e308
 RUN_ID = re.compile(r"[a-zA-Z0-9][\w\-]{0,255}", re.ASCII)
@@ -26,51 +28,79 @@ KEY = re.compile(r"[/\w.\- :]*")
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class MetricPoint:
-    """One value of a metric. NaN is stored as 0.0 with `is_nan`, infinity as the largest double, as MLflow does."""
+class MetricPoint(NamedTuple):
+    """One value of a metric. NaN is stored as 0.0 with `is_nan`, infinity as the largest double, as MLflow does.
+
+    A tuple, because a thousand of them come with one request. `model_id` and the dataset are set where the point belongs
+    to a logged model too.
+    """
 
     key: str
     value: float
     step: int
     timestamp: int
     is_nan: bool = False
+    model_id: str = ""
+    dataset_name: str = ""
+    dataset_digest: str = ""
 
     @property
     def number(self) -> float:
         return math.nan if self.is_nan else self.value
 
 
-def metric_point(key: str, value: float, step: int, timestamp: int, path: str = "") -> MetricPoint:
+def metric_point(
+    key: str,
+    value: float,
+    step: int,
+    timestamp: int,
+    path: str = "",
+    model_id: str = "",
+    dataset_name: str = "",
+    dataset_digest: str = "",
+) -> MetricPoint:
     """A valid point, or an error that names the parameter below `path`."""
-    check_key(key, "Metric name", join(path, "name"))
+    if len(key) > MAX_KEY or not is_key(key):
+        check_key(key, "Metric name", join(path, "name"))
     if not 0 <= timestamp <= MAX_INT64:
         detail = f"metric '{key}' (value={value}). Timestamp must be a nonnegative long (64-bit integer) "
         raise bad_value(join(path, "timestamp"), timestamp, detail)
     if not -MAX_INT64 - 1 <= step <= MAX_INT64:
         detail = f"metric '{key}' (value={value}). Step must be a valid long (64-bit integer)."
         raise bad_value(join(path, "step"), step, detail)
-    if math.isnan(value):
-        return MetricPoint(key, 0.0, step, timestamp, is_nan=True)
-    if math.isinf(value):
-        value = math.copysign(LARGEST_DOUBLE, value)
-    return MetricPoint(key, value, step, timestamp)
+    is_nan = False
+    if not math.isfinite(value):
+        is_nan = math.isnan(value)
+        value = 0.0 if is_nan else math.copysign(LARGEST_DOUBLE, value)
+    return MetricPoint(key, value, step, timestamp, is_nan, model_id, dataset_name, dataset_digest)
 
 
 def check_key(key: str, label: str, path: str) -> None:
     """A metric, param or tag key: no character and no path that a file system would read as another name."""
+    if len(key) <= MAX_KEY and is_key(key):
+        return
     if not KEY.fullmatch(key):
         rule = "alphanumerics, underscores (_), dashes (-), periods (.), spaces ( ), colon(:) and slashes (/)."
         raise bad_value(path, key, f"Names may only contain {rule}")
-    normal = posixpath.normpath(key)
-    if normal != key or normal == "." or normal.startswith(("..", "/")):
+    if not names_itself(key):
         raise bad_value(
             path,
             key,
             "Names may be treated as files in certain cases, and must not resolve to other names when treated as such. "
-            f"This name would resolve to {normal!r}",
+            f"This name would resolve to {posixpath.normpath(key)!r}",
         )
     check_length(label, key, MAX_KEY)
+
+
+@lru_cache(maxsize=4096)
+def is_key(key: str) -> bool:
+    """Remembered, because a run logs the same few keys again and again."""
+    return KEY.fullmatch(key) is not None and names_itself(key)
+
+
+def names_itself(key: str) -> bool:
+    normal = posixpath.normpath(key)
+    return normal == key and normal != "." and not normal.startswith(("..", "/"))
 
 
 def checked_param(key: str, value: str, path: str = "") -> tuple[str, str]:

@@ -6,8 +6,9 @@ What belongs here: the few lines that every table module would repeat. What does
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from resources.metadata.database import Database
 
@@ -35,3 +36,13 @@ def reading(database: Database, connection: Connection | None) -> Iterator[Conne
 def insert_into(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that knows ON CONFLICT, in the dialect of the connection."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+@contextmanager
+def driver_errors(dialect: Dialect) -> Iterator[None]:
+    """For statements given to the driver itself: its errors become SQLAlchemy's."""
+    driver = dialect.loaded_dbapi
+    try:
+        yield
+    except driver.Error as error:
+        raise DBAPIError.instance(None, None, error, driver.Error, dialect=dialect) from error

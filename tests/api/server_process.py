@@ -29,16 +29,21 @@ def free_port() -> int:
 def environment(home: Path, port: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a server, without what the tester's own shell says about Hanzo ML or MLflow."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
-    return {**kept, "HANZO_ML_HOME": str(home), "HANZO_ML_SERVER_PORT": str(port), **(extra or {})}
+    own = {"HANZO_ML_HOME": str(home), "HANZO_ML_SERVER_PORT": str(port), "HANZO_ML_METRICS_ENABLED": "false"}
+    return {**kept, **own, **(extra or {})}
 
 
 class ServerProcess:
     """Starts `python -m api.server`; can be killed and started again on the same port and state."""
 
-    def __init__(self, home: Path) -> None:
+    command: tuple[str, ...] = (sys.executable, "-m", "api.server")
+    ready = "/ready"
+
+    def __init__(self, home: Path, extra: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.port = free_port()
-        self.settings = Settings.load(environment(home, self.port))
+        self.environment = environment(home, self.port, extra)
+        self.settings = Settings.load(self.environment)
         self.url = self.settings.tracking_uri
         self._process: subprocess.Popen[bytes] | None = None
         database = Database(self.settings.database_url)
@@ -56,9 +61,9 @@ class ServerProcess:
         log = (self.home / "server.log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "api.server"],
+                self.command,
                 cwd=REPOSITORY,
-                env=environment(self.home, self.port),
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -67,6 +72,11 @@ class ServerProcess:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the server did not start:\n{(self.home / 'server.log').read_text()}")
             time.sleep(0.02)
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed."""
@@ -81,6 +91,6 @@ class ServerProcess:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/ready").status_code == 200
+            return httpx.get(f"{self.url}{self.ready}").status_code == 200
         except httpx.TransportError:
             return False

@@ -57,8 +57,18 @@ def test_a_network_without_sign_in_is_refused(tmp_path: Path, host: str) -> None
     assert "auth.verify_tokens" in line and host in line
 
 
-def test_sign_in_is_refused_while_there_is_none(tmp_path: Path) -> None:
-    assert "not available yet" in refused(tmp_path, free_port(), HANZO_ML_AUTH_VERIFY_TOKENS="true")
+@pytest.mark.parametrize("url", ["http://hanzo.id", "https://user:pw@hanzo.id"])
+def test_an_iam_that_anybody_could_play_is_refused(tmp_path: Path, url: str) -> None:
+    line = refused(tmp_path, free_port(), HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=url)
+    assert "auth.iam_url" in line
+
+
+def test_a_metrics_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = {"HANZO_ML_METRICS_ENABLED": "true", "HANZO_ML_METRICS_PORT": str(port)}
+        line = refused(tmp_path, free_port(), **settings)
+    assert f"port {port} on 127.0.0.1 is in use" in line and "HANZO_ML_METRICS_PORT" in line
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -106,11 +106,16 @@ def test_experiments_live_die_and_return(client: MlflowClient) -> None:
     client.delete_experiment_tag(experiment_id, "a")
     client.rename_experiment(experiment_id, "cycle2")
     assert client.get_experiment(experiment_id).tags == {"c": "d"}
+    run_id = client.create_run(experiment_id).info.run_id
     client.delete_experiment(experiment_id)
+    deleted = client.get_experiment_by_name("cycle2")
+    assert deleted is not None
+    assert (deleted.lifecycle_stage, client.get_run(run_id).info.lifecycle_stage) == ("deleted", "deleted")
     assert experiment_id in [found.experiment_id for found in client.search_experiments(view_type=ViewType.DELETED_ONLY)]
     with pytest.raises(MlflowException, match="must be in the 'active' state"):
         client.create_run(experiment_id)
     client.restore_experiment(experiment_id)
+    assert client.get_run(run_id).info.lifecycle_stage == "active"
     [found] = client.search_experiments(filter_string="name = 'cycle2' and tags.c = 'd'")
     assert found.experiment_id == experiment_id
 

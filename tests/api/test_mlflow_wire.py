@@ -61,8 +61,8 @@ def test_nan_travels_as_a_string(http: TestClient) -> None:
 
 def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
     paths = set(http.get("/openapi.json").json()["paths"])
-    served = {path.removeprefix("/api/") for path in paths if path.startswith("/api/")}
-    mirrored = {path.removeprefix("/ajax-api/") for path in paths if path.startswith("/ajax-api/")}
+    served = {path.removeprefix("/api/") for path in paths if path.startswith("/api/2.0")}
+    mirrored = {path.removeprefix("/ajax-api/") for path in paths if path.startswith("/ajax-api/2.0")}
     assert served == mirrored
     assert len(served) > 25
 
@@ -71,7 +71,17 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
     ("path", "body", "message"),
     [
         ("experiments/create", {}, "Missing value for required parameter 'name'"),
-        ("experiments/create", {"name": ""}, "Invalid experiment name: ''"),
+        ("experiments/create", {"name": ""}, "Missing value for required parameter 'name'"),
+        ("experiments/create", {"name": None}, "Missing value for required parameter 'name'"),
+        ("experiments/create", {"name": 123}, "Invalid value 123 for parameter 'name'"),
+        ("experiments/create", {"name": "n", "tags": "5"}, "Invalid value \"5\" for parameter 'tags'"),
+        ("experiments/search", {"order_by": ["tags.a"]}, "Invalid order_by entity: tag"),
+        ("experiments/search", {"filter": "experiment_id LIKE '1'"}, "Invalid comparator for experiment_id: LIKE"),
+        ("experiments/search", {"filter": "experiment_id = 'x'"}, "Invalid experiment ID 'x'"),
+        ("runs/search", {"experiment_ids": ["0"], "filter": "datasets.size = 'x'"}, "Invalid dataset key 'size'"),
+        ("runs/search", {"experiment_ids": ["0"], "order_by": ["datasets.name"]}, "Invalid order_by entity: dataset"),
+        ("runs/set-tag", {"run_id": "RUN", "key": None, "value": "v"}, "Missing value for required parameter 'key'"),
+        ("runs/log-parameter", {"run_id": None, "key": "k"}, "Missing value for required parameter 'run_id'"),
         ("experiments/create", {"name": "x" * 501}, "'name' exceeds the maximum length of 500 characters"),
         ("experiments/delete", {"experiment_id": "abc"}, "Experiment ID must be a valid integer"),
         ("runs/search", {"experiment_ids": ["0"], "filter": "x"}, "Invalid attribute key 'x'"),
@@ -121,7 +131,7 @@ def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, mon
 
 @pytest.mark.parametrize("header", [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example:8057"}, {"Host": ""}])
 def test_a_name_that_is_not_loopback_is_refused(http: TestClient, header: dict[str, str]) -> None:
-    answer = http.get("/health", headers=header)
+    answer = http.get("/version", headers=header)
     assert (answer.status_code, answer.json()["error_code"]) == (403, "PERMISSION_DENIED")
 
 

@@ -1,5 +1,6 @@
 """/v1/experiments and /v1/runs (rows E1-E7, E11)."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,12 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
     assert uploaded.json() == {
         "key": "eval/results.json",
         "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json",
+        "size": 2,
+        "sha256": hashlib.sha256(b"{}").hexdigest(),
     }
-    (tmp_path / "w").write_text("weights")
-    Store(settings.store).publish(tmp_path, f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "w").write_text("weights")
+    Store(settings.store).publish(tmp_path / "made", f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
     run = http.get(f"/v1/runs/{run_id}").json()
     assert {metric["key"]: (metric["value"], metric["step"]) for metric in run["metrics"]} == {
         "train/loss": (0.25, 2),
@@ -61,9 +65,10 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
     assert run["params"] == {"model": "zen-72b"}
     assert run["system_metrics"]["peak_memory_gb"] == 78.2
     assert run["system_metrics"]["gpu_type"] is None
+    manifest = Store(settings.store).size(f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/manifest.json")
     assert run["artifacts"] == [
-        {"key": "eval/results.json", "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json"},
-        {"key": "checkpoint-1000", "path": f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/"},
+        {"key": "eval/results.json", "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json", "size": 2},
+        {"key": "checkpoint-1000", "path": f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/", "size": 7 + manifest},
     ]
 
 

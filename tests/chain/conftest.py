@@ -14,7 +14,7 @@ from recipes.base_model import folder_digest
 from tests.chain.local_stack import LocalStack
 from tests.recipes.tiny_model import make_tiny_model
 
-STEPS = 60
+STEPS = 48
 RECORDS = 600
 
 
@@ -66,7 +66,7 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "gradient_accumulation": 10,
         "sequence_length": 256,
         "max_steps": STEPS,
-        "eval_steps": 30,
+        "eval_steps": STEPS // 2,
         "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
     }
 

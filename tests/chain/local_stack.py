@@ -20,6 +20,7 @@ from resources.detached import is_running
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = {
     "HANZO_ML_SERVER_PORT": "api",
+    "HANZO_ML_METRICS_PORT": "metrics",
     "HANZO_ML_ENGINE_PORT": "engine",
     "HANZO_ML_DAGSTER_PORT": "dagster",
     "HANZO_ML_DAGSTER_CODE_SERVER_PORT": "code",

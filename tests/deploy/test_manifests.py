@@ -4,12 +4,14 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.server import refuse_unsafe
 from recipes.schema import BadConfiguration, Distributed
 from resources.compute.kubernetes.pod import USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
@@ -78,6 +80,9 @@ def test_keys_of_ours_have_their_defaults_but_the_address_that_only_a_cluster_ha
     address = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:8057"
     assert settings.scheduler == Scheduler(tracking_uri=address)
     assert out_of_reach(a_job(), settings.scheduler) == []
+    assert urlsplit(address).hostname in settings.server.allowed_hosts
+    assert settings.auth.verify_tokens  # or the API would refuse to serve a network
+    refuse_unsafe(settings)
 
 
 def test_secrets_are_named_and_nowhere_written() -> None:
@@ -121,16 +126,16 @@ def test_the_probes_are_answered(tmp_path: Path) -> None:
     with TestClient(create_app(settings), base_url="http://10.1.2.3:8057") as http:
         for probe in ("readinessProbe", "livenessProbe"):
             get = CONTAINERS["api"][probe]["httpGet"]
-            headers = {header["name"]: header["value"] for header in get["httpHeaders"]}
-            assert http.get(get["path"], headers=headers).status_code == 200
+            assert http.get(get["path"]).status_code == 200
             assert get["port"] in [port["name"] for port in CONTAINERS["api"]["ports"]]
 
 
 def test_the_service_is_the_api_and_no_job(settings: Settings) -> None:
     service = the("Service")["spec"]
-    [port] = service["ports"]
-    [named] = CONTAINERS["api"]["ports"]
-    assert (port["port"], named["containerPort"], port["targetPort"]) == (8057, settings.server.port, named["name"])
+    outside = {port["name"]: (port["port"], port["targetPort"]) for port in service["ports"]}
+    inside = {port["name"]: port["containerPort"] for port in CONTAINERS["api"]["ports"]}
+    assert outside == {"api": (8057, "api"), "metrics": (9090, "metrics")}
+    assert inside == {"api": settings.server.port, "metrics": settings.metrics.port}
     assert service["selector"].items() <= the("Deployment")["spec"]["template"]["metadata"]["labels"].items()
     assert not service["selector"].items() <= job_labels().items()
 

@@ -155,7 +155,7 @@ def test_an_upload_has_the_name_that_was_asked_for(server: ServerProcess) -> Non
     path.write_bytes(b"w" * 3_000_000)
     transport = Transport(server.url)
     transport.upload("0", run_id, "checkpoint/step-{step} é", path)
-    with pytest.raises(Refused, match="Invalid artifact path"):
+    with pytest.raises(Refused, match="Invalid path"):
         transport.upload("0", run_id, "a#b", path)
     transport.close()
     where = server.home / "objects/hanzo-ml-checkpoints/runs" / run_id / "artifacts/checkpoint/step-{step} é"

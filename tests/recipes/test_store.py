@@ -1,24 +1,46 @@
-"""The object store: what is published comes back verified; half an artifact does not exist; names are only names."""
+"""The object store, as a folder and as an S3 server: what is published comes back verified; half an artifact does not exist;
+names are only names."""
 
+import asyncio
+import hashlib
+import os
+import resource
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recipes.abandoned_uploads import remove_abandoned
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.schema import Artifact, StoreAddress
 from recipes.store import MANIFEST, BrokenArtifact, Store, sha256_of
+from tests.s3_server import VARIABLES, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 URI = "s3://hanzo-ml/datasets/d/1/records"
 
 
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest) -> Store:
+    return request.getfixturevalue(f"in_{request.param}")
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def in_folder(tmp_path: Path) -> Store:
     return Store(StoreAddress(root=(tmp_path / "the objects").as_uri(), buckets=BUCKETS))
+
+
+@pytest.fixture
+def in_s3(s3: S3Server) -> Store:
+    return Store(s3.address, VARIABLES)
 
 
 @pytest.fixture
@@ -33,13 +55,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def published(store: Store, folder: Path) -> Artifact:
     return store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1})
-
-
-class Remote(Store):
-    """The same bytes, but not on this machine: everything is downloaded."""
-
-    def local_path(self, uri: str) -> Path | None:
-        return None
 
 
 def place(store: Store, uri: str) -> Path:
@@ -58,11 +73,13 @@ def place(store: Store, uri: str) -> Path:
     ],
 )
 def test_the_logical_paths_of_the_specification_lie_in_their_buckets(
-    store: Store, tmp_path: Path, uri: str, bucket: str
+    in_folder: Store, in_s3: Store, s3: S3Server, tmp_path: Path, uri: str, bucket: str
 ) -> None:
-    store.put_bytes(uri, b"data")
+    for store in (in_folder, in_s3):
+        store.put_bytes(uri, b"data")
+        assert store.get_bytes(uri) == b"data"
     assert (tmp_path / "the objects" / bucket).read_bytes() == b"data"
-    assert store.get_bytes(uri) == b"data"
+    assert s3.requests[0].path == f"/{bucket}"
 
 
 @pytest.mark.parametrize(
@@ -86,11 +103,8 @@ def test_what_is_no_place_of_the_store_is_refused(store: Store, uri: str) -> Non
         store.local_path(uri)
 
 
-@pytest.mark.parametrize("kind", [Store, Remote])
-def test_what_was_published_is_fetched_as_it_was(
-    store: Store, published: Artifact, folder: Path, tmp_path: Path, kind: type[Store]
-) -> None:
-    found = kind(store.address).fetch(published, tmp_path / "cache")
+def test_what_was_published_is_fetched_as_it_was(store: Store, published: Artifact, folder: Path, tmp_path: Path) -> None:
+    found = store.fetch(published, tmp_path / "cache")
     for name in ("a.jsonl", "inner/b.bin"):
         assert (found / name).read_bytes() == (folder / name).read_bytes()
 
@@ -98,7 +112,7 @@ def test_what_was_published_is_fetched_as_it_was(
 def test_the_pointer_names_the_manifest_by_its_hash_and_counts_every_byte(
     store: Store, published: Artifact, folder: Path
 ) -> None:
-    assert sha256_of(place(store, f"{URI}/{MANIFEST}")) == published.digest
+    assert store.sha256(f"{URI}/{MANIFEST}") == published.digest
     assert published.size_bytes == 4 + 256
     manifest = store.manifest(published)
     assert manifest.inputs == {"source": "f" * 64} and manifest.facts == {"n": 1}
@@ -112,34 +126,26 @@ def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, 
     assert store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1}) == published
 
 
-@pytest.mark.parametrize("kind", [Store, Remote])
 @pytest.mark.parametrize("victim", ["a.jsonl", "inner/b.bin", MANIFEST])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_artifact_is_not_fetched_and_the_damage_is_named(
-    store: Store, published: Artifact, tmp_path: Path, kind: type[Store], victim: str, damage: str
+    store: Store, published: Artifact, tmp_path: Path, victim: str, damage: str
 ) -> None:
-    path = place(store, f"{URI}/{victim}")
-    data = path.read_bytes()
+    uri = f"{URI}/{victim}"
+    data = store.get_bytes(uri)
     if damage == "remove":
-        path.unlink()
+        store.remove(uri)
     else:
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if damage == "flip" else data[:-1])
+        store.put_bytes(uri, data[:-1] + bytes([data[-1] ^ 1]) if damage == "flip" else data[:-1])
     with pytest.raises(BrokenArtifact, match=victim):
-        kind(store.address).fetch(published, tmp_path / "cache")
+        store.fetch(published, tmp_path / "cache")
 
 
-def test_a_spoiled_download_is_made_again(store: Store, published: Artifact, tmp_path: Path) -> None:
-    remote = Remote(store.address)
-    cached = remote.fetch(published, tmp_path / "cache") / "inner/b.bin"
-    cached.write_bytes(bytes(256))  # the same size, other bytes: a bad disk, or a kill of the machine
-    assert (remote.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
-
-
-def test_a_download_that_was_cut_off_is_made_again(store: Store, published: Artifact, tmp_path: Path) -> None:
-    remote = Remote(store.address)
-    cached = remote.fetch(published, tmp_path / "cache") / "inner/b.bin"
-    cached.write_bytes(b"half")
-    assert (remote.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
+@pytest.mark.parametrize("spoiled", [bytes(256), b"half"], ids=["other bytes of the same size", "cut off"])
+def test_a_spoiled_download_is_made_again(in_s3: Store, folder: Path, tmp_path: Path, spoiled: bytes) -> None:
+    published = in_s3.publish(folder, URI, "dataset")
+    (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").write_bytes(spoiled)
+    assert (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
 
 
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
@@ -161,12 +167,19 @@ Killed(StoreAddress.model_validate_json(sys.argv[1])).publish(Path(sys.argv[2]),
 """
 
 
-def test_a_publisher_that_is_killed_before_the_manifest_publishes_nothing(store: Store, folder: Path) -> None:
+def test_a_publisher_that_is_killed_before_the_manifest_publishes_nothing(
+    store: Store, folder: Path, tmp_path: Path
+) -> None:
     arguments = [store.address.model_dump_json(), str(folder), URI]
-    assert subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False).returncode == -9
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", KILLED, *arguments], cwd=ROOT, env={**os.environ, **VARIABLES}, check=False
+        ).returncode
+        == -9
+    )
     assert len(store.list(URI)) == 2
     assert store.find(URI) is None
-    assert store.fetch(store.publish(folder, URI, "dataset"), folder).is_dir()
+    assert store.fetch(store.publish(folder, URI, "dataset"), tmp_path / "cache").is_dir()
 
 
 def test_deleting_takes_all_of_it_and_nothing_beside_it(store: Store, folder: Path) -> None:
@@ -177,17 +190,27 @@ def test_deleting_takes_all_of_it_and_nothing_beside_it(store: Store, folder: Pa
     assert len(store.list(URI + "2")) == len(store.list("s3://hanzo-ml/datasets/d/10")) == 3
 
 
-def test_deleting_begins_with_the_manifest(store: Store, published: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    real = Store._locate
-    deleting = store.list(URI)
-    monkeypatch.setattr(Store, "_locate", lambda self, uri: order.append(uri) or real(self, uri))
-    store.delete(URI)
-    assert next(uri for uri in order if uri in deleting) == f"{URI}/{MANIFEST}"
+class Noting(Store):
+    """Remembers in which order objects were deleted."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.address)
+        self.removed: list[str] = []
+
+    def remove(self, uri: str) -> None:
+        self.removed.append(uri)
+        super().remove(uri)
+
+
+def test_deleting_begins_with_the_manifest(in_folder: Store, folder: Path) -> None:
+    in_folder.publish(folder, URI, "dataset")
+    noting = Noting(in_folder)
+    noting.delete(URI)
+    assert noting.removed == [f"{URI}/{name}" for name in (MANIFEST, "a.jsonl", "inner/b.bin")]
 
 
 def test_what_is_not_there_is_a_file_not_found(store: Store) -> None:
-    for look in (store.get_bytes, store.sha256):
+    for look in (store.get_bytes, store.sha256, store.size):
         with pytest.raises(FileNotFoundError):
             look(f"{URI}/nothing")
     assert store.list(URI) == []
@@ -199,7 +222,7 @@ part = st.text(safe, min_size=1, max_size=20).filter(lambda name: name not in ("
 
 
 @given(part, st.binary(max_size=100))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
     """Spaces, percent signs, question marks, colons: what was put under a name is found under it, or refused."""
     uri = f"s3://hanzo-models/names/{name}/x"
@@ -208,7 +231,175 @@ def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
     except BrokenArtifact:
         return
     assert store.get_bytes(uri) == data
-    assert store.list(f"s3://hanzo-models/names/{name}") == [uri]
-    assert place(store, uri).read_bytes() == data
+    assert [(entry.uri, entry.size) for entry in store.entries(f"s3://hanzo-models/names/{name}")] == [(uri, len(data))]
     store.delete(uri)
     assert store.list(f"s3://hanzo-models/names/{name}") == []
+
+
+async def arriving(size: int, then: BaseException | None = None) -> AsyncIterator[bytes]:
+    """`size` bytes in pieces that fit no part, and perhaps an error behind them."""
+    piece = bytes(range(256)) * 300
+    while size > 0:
+        await asyncio.sleep(0)
+        yield piece[:size]
+        size -= len(piece)
+    if then is not None:
+        raise then
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 << 20, (12 << 20) + 1])
+def test_a_stream_is_stored_as_it_came(store: Store, size: int) -> None:
+    uri = "s3://hanzo-models/m/1/stream"
+    asyncio.run(store.put_stream(uri, arriving(size), size or None))
+    assert store.size(uri) == size
+    assert len(store.get_bytes(uri)) == size
+    assert b"".join(store.open(uri).chunks(100, 200)) == (bytes(range(256)) * 300)[: min(size, 200)][100:]
+    assert store.list("s3://hanzo-models/m/1") == [uri]
+
+
+@pytest.mark.parametrize("size", [100, 12 << 20])
+def test_a_stream_that_breaks_off_leaves_nothing_and_what_was_there_stays(
+    store: Store, s3: S3Server, tmp_path: Path, size: int
+) -> None:
+    uri = "s3://hanzo-models/m/1/stream"
+    store.put_bytes(uri, b"old")
+    for name in ("stream", "new"):
+        with pytest.raises(ConnectionError, match="gone"):
+            asyncio.run(store.put_stream(f"s3://hanzo-models/m/1/{name}", arriving(size, ConnectionError("gone"))))
+    assert [(entry.uri, entry.size) for entry in store.entries("s3://hanzo-models/m/1")] == [(uri, 3)]
+    assert not list(tmp_path.rglob("*#*"))
+    assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
+
+
+def test_a_version_that_was_replaced_is_not_mixed_with_the_new_one(store: Store) -> None:
+    uri = "s3://hanzo-models/m/1/x"
+    store.put_bytes(uri, b"old" * 1000)
+    opened = store.open(uri)
+    store.put_bytes(uri, b"new" * 1000)
+    with pytest.raises(FileNotFoundError, match="replaced"):
+        list(opened.chunks())
+
+
+@pytest.fixture
+def linked(in_folder: Store, tmp_path: Path) -> Iterator[str]:
+    """A place in the store with links out of it: to a file and to a folder."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    in_folder.put_bytes(f"{URI}/a", b"a")
+    (place(in_folder, URI) / "file").symlink_to(outside / "secret")
+    (place(in_folder, URI) / "folder").symlink_to(outside)
+    yield URI
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+
+
+def test_a_link_leads_nowhere(in_folder: Store, linked: str) -> None:
+    assert in_folder.list(linked) == [f"{linked}/a"]
+    for name in ("file", "folder", "folder/secret"):
+        uri = f"{linked}/{name}"
+        for act in (in_folder.get_bytes, in_folder.list, in_folder.exists, in_folder.delete, in_folder.local_path):
+            with pytest.raises(BrokenArtifact, match="link"):
+                act(uri)
+        with pytest.raises(BrokenArtifact, match="link"):
+            in_folder.put_bytes(uri, b"attack")
+
+
+def test_what_a_killed_writer_left_in_a_folder_is_removed_when_it_is_old(in_folder: Store) -> None:
+    in_folder.put_bytes(f"{URI}/whole", b"whole")
+    young, old = (place(in_folder, f"{URI}/{name}") for name in ("young#1", "old#23"))
+    for path in (young, old):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 90_000, time.time() - 90_000))
+    assert in_folder.list(URI) == [f"{URI}/whole"]
+    assert remove_abandoned(in_folder.address) == 1
+    assert young.exists() and not old.exists()
+    assert in_folder.get_bytes(f"{URI}/whole") == b"whole"
+
+
+def test_what_a_killed_writer_left_on_s3_is_removed_when_it_is_old(
+    in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    bucket = BUCKETS["datasets"]
+    s3.client.create_multipart_upload(Bucket=bucket, Key="datasets/d/1/half")
+    assert remove_abandoned(in_s3.address) == 0
+    assert s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    s3.uploads_began -= timedelta(hours=25)
+    assert remove_abandoned(in_s3.address) == 1
+    assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+
+def test_every_put_is_signed_with_the_key_given_and_encrypted_at_rest(in_s3: Store, s3: S3Server, folder: Path) -> None:
+    in_s3.put_bytes(f"{URI}/bytes", b"x")
+    in_s3.put_file(f"{URI}/file", folder / "a.jsonl")
+    asyncio.run(in_s3.put_stream(f"{URI}/stream", arriving(6 << 20)))
+    puts = [request for request in s3.requests if request.method in ("PUT", "POST") and "partNumber" not in request.query]
+    # The part requests and the end of a multipart upload take the encryption from its beginning.
+    beginnings = [request for request in puts if "uploadId" not in request.query]
+    assert len(beginnings) == 3
+    assert {request.headers.get("x-amz-server-side-encryption") for request in beginnings} == {"AES256"}
+    assert all(
+        "Credential=the-access-key/" in request.headers["authorization"] for request in s3.requests if request in puts
+    )
+
+
+@pytest.mark.parametrize(
+    ("encryption", "key", "sent"),
+    [("aws:kms", "key-1", ("aws:kms", "key-1")), ("none", None, (None, None))],
+)
+def test_the_address_says_how_to_encrypt(
+    s3: S3Server, encryption: str, key: str | None, sent: tuple[str | None, str | None]
+) -> None:
+    address = StoreAddress.model_validate({**s3.address.model_dump(), "encryption": encryption, "kms_key": key})
+    Store(address, VARIABLES).put_bytes(f"{URI}/x", b"x")
+    names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+    assert tuple(s3.requests[-1].headers.get(name) for name in names) == sent
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
+    store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
+    with pytest.raises(StoreUnavailable, match="bucket"):
+        store.put_bytes("s3://hanzo-models/m/1/x", b"x")
+
+
+def test_a_full_disk_is_told_apart_and_leaves_nothing(in_folder: Store) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # the kernel refuses more, as a full disk does
+    try:
+        with pytest.raises(StoreFull):
+            asyncio.run(in_folder.put_stream(f"{URI}/x", arriving(12 << 20)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert in_folder.list(URI) == []
+    assert not list(place(in_folder, URI).parent.rglob("x#*"))
+
+
+def proportional_set_size() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
+    uri = f"{URI}/large"
+    asyncio.run(in_folder.put_stream(uri, arriving(20 << 20), 20 << 20))  # what the libraries take once
+    before, peak, ended = proportional_set_size(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.01):
+            peak = max(peak, proportional_set_size())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        asyncio.run(in_folder.put_stream(uri, arriving(300 << 20), 300 << 20))
+        digest = hashlib.sha256()
+        for chunk in in_folder.open(uri).chunks():
+            digest.update(chunk)
+    finally:
+        ended.set()
+        watcher.join()
+    assert in_folder.size(uri) == 300 << 20
+    assert peak - before < 40 << 20

@@ -14,8 +14,10 @@ from recipes.schema import Artifact
 from resources.ingest import create_version
 from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.outbox import read_after
-from resources.metadata.registry import ModelVersion
+from resources.metadata.registered_models import RegisteredModels
+from resources.metadata.registry import ModelVersion, Pointer
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, fail_job
@@ -323,6 +325,24 @@ def test_another_stage_deploys_nothing(house: House) -> None:
     house.register("run-1")
     house.promote(1, stage="archived")
     assert house.tick(deploy_promotions) == []
+
+
+def test_a_client_s_pointer_in_production_deploys_nothing_and_holds_nothing_up(house: House) -> None:
+    RegisteredModels(house.plane.database).create(MODEL, "default")
+    house.plane.registry.create(MODEL, Pointer(source="runs:/elsewhere/model", created_by="ann"))
+    house.promote(1)
+    house.register("run-1")
+    seq = house.promote(2)
+    assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{seq}"]
+
+
+def test_a_promotion_of_what_was_deleted_since_is_passed_over(house: House) -> None:
+    for run in ("run-1", "run-2"):
+        house.register(run)
+    house.promote(1)
+    seq = house.promote(2)
+    ModelVersionEdits(house.plane.database).delete(MODEL, 1)
+    assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{seq}"]
 
 
 @pytest.mark.parametrize("status", ["serving", "failed"])

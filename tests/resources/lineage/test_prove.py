@@ -101,7 +101,7 @@ class Chain:
 @pytest.fixture
 def chain(tmp_path: Path) -> Chain:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
-    chain = Chain(store, House(tmp_path))
+    chain = Chain(store, House(Database(f"sqlite:///{tmp_path}/metadata.db")))
     chain.database.migrate()
     chain.publish(tmp_path / "work")
     return chain

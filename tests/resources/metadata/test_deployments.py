@@ -17,13 +17,6 @@ from tests.api.server_process import free_port
 from tests.resources.metadata.test_registry import House
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(f"sqlite:///{tmp_path}/metadata.db")
-    database.migrate()
-    return database
-
-
 def begin(database: Database, version: int, promotion: int, name: str = "m") -> Deployment:
     with database.write() as connection:
         return deployments.begin(
@@ -118,12 +111,11 @@ MODEL = ModelDefinition(name="m", dataset="d", recipe="r", deployment=Deployment
 class Deploying:
     """The real control plane, registry and store, with an engine that nobody started."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HANZO_ML_HOME", str(folder))
         monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(free_port()))
-        monkeypatch.setenv("HANZO_ML_DATABASE_URL", f"sqlite:///{folder}/metadata.db")
-        self.house = House(folder)
-        self.house.database.migrate()
+        monkeypatch.setenv("HANZO_ML_DATABASE_URL", database.url)
+        self.house = House(database)
         self.plane = ControlPlane()
         self.folder = folder
 
@@ -147,8 +139,8 @@ class Deploying:
 
 
 @pytest.fixture
-def deploying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploying:
-    return Deploying(tmp_path, monkeypatch)
+def deploying(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Deploying:
+    return Deploying(tmp_path, database, monkeypatch)
 
 
 def serve(deploying: Deploying, number: int) -> None:

@@ -1,7 +1,6 @@
 """Jobs: every change is one transaction with its event, repeating one changes nothing, what has ended stays ended."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ EVALUATION = {"report": {"scores": {}}, "verdict": {"accepted": True, "reasons":
 
 
 class House:
-    def __init__(self, folder: Path) -> None:
-        self.database = Database(f"sqlite:///{folder}/metadata.db")
-        self.database.migrate()
+    def __init__(self, database: Database) -> None:
+        self.database = database
         self.jobs = Jobs(self.database)
 
     def submit(self, id: str = "j", **more: Any) -> JobRecord:
@@ -44,8 +42,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def house(database: Database) -> House:
+    return House(database)
 
 
 def test_a_submitted_job_is_queued_and_has_a_tracking_run_of_its_id(house: House) -> None:

@@ -13,13 +13,6 @@ from resources.metadata.outbox import Event, emit, read_after
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(f"sqlite:///{tmp_path}/metadata.db")
-    database.migrate()
-    return database
-
-
 def write(database: Database, *keys: str, type: str = "t") -> list[int]:
     with database.write() as connection:
         return [emit(connection, "jobs", type, key, {"n": key}) for key in keys]

@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ def registration(run_id: str) -> Registration:
 
 
 class House:
-    def __init__(self, folder: Path) -> None:
-        self.database = Database(f"sqlite:///{folder}/metadata.db")
+    def __init__(self, database: Database) -> None:
+        self.database = database
         self.registry = Registry(self.database)
 
     def register(self, run: str, name: str = "m", *, exported: bool = True, **more: Any) -> ModelVersion:
@@ -57,11 +56,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    house.database.migrate()
-    yield house
-    house.database.close()
+def house(database: Database) -> House:
+    return House(database)
 
 
 def refused(call: Any, *arguments: Any, **more: Any) -> HanzoError:
@@ -236,9 +232,9 @@ def test_restoring_what_was_replaced_since_changes_nothing(house: House) -> None
 PROMOTES = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from pathlib import Path
+from resources.metadata.database import Database
 from tests.resources.metadata.test_registry import House
-house = House(Path(sys.argv[2]))
+house = House(Database(sys.argv[2]))
 sys.stdin.readline()
 for round in range(15):
     house.promote(1 + (int(sys.argv[3]) + round) % 3)
@@ -247,13 +243,13 @@ for round in range(15):
 
 
 def test_processes_that_promote_and_register_at_once_keep_one_production_and_leave_no_gap(
-    house: House, tmp_path: Path
+    house: House,
 ) -> None:
     for run in ("r1", "r2", "r3"):
         house.register(run)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROMOTES, str(ROOT), str(tmp_path), str(n)],
+            [sys.executable, "-c", PROMOTES, str(ROOT), house.database.url, str(n)],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,7 +1,6 @@
 """Runs, params, tags and metrics: what is kept, what is refused, and the events that go with it."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,6 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint, metric_point
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
-    database.migrate()
-    return database
 
 
 @pytest.fixture

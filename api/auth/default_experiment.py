@@ -1,0 +1,55 @@
+"""Experiment 0, which MLflow's clients log to when they name none, is every organization's own experiment `Default`.
+
+The row with the number 0 belongs to the organization of embedded mode. Elsewhere the number is replaced in the request, so
+that a script that names no experiment runs unmodified for everybody (specification row F7).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+NAMES = ("experiment_id", "experiment_ids")
+CREATE_RUN = "/mlflow/runs/create"
+"""Here, no experiment at all means 0."""
+
+
+def is_default(value: Any) -> bool:
+    """Whether a text or number is read as 0."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return False
+    try:
+        return int(value) == 0
+    except ValueError:
+        return False
+
+
+def names_default(route: str, query: Mapping[str, Sequence[str]], body: Any) -> bool:
+    if any(is_default(value) for name in NAMES for value in query.get(name, ())):
+        return True
+    if not isinstance(body, dict):
+        return False
+    in_list = body.get("experiment_ids")
+    return (
+        is_default(body.get("experiment_id"))
+        or (isinstance(in_list, list) and any(is_default(value) for value in in_list))
+        or (route.endswith(CREATE_RUN) and not body.get("experiment_id"))
+    )
+
+
+def body_with_own_default(route: str, body: Mapping[str, Any], own: int) -> dict[str, Any]:
+    """The body with the organization's own number for 0."""
+    replaced = dict(body)
+    if is_default(body.get("experiment_id")) or (route.endswith(CREATE_RUN) and not body.get("experiment_id")):
+        replaced["experiment_id"] = str(own)
+    if isinstance(in_list := body.get("experiment_ids"), list):
+        replaced["experiment_ids"] = [str(own) if is_default(value) else value for value in in_list]
+    return replaced
+
+
+def query_with_own_default(query: Mapping[str, Sequence[str]], own: int) -> str:
+    pairs = [
+        (name, str(own) if name in NAMES and is_default(value) else value)
+        for name, values in query.items()
+        for value in values
+    ]
+    return urlencode(pairs)

@@ -1,0 +1,243 @@
+"""The one door to every route: who calls, may he, is everything that he names his organization's. Refuses by default.
+
+An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that `api.auth.table` marks as
+checking its own organization leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
+
+Without sign-in there is one caller, who may do everything with everything: nothing is read, looked up or recorded.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.audit import AuditTrail
+from api.auth import body as bodies
+from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
+from api.auth.ownership import check_ownership
+from api.auth.permissions import LOCAL, OWN, Caller, Permission
+from api.auth.references import references
+from api.auth.routes import Match, Routes
+from api.auth.table import OPEN, RULES, Audit, Rule, needed
+from api.errors import error_response, no_such_route
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.audit import AuditedCall
+from resources.metadata.database import Database
+from resources.metadata.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
+from resources.metadata.scope import Kind, Reference
+
+if TYPE_CHECKING:
+    from api.auth.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+@dataclass
+class Call:
+    """What is known of a call so far, for its audit row."""
+
+    method: str
+    route: str
+    client: str
+    started: float
+    audit: Audit = Audit.EACH
+    caller: Caller | None = None
+    references: frozenset[Reference] = frozenset()
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def audited(self, status: int) -> AuditedCall:
+        objects = {str(reference) for reference in self.references}
+        if run_id := self.state.get("run_id"):
+            objects.add(str(Reference(Kind.RUN, str(run_id))))
+        return AuditedCall(
+            user=self.caller.user_id if self.caller else "",
+            organization=self.caller.organization if self.caller else "",
+            roles=tuple(sorted(self.caller.roles)) if self.caller else (),
+            method=self.method,
+            route=self.route,
+            objects=tuple(sorted(objects)),
+            status=status,
+            client=self.client,
+            duration_ms=round((time.perf_counter() - self.started) * 1000, 3),
+        )
+
+
+class Guard:
+    """ASGI middleware. `tokens` is None where there is no sign-in."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Routes,
+        tokens: "Tokens | None",
+        database: Database,
+        trail: AuditTrail,
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._tokens = tokens
+        self._database = database
+        self._trail = trail
+        self._max_body = max_body_bytes
+        self._default_experiments: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        match = self._routes.match(scope["method"], scope["path"])
+        rule = RULES.get(match.route.shape) if match else None
+        headers = Headers(scope=scope)
+        if rule is None or not rule.uploads:
+            length = bodies.declared_length(headers)
+            if length is None:
+                receive = bodies.limited(receive, self._max_body)
+            elif length > self._max_body:
+                await too_large(bodies.too_large(self._max_body))(scope, receive, send)
+                return
+        state = scope.setdefault("state", {})
+        if self._tokens is None:
+            state["caller"] = LOCAL
+            await self._app(scope, receive, send)
+        elif match is not None and match.route.shape in OPEN:
+            await self._app(scope, receive, send)
+        else:
+            await self._guarded(self._tokens, match, rule, headers, scope, receive, send)
+
+    async def _guarded(
+        self,
+        tokens: "Tokens",
+        match: Match | None,
+        rule: Rule | None,
+        headers: Headers,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        client = scope["client"][0] if scope.get("client") else ""
+        route = match.route.template if match else ""
+        call = Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
+        try:
+            call.caller = await tokens.caller(authorization(headers))
+            if match is None:
+                raise no_such_route(scope["method"], scope["path"])
+            if rule is None:
+                log.error("%s is not listed in api.auth.table and refused to everybody", match.route.shape)
+                raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
+            call.audit = rule.audit
+            receive = await self._admit(call, match, rule, headers, scope, receive)
+        except HanzoError as refusal:
+            await self._refuse(call, refusal, scope, receive, send)
+            return
+        except HTTPException as refusal:
+            await too_large(refusal)(scope, receive, send)
+            return
+        except SQLAlchemyError as error:
+            log.warning("the metadata database is unavailable: %s", type(error).__name__)
+            message = "The metadata database is unavailable: try again later"
+            await error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message)(scope, receive, send)
+            return
+        scope["state"]["caller"] = call.caller
+        await self._app(scope, receive, send if rule.audit is Audit.NONE else self._recorded(call, send))
+
+    async def _admit(
+        self, call: Call, match: Match, rule: Rule, headers: Headers, scope: Scope, receive: Receive
+    ) -> Receive:
+        """Let the caller in, or raise. Returns what the endpoint will read its body from."""
+        caller = call.caller
+        assert caller is not None
+        own = OWN.get(rule.permission)
+        if not caller.may(rule.permission) and not (own and caller.may(own)):
+            raise forbidden(caller, rule.permission)
+        if rule.checks_itself:
+            return receive
+        body: Any = None
+        if not rule.uploads and bodies.declared_length(headers) != 0:
+            raw = await bodies.read(receive)
+            body = bodies.parsed(raw)
+            receive = bodies.replay(raw, receive)
+            if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
+                raise forbidden(caller, permission)
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
+            number = await self._default_experiment(caller.organization)
+            query_text = query_with_own_default(query, number)
+            scope["query_string"] = query_text.encode()
+            query = parse_qs(query_text, keep_blank_values=True)
+            if isinstance(body, dict):
+                body = body_with_own_default(call.route, body, number)
+                raw = json.dumps(body).encode()
+                scope["headers"] = bodies.with_length(scope["headers"], len(raw))
+                receive = bodies.replay(raw, receive)
+        call.references = references(match.route.shape, match.parameters, query, body)
+        if call.references:
+            only_own = not caller.may(rule.permission)
+            await run_in_threadpool(
+                check_ownership, self._database, caller, call.references, may_be_new=rule.makes_a_model, only_own=only_own
+            )
+        return receive
+
+    async def _default_experiment(self, organization: str) -> int:
+        number = self._default_experiments.get(organization)
+        if number is None:
+            found = await run_in_threadpool(Experiments(self._database).ensure, DEFAULT_NAME, organization)
+            number = self._default_experiments[organization] = found.id
+        return number
+
+    async def _refuse(self, call: Call, refusal: HanzoError, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = error_response(refusal.code, refusal.message)
+        if refusal.code is ErrorCode.UNAUTHENTICATED:
+            answer.headers.update(CHALLENGE)
+        await self._record(call, answer.status_code)
+        await answer(scope, receive, send)
+
+    def _recorded(self, call: Call, send: Send) -> Send:
+        """`send` that has the call on record before its answer leaves."""
+
+        async def recorded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await self._record(call, message["status"])
+            await send(message)
+
+        return recorded
+
+    async def _record(self, call: Call, status: int) -> None:
+        audited = call.audited(status)
+        if call.caller is None or call.audit is Audit.COUNTED:
+            self._trail.count(audited)
+        else:
+            await self._trail.record(audited)
+
+
+def authorization(headers: Headers) -> str | None:
+    """The one `Authorization` header: with two, a proxy and this server could each believe another."""
+    given = headers.getlist("authorization")
+    if len(given) > 1:
+        raise HanzoError(ErrorCode.UNAUTHENTICATED, "Send one Authorization header")
+    return given[0] if given else None
+
+
+def too_large(refusal: HTTPException) -> Response:
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, refusal.detail, refusal.status_code)
+
+
+def forbidden(caller: Caller, permission: Permission) -> HanzoError:
+    roles = ", ".join(sorted(caller.roles))
+    return HanzoError(ErrorCode.PERMISSION_DENIED, f"Your role ({roles}) does not include {permission}")

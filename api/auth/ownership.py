@@ -1,0 +1,57 @@
+"""Whether what a request names is the caller's organization's: what is another one's does not exist for him (row W5)."""
+
+from collections.abc import Iterable
+
+from api.auth.permissions import LOCAL, Caller
+from resources.errors import ErrorCode, HanzoError, already_exists, not_found
+from resources.metadata.database import Database
+from resources.metadata.scope import Kind, Reference, owners
+from resources.metadata.tracking_rules import printable
+
+MISSING = {
+    Kind.EXPERIMENT: "No Experiment with id={} exists",
+    Kind.RUN: "Run with id={} not found",
+    Kind.LOGGED_MODEL: "Logged model with ID '{}' not found.",
+    Kind.REGISTERED_MODEL: "Registered Model with name={} not found",
+    Kind.DATASET: "no dataset version has the id '{}': see `hanzo-ml dataset list`",
+    Kind.ORGANIZATION: "There is nothing at that place in this server's store",
+    Kind.JOB: "there is no job '{}': see `hanzo-ml job list`",
+}
+
+
+def check_ownership(
+    database: Database, caller: Caller, named: Iterable[Reference], *, may_be_new: bool, only_own: bool
+) -> None:
+    """Look everything up in one transaction.
+
+    Raises:
+        HanzoError: 404, in the same words for what is another organization's and for what is not there at all; 400 where
+            the call would make a model of a name that is taken; 403 where the caller may act on his own only.
+    """
+    wanted = sorted(named)
+    with database.read() as connection:
+        found = owners(connection, wanted)
+    for reference in wanted:
+        owner = found.get(reference)
+        is_new_model = may_be_new and reference.kind is Kind.REGISTERED_MODEL
+        if owner is None and is_new_model:
+            continue
+        if owner is None or owner.organization != caller.organization:
+            raise taken(reference) if is_new_model else missing(reference)
+        if only_own and reference.kind is Kind.JOB and owner.user_id != caller.user_id:
+            message = f"job '{printable(reference.id)}' is another user's: an ml-admin may do this"
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
+
+
+def check_own(database: Database, caller: Caller, *named: Reference) -> None:
+    """`check_ownership` for endpoints that `api.auth.table` marks as doing it themselves; nothing without sign-in."""
+    if caller is not LOCAL:
+        check_ownership(database, caller, named, may_be_new=False, only_own=False)
+
+
+def missing(reference: Reference) -> HanzoError:
+    return not_found(MISSING[reference.kind].format(printable(reference.id)))
+
+
+def taken(reference: Reference) -> HanzoError:
+    return already_exists(f"Registered Model (name={printable(reference.id)}) already exists.")

@@ -1,0 +1,75 @@
+"""What the three roles may do (rows W2-W4), and the caller who has them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+
+
+class Permission(StrEnum):
+    """`KIND:ACTION` in the specification's words. The reads of jobs, models and sweeps are implied there."""
+
+    SERVER_READ = "server:read"
+    DATASETS_READ = "datasets:read"
+    DATASETS_WRITE = "datasets:write"
+    DATASETS_DELETE = "datasets:delete"
+    EXPERIMENTS_READ = "experiments:read"
+    EXPERIMENTS_WRITE = "experiments:write"
+    EXPERIMENTS_DELETE = "experiments:delete"
+    JOBS_READ = "jobs:read"
+    JOBS_SUBMIT = "jobs:submit"
+    JOBS_CANCEL = "jobs:cancel"
+    JOBS_CANCEL_OWN = "jobs:cancel-own"
+    JOBS_DELETE = "jobs:delete"
+    MODELS_READ = "models:read"
+    MODELS_REGISTER = "models:register"
+    MODELS_PROMOTE = "models:promote"
+    MODELS_ARCHIVE = "models:archive"
+    HPO_READ = "hpo:read"
+    HPO_CREATE = "hpo:create"
+    HPO_CANCEL = "hpo:cancel"
+    AUDIT_READ = "audit:read"
+
+
+P = Permission
+VIEWER = frozenset({P.SERVER_READ, P.DATASETS_READ, P.EXPERIMENTS_READ, P.JOBS_READ, P.MODELS_READ, P.HPO_READ})
+RESEARCHER = VIEWER | {
+    P.DATASETS_WRITE,
+    P.EXPERIMENTS_WRITE,
+    P.JOBS_SUBMIT,
+    P.JOBS_CANCEL_OWN,
+    P.MODELS_REGISTER,
+    P.HPO_CREATE,
+}
+ADMIN = "ml-admin"
+ROLES: dict[str, frozenset[Permission]] = {
+    ADMIN: frozenset(Permission),
+    "ml-researcher": RESEARCHER,
+    "ml-viewer": VIEWER,
+}
+OWN = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
+"""A permission -> the one that holds for what the caller made, where it lacks the first."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who is calling, of which organization, with which of `ROLES`."""
+
+    user_id: str
+    organization: str
+    roles: frozenset[str]
+
+    @property
+    def is_admin(self) -> bool:
+        return ADMIN in self.roles
+
+    def user_or(self, claimed: str) -> str:
+        """Whom a call is on record for: who signed in, whatever the request says; without sign-in, whom it names."""
+        return claimed if self is LOCAL else self.user_id
+
+    def may(self, permission: Permission) -> bool:
+        return any(permission in ROLES[role] for role in self.roles)
+
+
+LOCAL = Caller(user_id="local", organization=DEFAULT_ORGANIZATION, roles=frozenset({ADMIN}))
+"""Everybody on loopback without sign-in: there is nobody to tell apart, and `api.server` opens no other address so."""

@@ -1,0 +1,79 @@
+"""Which of the application's routes a request takes: the same one that the application itself will choose.
+
+The guard decides about the route that runs, not about a path that looks like it, so it reads the application's own list in
+its own order. A kind of route that it cannot read ends the start of the server.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.routing import Mount, compile_path
+
+from api.auth.table import shape
+
+UNMATCHED = "unmatched"
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route of the application. `shape` is what `api.auth.table` knows it by."""
+
+    method: str
+    template: str
+    shape: str
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Match:
+    route: Route
+    parameters: Mapping[str, str]
+
+
+class Routes:
+    """The routes of an application that is complete."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.all = listed(app)
+        self._fixed: dict[tuple[str, str], Match] = {}
+        by_method: dict[str, list[Route]] = {}
+        for route in self.all:
+            by_method.setdefault(route.method, []).append(route)
+        for method, routes in by_method.items():
+            for route in routes:
+                # What takes a path without parameters is known beforehand, and looked up.
+                if "{" not in route.template and (found := first(routes, route.template)) is not None:
+                    self._fixed[method, route.template] = found
+        self._open = {method: [route for route in routes if "{" in route.template] for method, routes in by_method.items()}
+
+    def match(self, method: str, path: str) -> Match | None:
+        """The first route that takes the request; None where the application has none."""
+        return self._fixed.get((method, path)) or first(self._open.get(method, ()), path)
+
+
+def first(routes: Sequence[Route], path: str) -> Match | None:
+    for route in routes:
+        if found := route.pattern.match(path):
+            return Match(route, found.groupdict())
+    return None
+
+
+def listed(app: FastAPI) -> list[Route]:
+    """Every route in the order in which the application tries them, one entry for each method."""
+    routes: list[Route] = []
+    for context in iter_route_contexts(app.routes):
+        if isinstance(context.original_route, Mount):
+            template, methods = f"{context.path}/{{path:path}}", {"GET", "HEAD"}
+        elif context.path is None or not context.methods:
+            raise TypeError(f"the guard cannot read {context.original_route!r}: use a route with a path and methods")
+        else:
+            template, methods = context.path, context.methods
+        pattern = compile_path(template)[0]
+        for method in sorted(methods):
+            # A HEAD request is answered by the GET route, so it needs what that needs.
+            needs = "GET" if method == "HEAD" else method
+            routes.append(Route(method, template, shape(f"{needs} {template}"), pattern))
+    return routes

@@ -1,0 +1,67 @@
+"""A verified file as an HTTP answer: a download, whole or a part of it (RFC 9110, section 14).
+
+What users uploaded is never shown in the origin of this server (stored XSS, CVE-2024-27132).
+"""
+
+import mimetypes
+import re
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.checksums import HEADER
+from api.verified_files import VerifiedFile, replaced
+
+SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
+    etag = f'"{file.sha256}"'
+    headers = {
+        **SAFE,
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "Accept-Ranges": "bytes",
+        "ETag": etag,
+        HEADER: file.sha256,
+    }
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    # A part of what the client had of another content is no part of this one.
+    asked = wanted_part(request.headers.get("range", "")) if request.headers.get("if-range", etag) == etag else None
+    start, stop, status = 0, file.size, 200
+    if asked is not None:
+        start, stop = bounds(asked, file.size)
+        if start >= stop:
+            return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{file.size}"})
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    headers["Content-Length"] = str(stop - start)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers, media_type=kind)
+    try:
+        chunks = file.chunks(start, stop)
+    except FileNotFoundError:
+        raise replaced() from None
+    return StreamingResponse(chunks, status_code=status, headers=headers, media_type=kind)
+
+
+def wanted_part(header: str) -> tuple[int | None, int | None] | None:
+    """First and last byte of a single range; of "the last 10" only (None, 10). Everything else is ignored, as the standard
+    allows: then it is the whole file.
+    """
+    found = RANGE.fullmatch(header)
+    if found is None:
+        return None
+    first, last = (int(digits) if digits else None for digits in found.groups())
+    if first is None and last is None:
+        return None
+    return None if first is not None and last is not None and last < first else (first, last)
+
+
+def bounds(part: tuple[int | None, int | None], size: int) -> tuple[int, int]:
+    """The first byte of a range and the one behind its last; no byte is between them where it lies outside of the file."""
+    first, last = part
+    if first is None:
+        return max(0, size - (last or 0)), size
+    return first, size if last is None else min(last + 1, size)

@@ -1,0 +1,164 @@
+"""/mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files (row F8).
+
+What may be a version's source, and why, is written in `resources.metadata.model_version_sources` (row F11).
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BeforeValidator, Field
+
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.mlflow.bodies import Message, Required, Tag
+from api.mlflow.messages import answer
+from api.mlflow.registry_messages import ACTIVE, mlflow_stage, our_stages, version_message
+from api.requests import StrictRoute
+from resources.errors import invalid
+from resources.metadata.filter_language import parse_filter, parse_orders
+from resources.metadata.model_version_edits import ModelVersionEdits
+from resources.metadata.model_version_rules import version_number
+from resources.metadata.model_version_sources import PROMPT_PLACEHOLDERS, Sourced, bad_source, check_source, download_uri
+from resources.metadata.registered_models import RegisteredModels
+from resources.metadata.registry import Pointer, Registry
+from resources.metadata.registry_search import PROMPT_TAG, VERSION_GRAMMAR, RegistrySearch
+
+router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
+
+VersionText = Annotated[Required, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+"""A string in MLflow's messages, but clients send the number too."""
+
+
+class CreateVersion(Message):
+    name: Required
+    source: Required
+    run_id: str = ""
+    model_id: str = ""
+    run_link: str = ""
+    description: str = ""
+    tags: tuple[Tag, ...] = ()
+
+
+class VersionName(Message):
+    name: Required
+    version: VersionText
+
+    @property
+    def number(self) -> int:
+        return version_number(self.version)
+
+
+class UpdateVersion(VersionName):
+    description: str = ""
+
+
+class Transition(VersionName):
+    stage: Required
+    archive_existing_versions: bool = False
+
+
+class SearchVersions(Message):
+    filter: str = ""
+    max_results: int = Field(200_000, ge=1, le=200_000)
+    order_by: tuple[str, ...] = ()
+    page_token: str = ""
+
+
+class VersionTag(VersionName):
+    key: Required
+    value: str = ""
+
+
+class VersionTagKey(VersionName):
+    key: Required
+
+
+@router.post("/create")
+def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    tags = {tag.key: tag.value for tag in body.tags}
+    # Before the source is looked for: who misspells the model is not to be told that its files are missing.
+    RegisteredModels(database).get(body.name, caller.organization)
+    if tags.get(PROMPT_TAG, "").lower() == "true":
+        if body.source not in PROMPT_PLACEHOLDERS:
+            raise bad_source(body.source, "A prompt has no files: its text is a tag.")
+        sourced = Sourced(body.source, body.run_id or None, None)
+    else:
+        with database.read() as connection:
+            sourced = check_source(
+                connection, store, body.source, caller.organization, run_id=body.run_id, model_id=body.model_id
+            )
+    pointer = Pointer(
+        **vars(sourced),
+        created_by=caller.user_id,
+        run_link=body.run_link,
+        description=body.description,
+        tags=tags,
+    )
+    return answer(model_version=version_message(Registry(database).create(body.name, pointer, caller.organization)))
+
+
+@router.get("/get")
+def get(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+    return answer(model_version=version_message(Registry(database).read(query.name, query.number, caller.organization)))
+
+
+@router.patch("/update")
+def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> Response:
+    changed = ModelVersionEdits(database).describe(body.name, body.number, body.description, caller.organization)
+    return answer(model_version=version_message(changed))
+
+
+@router.post("/transition-stage")
+def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -> Response:
+    """Into Production, the version that was there is always archived: a name has one at most (row O4)."""
+    stage = mlflow_stage(body.stage)
+    if body.archive_existing_versions and stage not in ACTIVE:
+        raise invalid(
+            "Model version transition cannot archive existing model versions because "
+            f"'{stage}' is not an Active stage. Valid stages are {', '.join(ACTIVE)}"
+        )
+    moved = Registry(database).promote(
+        body.name,
+        body.number,
+        stage.lower(),
+        user=caller.user_id,
+        archive=our_stages(stage) if body.archive_existing_versions else (),
+        organization=caller.organization,
+    )
+    return answer(model_version=version_message(moved))
+
+
+@router.delete("/delete")
+def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> Response:
+    ModelVersionEdits(database).delete(body.name, body.number, caller.organization)
+    return answer()
+
+
+@router.get("/search")
+def search(query: Annotated[SearchVersions, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+    page = RegistrySearch(database, caller.organization).versions(
+        parse_filter(query.filter, VERSION_GRAMMAR),
+        parse_orders(query.order_by, VERSION_GRAMMAR),
+        query.max_results,
+        query.page_token or None,
+    )
+    found = [version_message(version) for version in page.versions]
+    return answer(model_versions=found or None, next_page_token=page.next_page_token)
+
+
+@router.get("/get-download-uri")
+def get_download_uri(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+    with database.read() as connection:
+        version = Registry(database).get(query.name, query.number, connection, caller.organization)
+        return answer(artifact_uri=download_uri(connection, version))
+
+
+@router.post("/set-tag")
+def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> Response:
+    ModelVersionEdits(database).set_tag(body.name, body.number, body.key, body.value, caller.organization)
+    return answer()
+
+
+@router.delete("/delete-tag")
+def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
+    ModelVersionEdits(database).delete_tag(body.name, body.number, body.key, caller.organization)
+    return answer()

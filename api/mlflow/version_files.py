@@ -1,0 +1,68 @@
+"""Files of versions that lie in the object store: `mlflow-artifacts:/models/NAME/VERSION/...` of the artifact proxy.
+
+So an MLflow client downloads what the asset graph trained, whose source is a logical URI that only this server can read.
+Read-only: a version's files never change. The listing shares its route with that of runs (`artifacts`).
+"""
+
+from fastapi import APIRouter, Request, Response
+
+from api.dependencies import CallerOf, DatabaseOf, VerifiedFilesOf
+from api.file_response import file_response
+from api.requests import StrictRoute
+from api.run_artifacts import Entry, checked_path, entries_below, no_artifact
+from recipes.schema import Artifact
+from recipes.store import Store
+from resources.errors import not_found
+from resources.metadata.database import Database
+from resources.metadata.model_version_rules import version_number
+from resources.metadata.model_versions import ModelVersion
+from resources.metadata.registry import Registry
+
+router = APIRouter(prefix="/mlflow-artifacts/artifacts", tags=["mlflow"], route_class=StrictRoute)
+
+ROOT = "models"
+
+
+@router.get("/models/{name}/{number}/{path:path}")
+@router.head("/models/{name}/{number}/{path:path}", include_in_schema=False)
+def download(
+    name: str,
+    number: str,
+    path: str,
+    request: Request,
+    database: DatabaseOf,
+    files: VerifiedFilesOf,
+    caller: CallerOf,
+) -> Response:
+    version = stored_version(database, name, number, caller.organization)
+    uri = f"{version.source.rstrip('/')}/{checked_path(path)}"
+    try:
+        return file_response(files.open(uri, version.name, artifact_at(version, uri)), path.rpartition("/")[2], request)
+    except FileNotFoundError:
+        raise no_artifact(path) from None
+
+
+def is_of_version(proxied: str) -> bool:
+    return proxied.partition("/")[0] == ROOT
+
+
+def version_entries(database: Database, store: Store, proxied: str, organization: str) -> list[Entry]:
+    """What lies directly below `models/NAME/VERSION[/FOLDER]`."""
+    parts = checked_path(proxied).split("/", 3)
+    if len(parts) < 3:
+        raise not_found("There is no such artifact location: it must be models/NAME/VERSION/PATH")
+    version = stored_version(database, parts[1], parts[2], organization)
+    return entries_below(store, "/".join([version.source.rstrip("/"), *parts[3:]]), "")
+
+
+def stored_version(database: Database, name: str, number: str, organization: str) -> ModelVersion:
+    version = Registry(database).read(name, version_number(number), organization)
+    if not version.source.startswith("s3://"):
+        raise not_found(f"{version.reference} has no files here: ask get-download-uri where they are")
+    return version
+
+
+def artifact_at(version: ModelVersion, uri: str) -> Artifact | None:
+    """The recorded artifact of a version that a file belongs to: its manifest is known by its hash."""
+    artifacts = (version.artifact(format) for format in version.artifacts)
+    return next((artifact for artifact in artifacts if uri.startswith(f"{artifact.uri}/")), None)

@@ -1,0 +1,95 @@
+"""The four GraphQL queries of the web UI, answered from the same messages as MLflow's REST API. There are no mutations."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from api.auth.ownership import check_own
+from api.dependencies import CallerOf, DatabaseOf, TrackingOf
+from api.mlflow.messages import experiment_message, experiment_number, run_message
+from api.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
+from api.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
+from api.mlflow.registry_messages import version_message
+from api.mlflow.statuses import translate
+from api.requests import Body, StrictRoute
+from resources.metadata.filter_language import parse_filter, parse_orders
+from resources.metadata.registry_search import VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.run_search import RUN_GRAMMAR, LoggedRun
+from resources.metadata.scope import Kind, Reference
+from resources.metadata.tracking import Tracking
+
+router = APIRouter(include_in_schema=False, route_class=StrictRoute)
+
+MAX_RUNS = 1000
+MAX_VERSIONS = 100
+"""Of one run, as its page lists them."""
+
+
+class Query(Body):
+    query: str
+    variables: dict[str, Any] | None = None
+    operationName: str | None = None
+
+
+@router.post("/graphql")
+def graphql(body: Query, tracking: TrackingOf, database: DatabaseOf, caller: CallerOf) -> Response:
+    # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
+    from api.ui.graphql_execution import answer
+
+    registry = RegistrySearch(database, caller.organization)
+    questions = Questions(tracking, registry, caller.organization, partial(check_own, database, caller))
+    return JSONResponse(answer(questions, body.query, body.variables, body.operationName))
+
+
+class Questions:
+    """The fields of the schema's Query: each takes the query's `input`, and answers in MLflow's snake_case messages."""
+
+    def __init__(
+        self, tracking: Tracking, registry: RegistrySearch, organization: str, check_own: Callable[..., None]
+    ) -> None:
+        self._tracking = tracking
+        self._check_own = check_own
+        self._registry = registry
+        self._organization = organization
+
+    def mlflow_get_run(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
+        self._check_own(Reference(Kind.RUN, run.id))
+        return {"run": self._run(self._tracking.run_search.get(run))}
+
+    def mlflow_get_experiment(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        number = experiment_number(given.get("experimentId") or "")
+        self._check_own(Reference(Kind.EXPERIMENT, str(number)))
+        return {"experiment": experiment_message(self._tracking.experiments.get(number))}
+
+    def mlflow_search_runs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        page = self._tracking.run_search.search(
+            [experiment_number(text) for text in given.get("experimentIds") or ()],
+            conditions=translate(parse_filter(given.get("filter") or "", RUN_GRAMMAR)),
+            orders=parse_orders(given.get("orderBy") or (), RUN_GRAMMAR),
+            limit=min(given.get("maxResults") or MAX_RUNS, MAX_RUNS),
+            page_token=given.get("pageToken") or None,
+            organization=self._organization,
+        )
+        return {"runs": [self._run(logged) for logged in page.runs], "next_page_token": page.next_page_token}
+
+    def mlflow_get_metric_history_bulk_interval(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        steps = interval(given.get("startStep"), given.get("endStep"))
+        limit = min(given.get("maxResults") or MAX_POINTS_OF_RUN, MAX_POINTS_OF_RUN)
+        run_ids = (given.get("runIds") or ())[:MAX_SAMPLED]
+        self._check_own(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
+        found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
+        return {"metrics": [point_message(point) for point in found]}
+
+    def _run(self, logged: LoggedRun) -> dict[str, Any]:
+        experiment = self._tracking.experiments.get(logged.run.experiment_id)
+        of_run = parse_filter(f"run_id = '{logged.run.id}'", VERSION_GRAMMAR)
+        versions = self._registry.versions(of_run, (), MAX_VERSIONS, None).versions
+        return {
+            **run_message(logged),
+            "experiment": experiment_message(experiment),
+            "model_versions": [version_message(version) for version in versions],
+        }

@@ -1,0 +1,43 @@
+"""A page in a browser reads and never writes (row F5), whoever's script runs in it.
+
+Browsers name the page's origin in every request that may change something, and cannot be told by a page to leave that out;
+MLflow's clients send no such header. So the wall needs no knowledge of the UI, and holds for forged requests of other sites.
+"""
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.errors import error_response
+from resources.errors import ErrorCode
+
+READS = (
+    "/search",
+    "/search-datasets",
+    "/get-latest-versions",
+    "/graphql",
+    "/ui-telemetry",
+)
+"""What ends so is only a question, though it is asked by POST."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class ReadOnlyPages:
+    """ASGI middleware: refuses what a web page sends to MLflow's API, unless it only reads."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and writes(scope["method"], scope["path"]) and from_a_page(Headers(scope=scope)):
+            message = "The web UI is read-only: use MLflow's client, the REST API or `hanzo-ml` to change something"
+            await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def writes(method: str, path: str) -> bool:
+    return method not in SAFE_METHODS and not path.endswith(READS)
+
+
+def from_a_page(headers: Headers) -> bool:
+    return "origin" in headers or "sec-fetch-site" in headers

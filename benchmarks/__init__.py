@@ -1,0 +1,1 @@
+"""Measurements against others and of ourselves. `make bench` and `make bench-tracking` run them."""

@@ -1,0 +1,158 @@
+"""What is measured, and how much better than the others it must be."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.tracking.load import API, Call, Client, latencies, median
+
+BATCH = 1000
+HISTORY = 100_000
+NOW = 1_700_000_000_000
+EXPERIMENT = "search"
+
+
+@dataclass
+class Loaded:
+    """A server that answers, with what was logged to it for the reading cases."""
+
+    port: int
+    experiment: str = ""
+    run: str = ""
+    made: dict[int, str] = field(default_factory=dict)
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    clients: int
+    unit: str
+    more_is_better: bool
+    measure: Callable[[Loaded, int, float], float]
+    reads: bool = False
+
+
+def new_run(client: Client, experiment: str = "0") -> str:
+    body = {"experiment_id": experiment, "start_time": time.time_ns() // 1_000_000}
+    return str(client.json("POST", "runs/create", body)["run"]["info"]["run_id"])
+
+
+def own_runs(server: Loaded, clients: int) -> list[str]:
+    client = Client(server.port)
+    for number in range(clients):
+        if number not in server.made:
+            server.made[number] = new_run(client)
+    client.close()
+    # Steps go on where the last round ended: what is logged again is cheaper.
+    server.calls += 1_000_000
+    return [server.made[number] for number in range(clients)]
+
+
+def log_metric(server: Loaded, clients: int, seconds: float) -> float:
+    runs, base = own_runs(server, clients), server.calls
+
+    def call(number: int, n: int) -> Call:
+        body = {"run_id": runs[number], "run_uuid": runs[number], "key": "loss", "value": random.random()}
+        return "POST", API + "runs/log-metric", json.dumps({**body, "timestamp": NOW + base + n, "step": base + n}).encode()
+
+    return len(latencies(server.port, clients, seconds, call)) / seconds
+
+
+def log_batch(server: Loaded, clients: int, seconds: float) -> float:
+    runs, base = own_runs(server, clients), server.calls
+
+    def call(number: int, n: int) -> Call:
+        return (
+            "POST",
+            API + "runs/log-batch",
+            json.dumps({"run_id": runs[number], "metrics": points(base + n * 100)}).encode(),
+        )
+
+    return len(latencies(server.port, clients, seconds, call)) / seconds * BATCH
+
+
+def points(first: int) -> list[dict[str, object]]:
+    """A batch: ten metrics, a hundred steps."""
+    return [
+        {
+            "key": f"train/metric_{n % 10}",
+            "value": random.random(),
+            "timestamp": NOW + first + n // 10,
+            "step": first + n // 10,
+        }
+        for n in range(BATCH)
+    ]
+
+
+def search(server: Loaded, clients: int, seconds: float) -> float:
+    query = {"filter": "params.p1 = 'v3' and metrics.m2 > 2.5", "order_by": ["metrics.m3 DESC"], "max_results": 100}
+    return _search(server, clients, seconds, query)
+
+
+def search_all(server: Loaded, clients: int, seconds: float) -> float:
+    return _search(server, clients, seconds, {"max_results": 1000})
+
+
+def _search(server: Loaded, clients: int, seconds: float, query: dict[str, object]) -> float:
+    body = json.dumps({"experiment_ids": [server.experiment], **query}).encode()
+    return median(latencies(server.port, clients, seconds, lambda *_: ("POST", API + "runs/search", body))) * 1000
+
+
+def history(server: Loaded, clients: int, seconds: float) -> float:
+    """All pages of a history: a server that cuts it into pages is asked for them all. Parsing them is not counted."""
+    client = Client(server.port)
+    token, found, taken = "", 0, 0.0
+    while True:
+        path = f"{API}metrics/get-history?run_id={server.run}&metric_key=loss&page_token={token}"
+        began = time.perf_counter()
+        answer = client.call(("GET", path, b""))
+        taken += time.perf_counter() - began
+        page = json.loads(answer)
+        found += len(page["metrics"])
+        token = page.get("next_page_token", "")
+        if not token:
+            break
+    client.close()
+    if found != HISTORY:
+        raise RuntimeError(f"the history has {found} points, {HISTORY} were logged")
+    return taken
+
+
+CASES = (
+    Case("log-metric", 1, "calls/s", True, log_metric),
+    Case("log-metric", 8, "calls/s", True, log_metric),
+    Case("log-batch", 1, "metrics/s", True, log_batch),
+    Case("log-batch", 4, "metrics/s", True, log_batch),
+    Case("search", 1, "ms", False, search, reads=True),
+    Case("search-all", 1, "ms", False, search_all, reads=True),
+    Case("get-history", 1, "s", False, history, reads=True),
+)
+GOALS = {"mlflow": 15.0, "fasttrackml": 2.0}
+"""Times better than these, in every case."""
+
+
+def prepare_reads(server: Loaded, runs: int) -> None:
+    """Runs of 10 params, 10 metrics and 3 tags each, and one with a long history."""
+    client = Client(server.port)
+    server.experiment = str(client.json("POST", "experiments/create", {"name": EXPERIMENT})["experiment_id"])
+    for number in range(runs):
+        client.json(
+            "POST",
+            "runs/log-batch",
+            {
+                "run_id": new_run(client, server.experiment),
+                "metrics": [{"key": f"m{k}", "value": number * 7919 % 2000 / 2000 + k, "timestamp": NOW} for k in range(10)],
+                "params": [{"key": f"p{k}", "value": f"v{number % 5}"} for k in range(10)],
+                "tags": [{"key": f"t{k}", "value": f"v{number % 7}"} for k in range(3)],
+            },
+        )
+    server.run = new_run(client)
+    for start in range(0, HISTORY, BATCH):
+        part = [
+            {"key": "loss", "value": random.random(), "timestamp": NOW + n, "step": n} for n in range(start, start + BATCH)
+        ]
+        client.json("POST", "runs/log-batch", {"run_id": server.run, "metrics": part})
+    client.close()

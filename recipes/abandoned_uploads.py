@@ -1,0 +1,58 @@
+"""What a killed writer leaves of an upload: nobody sees it, but it takes space, so it is removed after a day.
+
+`python -m recipes.abandoned_uploads ADDRESS` does it in a process of its own, because boto3 takes 30 MB that a server would
+keep. It is there because obstore cannot list uploads that are not complete; a lifecycle rule of the bucket
+(AbortIncompleteMultipartUpload) does the same.
+"""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from recipes.addresses import local_root
+from recipes.objects import UNFINISHED
+from recipes.schema import StoreAddress
+
+DAY = 24 * 3600.0
+
+
+def remove_abandoned(address: StoreAddress, older_than: float = DAY) -> int:
+    """Remove the beginnings of objects. Returns how many there were.
+
+    Args:
+        older_than: in seconds. What is younger may be another process' upload on its way.
+    """
+    root = local_root(address)
+    before = time.time() - older_than
+    return abort_in_buckets(address, before) if root is None else unlink_below(root, before)
+
+
+def unlink_below(root: Path, before: float) -> int:
+    removed = 0
+    for folder, _, names in os.walk(root):
+        for path in (Path(folder) / name for name in names if UNFINISHED.fullmatch(name)):
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mtime < before:
+                    path.unlink()
+                    removed += 1
+    return removed
+
+
+def abort_in_buckets(address: StoreAddress, before: float) -> int:
+    import boto3  # type: ignore[import-untyped]  # slow to import, and only this needs it
+
+    client = boto3.client("s3", endpoint_url=address.root, region_name=os.environ.get("AWS_REGION", "us-east-1"))
+    removed = 0
+    for bucket in sorted(set(address.buckets.values())):
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
+            for upload in page.get("Uploads", []):
+                if upload["Initiated"].timestamp() < before:
+                    client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                    removed += 1
+    return removed
+
+
+if __name__ == "__main__":
+    print(remove_abandoned(StoreAddress.model_validate_json(sys.argv[1])))

@@ -1,0 +1,173 @@
+"""Objects by their logical URIs: bytes in and out, in streams whose memory does not grow with the object.
+
+A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.store`).
+"""
+
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import obstore
+
+from recipes.addresses import Location, local_root, locate, refuse_links
+from recipes.buckets import Bucket, open_bucket, readable_errors
+from recipes.schema import StoreAddress
+from recipes.stored_object import StoredObject
+
+PART = 5 << 20
+"""The smallest part that S3 takes, and what is sent in one request without parts."""
+PARTS = 9_000
+"""S3 takes 10,000 parts of an object."""
+PART_OF_UNKNOWN = 16 << 20
+CONCURRENT_PARTS = 2
+"""Parts on their way at once: together with their size, the memory of an upload."""
+UNFINISHED = re.compile(r".*#\d+")
+"""What obstore calls a file of a folder that is not complete yet; no listing shows it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    uri: str
+    size: int
+
+
+class Objects:
+    """Objects at a `StoreAddress`.
+
+    Args:
+        variables: AWS variables (`AWS_ACCESS_KEY_ID`, ...) that go before those of the environment. They are no part of the
+            address, because addresses travel in jobs and jobs hold no secrets.
+    """
+
+    def __init__(self, address: StoreAddress, variables: Mapping[str, str] | None = None) -> None:
+        self.address = address
+        self._variables = dict(variables or {})
+        self._root = local_root(address)
+        self._buckets: dict[str, Bucket] = {}
+
+    def put_bytes(self, uri: str, data: bytes) -> None:
+        store, key = self._place(uri)
+        with readable_errors(uri, writing=True):
+            obstore.put(store, key, data)
+
+    def put_file(self, uri: str, path: Path) -> None:
+        store, key = self._place(uri)
+        parts = part_size(path.stat().st_size)  # asked first: a file that is gone is no bucket that is gone
+        with readable_errors(uri, writing=True):
+            obstore.put(store, key, path, chunk_size=parts, max_concurrency=CONCURRENT_PARTS)
+
+    async def put_stream(self, uri: str, chunks: AsyncIterator[bytes], size: int | None = None) -> None:
+        """Store what arrives, once all of it has: whatever `chunks` raises leaves nothing behind, and is raised here.
+
+        Args:
+            size: how much will arrive, where that is known; else 140 GB is the most that S3 takes.
+        """
+        store, key = self._place(uri)
+        first: list[bytes] = []
+        length = 0
+        async for chunk in chunks:
+            first.append(chunk)
+            length += len(chunk)
+            if length >= PART:
+                break
+        with readable_errors(uri, writing=True):
+            if length < PART:  # one request instead of three
+                await obstore.put_async(store, key, b"".join(first))
+                return
+            await obstore.put_async(
+                store, key, rejoined(first, chunks), chunk_size=part_size(size), max_concurrency=CONCURRENT_PARTS
+            )
+
+    def get_bytes(self, uri: str) -> bytes:
+        """Raises FileNotFoundError when nothing lies there."""
+        return b"".join(self.open(uri).chunks())
+
+    def open(self, uri: str) -> StoredObject:
+        """The object that lies at `uri` now. Raises FileNotFoundError."""
+        store, key = self._place(uri)
+        with readable_errors(uri):
+            meta = obstore.head(store, key)
+        return StoredObject(uri, meta["size"], meta["e_tag"] or "", store, key)
+
+    def size(self, uri: str) -> int:
+        """Raises FileNotFoundError."""
+        return self.open(uri).size
+
+    def sha256(self, uri: str) -> str:
+        """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
+        return self.open(uri).sha256()
+
+    def entries(self, uri: str) -> list[Entry]:
+        """All objects below `uri`, in the order of their names; one that lies at `uri` itself is not among them."""
+        store, key = self._place(uri)
+        logical = uri.removeprefix("s3://").partition("/")[0]
+        if self._root is not None:
+            bucket = self._root / self._location(uri).bucket
+            found = ((path.relative_to(bucket).as_posix(), path.lstat().st_size) for path in files_below(bucket / key))
+            return sorted((Entry(f"s3://{logical}/{path}", size) for path, size in found), key=lambda entry: entry.uri)
+        with readable_errors(uri):
+            metas = [meta for batch in obstore.list(store, prefix=key) for meta in batch]
+        below = (Entry(f"s3://{logical}/{meta['path']}", meta["size"]) for meta in metas if meta["path"] != key)
+        return sorted(below, key=lambda entry: entry.uri)
+
+    def list(self, uri: str) -> list[str]:
+        """Logical URIs of all objects below `uri`, in the order of their names."""
+        return [entry.uri for entry in self.entries(uri)]
+
+    def exists(self, uri: str) -> bool:
+        """Whether an object, or anything below it, lies at `uri`."""
+        try:
+            self.open(uri)
+        except FileNotFoundError:
+            return bool(self.entries(uri))
+        return True
+
+    def remove(self, uri: str) -> None:
+        """Delete the object at `uri`, if there is one."""
+        store, key = self._place(uri)
+        with suppress(FileNotFoundError), readable_errors(uri):
+            obstore.delete(store, key)
+
+    def local_path(self, uri: str) -> Path | None:
+        """The folder or file itself where the store is a folder, else None."""
+        location = self._location(uri)
+        return None if self._root is None else self._root / location.bucket / location.key
+
+    def _location(self, uri: str) -> Location:
+        location = locate(self.address, uri)
+        if self._root is not None:
+            refuse_links(self._root / location.bucket, location.key, uri)
+        return location
+
+    def _place(self, uri: str) -> tuple[Bucket, str]:
+        location = self._location(uri)
+        return self._bucket(location.bucket), location.key
+
+    def _bucket(self, name: str) -> Bucket:
+        if name not in self._buckets:
+            self._buckets[name] = open_bucket(name, self.address, self._variables)
+        return self._buckets[name]
+
+
+def part_size(size: int | None) -> int:
+    return PART_OF_UNKNOWN if size is None else max(PART, -(-size // PARTS))
+
+
+async def rejoined(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    while first:
+        yield first.pop(0)
+    async for chunk in rest:
+        yield chunk
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The complete files below a folder. No link is followed: behind one may lie anything."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from files_below(Path(entry.path))
+            elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
+                yield Path(entry.path)

@@ -1,0 +1,98 @@
+"""What SHA-256 each uploaded file has (row X7), recorded so that no moment of a crash makes a good file look broken.
+
+Object store and database commit one after the other, so a file may have several rows. The rules:
+
+- a row is written when all bytes have arrived, *before* the object is visible (`arriving`), and marked once the store has it
+  (`stored`). So whatever lies in the store has its row, also when the server dies in between;
+- `stored` deletes the rows that were marked before its own was written: those objects were visible before, so this one has
+  taken their place. Rows of uploads that run at the same time stay, for nobody knows which of the two came last;
+- whatever lies in the store must have the hash of *one* of its rows. A flipped bit has none of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, insert, or_, select, update
+
+from resources.metadata.database import Database
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.tables import artifact_files as files
+
+LOST_MS = 24 * 3600 * 1000
+"""An upload that did not end within a day of its last byte never will."""
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The row of an upload on its way, and the rows of what it will have replaced."""
+
+    id: int
+    uri: str
+    replaces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    id: int
+    sha256: str
+    found_sha256: str | None
+
+
+class ArtifactFiles:
+    """The records of uploaded files, by logical URI."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def arriving(self, uri: str, sha256: str, size: int) -> Arrival:
+        """Say what will lie at `uri` in a moment."""
+        now = now_ms()
+        row = insert(files).values(uri=uri, sha256=sha256, size_bytes=size, stored=False, recorded_at=now)
+        older = or_(files.c.stored.is_(True), files.c.recorded_at < now - LOST_MS)
+        with self._database.write() as connection:
+            replaces = connection.execute(select(files.c.id).where(files.c.uri == uri, older)).scalars().all()
+            number = connection.execute(row.returning(files.c.id)).scalar_one()
+        return Arrival(int(number), uri, tuple(replaces))
+
+    def stored(self, arrival: Arrival) -> None:
+        """Say that it lies there now."""
+        with self._database.write() as connection:
+            connection.execute(update(files).where(files.c.id == arrival.id).values(stored=True))
+            if arrival.replaces:
+                connection.execute(delete(files).where(files.c.id.in_(arrival.replaces)))
+
+    def at(self, uri: str) -> list[Recorded]:
+        """The rows of one of which the bytes at `uri` must be; none where nothing was uploaded."""
+        query = select(files.c.id, files.c.sha256, files.c.found_sha256).where(files.c.uri == uri)
+        with self._database.read() as connection:
+            return [Recorded(row.id, row.sha256, row.found_sha256) for row in connection.execute(query)]
+
+    def stored_at(self, uris: Sequence[str]) -> list[int]:
+        """The rows to `forget` once these objects are deleted: not those of uploads that are on their way meanwhile."""
+        found: list[int] = []
+        with self._database.read() as connection:
+            for start in range(0, len(uris), BATCH):
+                query = select(files.c.id).where(files.c.uri.in_(uris[start : start + BATCH]), files.c.stored.is_(True))
+                found.extend(connection.execute(query).scalars())
+        return found
+
+    def forget(self, rows: Sequence[int]) -> None:
+        with self._database.write() as connection:
+            for start in range(0, len(rows), BATCH):
+                connection.execute(delete(files).where(files.c.id.in_(rows[start : start + BATCH])))
+
+    def report_broken(self, uri: str, owner: str, expected: Sequence[str], found: str) -> None:
+        """Write the event `artifact.broken`: for an uploaded file once for each new damage, however often it is read."""
+        other = or_(files.c.found_sha256.is_(None), files.c.found_sha256 != found)
+        payload = {"uri": uri, "expected_sha256": sorted(expected), "found_sha256": found}
+        with self._database.write() as connection:
+            recorded = connection.execute(select(files.c.id).where(files.c.uri == uri)).scalars().all()
+            changed = connection.execute(update(files).where(files.c.uri == uri, other).values(found_sha256=found))
+            if changed.rowcount or not recorded:
+                emit(connection, "audit", "artifact.broken", owner, payload)
+
+    def is_whole_again(self, uri: str) -> None:
+        """Forget a damage that is repaired: the next one is news."""
+        with self._database.write() as connection:
+            connection.execute(update(files).where(files.c.uri == uri).values(found_sha256=None))

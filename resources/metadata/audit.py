@@ -1,0 +1,64 @@
+"""The audit log: who called what, as events of the topic `audit`, which the relay publishes like any other (rows X4, Q7)."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection, select
+
+from resources.metadata.outbox import Event, emit
+from resources.metadata.tables import events
+
+TOPIC = "audit"
+TYPE = "audit.call"
+MAX_KEY = 256
+MAX_OBJECTS = 100
+
+
+@dataclass(frozen=True)
+class AuditedCall:
+    """A call and how it was answered. `count` calls where equal ones were put together; then `duration_ms` is their sum.
+
+    `user` and `organization` are empty where the token did not prove any.
+    """
+
+    user: str
+    organization: str
+    roles: tuple[str, ...]
+    method: str
+    route: str
+    objects: tuple[str, ...]
+    status: int
+    client: str
+    duration_ms: float
+    count: int = 1
+
+
+def record(connection: Connection, calls: Iterable[AuditedCall]) -> None:
+    """Write calls in the caller's transaction."""
+    for call in calls:
+        key = f"{call.organization}/{call.user}"[:MAX_KEY]
+        payload = asdict(call) | {"roles": list(call.roles), "objects": list(call.objects[:MAX_OBJECTS])}
+        emit(connection, TOPIC, TYPE, key, payload)
+
+
+def calls_of(
+    connection: Connection,
+    organization: str,
+    *,
+    after: int = 0,
+    since: int | None = None,
+    user: str | None = None,
+    type: str | None = None,
+    limit: int = 100,
+) -> list[Event]:
+    """The calls of an organization in the order in which they were recorded; `since` in milliseconds."""
+    query = select(events).where(
+        events.c.topic == TOPIC, events.c.seq > after, events.c.payload["organization"].as_string() == organization
+    )
+    if since is not None:
+        query = query.where(events.c.created_at >= since)
+    if user is not None:
+        query = query.where(events.c.payload["user"].as_string() == user)
+    if type is not None:
+        query = query.where(events.c.type == type)
+    return [Event(**row) for row in connection.execute(query.order_by(events.c.seq).limit(limit)).mappings()]

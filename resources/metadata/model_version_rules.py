@@ -1,0 +1,92 @@
+"""What a model's name, an alias, a tag or a version's number must look like: MLflow's rules, limits and messages (row F9).
+
+Pure functions without a database. Where a version's files may lie is `model_version_sources`.
+"""
+
+import posixpath
+import re
+
+from resources.errors import HanzoError, invalid, not_found
+from resources.metadata.tracking_rules import bad_value, check_key, check_length, checked_text, printable
+
+MAX_MODEL_NAME = 250
+MAX_TAG_VALUE = 100_000
+MAX_ALIAS = 255
+MAX_DESCRIPTION = 5000
+MAX_VERSION = 2**31 - 1
+ALIAS = re.compile(r"[\w\-]*")
+VERSION_ALIAS = re.compile(r"[vV]\d+")
+LATEST = "latest"
+"""An alias that nobody sets: it always names the newest version."""
+
+
+def checked_model_name(name: str, path: str = "name") -> str:
+    if not name.strip():
+        raise invalid(f"Missing value for required parameter '{path}'.")
+    if "/" in name or ":" in name:
+        raise invalid(f"Invalid model name '{printable(name)}'. Names cannot contain '/' or ':'.")
+    normal = posixpath.normpath(name)
+    if normal != name or normal == "." or normal.startswith(".."):
+        raise bad_value(
+            path,
+            name,
+            "Names may be treated as files in certain cases, and must not resolve to other names when treated as such. "
+            f"This name would resolve to {normal!r}",
+        )
+    check_length(path, name, MAX_MODEL_NAME)
+    return checked_text(name, path)
+
+
+def checked_tag(key: str, value: str) -> tuple[str, str]:
+    """The tag of a model or a version. Unlike a run's, a longer value is refused."""
+    check_key(key, "key", "key")
+    check_length("value", value, MAX_TAG_VALUE)
+    return key, checked_text(value, "value")
+
+
+def checked_description(text: str) -> str:
+    check_length("description", text, MAX_DESCRIPTION)
+    return checked_text(text, "description")
+
+
+def checked_alias(alias: str) -> str:
+    """An alias that can be asked for."""
+    if not alias:
+        raise invalid("Registered model alias name cannot be empty.")
+    if not ALIAS.fullmatch(alias):
+        rule = "Names may only contain alphanumerics, underscores (_), and dashes (-)."
+        raise invalid(f"Invalid alias name: '{printable(alias)}'. {rule}")
+    check_length("Registered model alias name", alias, MAX_ALIAS)
+    return alias
+
+
+def checked_new_alias(alias: str) -> str:
+    """An alias that may be set: not one that already means something."""
+    checked_alias(alias)
+    if alias.lower() == LATEST:
+        raise invalid("'latest' alias name (case insensitive) is reserved.")
+    if VERSION_ALIAS.fullmatch(alias):
+        raise invalid(f"Version alias name '{alias}' is reserved.")
+    return alias
+
+
+def version_number(text: str) -> int:
+    """MLflow's versions are strings; those of a database are numbers."""
+    if not re.fullmatch(r"[+-]?\d{1,19}", text.strip(), re.ASCII):
+        raise invalid(f"Parameter 'version' must be an integer, got '{printable(text)}'.")
+    return int(text)
+
+
+def no_model(name: str) -> HanzoError:
+    """MLflow's words, which its clients and their tests look for, then ours, which say what to do."""
+    shown = printable(name)
+    return not_found(f"Registered Model with name={shown} not found: there is no model '{shown}', see `hanzo-ml model list`")
+
+
+def no_version(name: str, number: int) -> HanzoError:
+    """As `no_model`."""
+    shown = printable(name)
+    return not_found(
+        f"Model Version (name={shown}, version={number}) not found: '{shown}' has no version {number}, "
+        "see `hanzo-ml model list`"
+    )

@@ -1,0 +1,228 @@
+"""What requests want to log to runs, and what becomes of it: which are refused, and which rows change.
+
+Pure: no database. Many requests are decided at once, in their order, so that one transaction carries them all; what a
+request is refused for touches no other. How rows are read and written is in `run_rows_sqlite` and `run_rows_postgresql`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
+
+from resources.errors import HanzoError, invalid, not_found
+from resources.metadata.tracking_rules import MAX_RUN_NAME, MetricPoint, checked_param, checked_run_tag, checked_text
+
+MAX_METRICS = 1000
+MAX_PARAMS = 100
+MAX_TAGS = 100
+MAX_ENTITIES = 1000
+NAME_TAG = "mlflow.runName"
+
+Key = tuple[str, str]
+"""A run and the key of a metric, a param or a tag in it."""
+Value = tuple[int, int, float, bool]
+"""Step, timestamp, value and is_nan: a row of `metrics` without its series."""
+age = itemgetter(0, 1, 2)
+"""What the newest value of a series is the largest by; of two alike it is the first."""
+
+
+@dataclass(frozen=True)
+class RunWrite:
+    """One request, valid by itself (`run_write` makes it): all of it is stored or nothing."""
+
+    run_id: str
+    metrics: Sequence[MetricPoint]
+    params: dict[str, str]
+    tags: dict[str, str]
+    organization: str | None
+    """Whose runs the caller may write to; None for the product itself, which may write to all."""
+
+    @property
+    def size(self) -> int:
+        return len(self.metrics) + len(self.params) + len(self.tags)
+
+
+class RunRow(NamedTuple):
+    lifecycle_stage: str
+    organization: str
+
+
+class Series(NamedTuple):
+    """The row of `latest_metrics`: the number of the series and its newest value."""
+
+    id: int
+    newest: Value
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The rows that a group of writes depends on. Sorted, so that groups which lock rows cannot wait for each other."""
+
+    runs: list[str]
+    params: list[Key]
+    series: list[Key]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Those of the wanted rows that exist."""
+
+    runs: dict[str, RunRow]
+    params: dict[Key, str]
+    series: dict[Key, Series]
+
+
+@dataclass
+class Changes:
+    """The rows to write. Points are kept once each; `fresh` ones lie behind every stored point of their series."""
+
+    params: dict[Key, str] = field(default_factory=dict)
+    tags: dict[Key, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    newest: dict[Key, Value] = field(default_factory=dict)
+    fresh: dict[Key, dict[Value, None]] = field(default_factory=dict)
+    other: dict[Key, dict[Value, None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    refusals: list[HanzoError | None]
+    """For each write in its place: why it is refused, or None."""
+    changes: Changes
+
+
+def run_write(
+    run_id: str,
+    metrics: Sequence[MetricPoint] = (),
+    params: Sequence[Key] = (),
+    tags: Sequence[Key] = (),
+    organization: str | None = None,
+    *,
+    batch: bool = True,
+) -> RunWrite:
+    """A request that is valid as far as that can be told without the database; `batch` says how errors name its parts."""
+    check_batch(len(metrics), len(params), len(tags))
+    new_params = unique(
+        checked_param(key, value, f"params[{index}]" if batch else "") for index, (key, value) in enumerate(params)
+    )
+    new_tags = dict(
+        checked_run_tag(key, value, f"tags[{index}]" if batch else "") for index, (key, value) in enumerate(tags)
+    )
+    return RunWrite(checked_text(run_id, "run_id"), metrics, new_params, new_tags, organization)
+
+
+def check_batch(metrics: int, params: int, tags: int) -> None:
+    counts = (
+        ("metrics", MAX_METRICS, metrics),
+        ("params", MAX_PARAMS, params),
+        ("tags", MAX_TAGS, tags),
+        ("metrics, params, and tags", MAX_ENTITIES, metrics + params + tags),
+    )
+    for name, limit, count in counts:
+        if count > limit:
+            raise invalid(
+                f"A batch logging request can contain at most {limit} {name}. Got {count} {name}. "
+                f"Please split up {name} across multiple requests and try again."
+            )
+
+
+def unique(pairs: Iterable[Key]) -> dict[str, str]:
+    """Params of one request, each key once."""
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        if key in found:
+            raise invalid(
+                f"Duplicate parameter keys have been submitted: {[key]}. Please ensure the request contains only one"
+            )
+        found[key] = value
+    return found
+
+
+def check_run_active(run_id: str, lifecycle_stage: str) -> None:
+    if lifecycle_stage != "active":
+        raise invalid(f"The run {run_id} must be in the 'active' state. Current state is {lifecycle_stage}.")
+
+
+def no_run(run_id: str) -> HanzoError:
+    return not_found(f"Run with id={run_id} not found")
+
+
+def wanted(writes: Iterable[RunWrite]) -> Wanted:
+    runs: set[str] = set()
+    params: set[Key] = set()
+    series: set[Key] = set()
+    for write in writes:
+        run_id = write.run_id
+        runs.add(run_id)
+        params.update([(run_id, key) for key in write.params])
+        series.update([(run_id, point.key) for point in write.metrics])
+    return Wanted(sorted(runs), sorted(params), sorted(series))
+
+
+def decide(writes: Sequence[RunWrite], known: Known) -> Decision:
+    """Take the writes one after another, each as if those before it were stored already."""
+    changes = Changes()
+    refusals: list[HanzoError | None] = []
+    for write in writes:
+        try:
+            _check(write, known, changes)
+        except HanzoError as refusal:
+            refusals.append(refusal)
+        else:
+            refusals.append(None)
+            _accept(write, known, changes)
+    return Decision(refusals, changes)
+
+
+def _check(write: RunWrite, known: Known, changes: Changes) -> None:
+    run = known.runs.get(write.run_id)
+    # A run of another organization does not exist for the caller: its message must not tell the two apart.
+    if run is None or write.organization not in (None, run.organization):
+        raise no_run(write.run_id)
+    check_run_active(write.run_id, run.lifecycle_stage)
+    for key, value in write.params.items():
+        name = (write.run_id, key)
+        old = known.params.get(name, changes.params.get(name))
+        if old is not None and old != value:
+            raise invalid(
+                f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
+                f"for run ID='{write.run_id}'. Attempted logging new value '{value}'."
+            )
+
+
+def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
+    run_id = write.run_id
+    for key, value in write.params.items():
+        if (run_id, key) not in known.params:
+            changes.params[run_id, key] = value
+    for key, value in write.tags.items():
+        changes.tags[run_id, key] = value
+    if write.tags.get(NAME_TAG):
+        changes.names[run_id] = write.tags[NAME_TAG][:MAX_RUN_NAME]
+    by_key: dict[str, list[Value]] = {}
+    for key, number, step, timestamp, is_nan, _, _, _ in write.metrics:
+        point = (step, timestamp, number, is_nan)
+        if key in by_key:
+            by_key[key].append(point)
+        else:
+            by_key[key] = [point]
+    for key, values in by_key.items():
+        _accept_points((run_id, key), values, known, changes)
+
+
+def _accept_points(name: Key, values: list[Value], known: Known, changes: Changes) -> None:
+    series = known.series.get(name)
+    fresh = values
+    if series is not None:
+        # The newest stored value is the largest, so what is larger is not stored yet. NaN counts as 0.0, as in MLflow.
+        newest = (*series.newest[:3], True)
+        fresh = [value for value in values if value > newest]
+        if len(fresh) < len(values):
+            changes.other.setdefault(name, {}).update((value, None) for value in values if value <= newest)
+    if not fresh:
+        return
+    changes.fresh.setdefault(name, {}).update(dict.fromkeys(fresh))
+    largest = max(fresh, key=age)
+    best = changes.newest.get(name)
+    if best is None or age(largest) > age(best):
+        changes.newest[name] = largest

@@ -1,0 +1,62 @@
+"""`python -m resources.reset --yes`: empty the store of a laptop or a test: every row, every object, every job's folder.
+
+It works beside a running stack: events go on being numbered, so that no sensor's place in them is lost. What Dagster wrote
+of its own runs stays, and the engine serves what it has loaded until it is ended.
+"""
+
+import shutil
+import sys
+
+from sqlalchemy import delete, select
+
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.store import Store
+from resources.metadata.database import Database
+from resources.metadata.experiments import Experiments
+from resources.metadata.tables import jobs, registered_models, schema
+from resources.settings import Settings
+
+ROOTS = ("s3://hanzo-ml/datasets", "s3://hanzo-ml/checkpoints", "s3://hanzo-ml/runs")
+
+
+def reset(settings: Settings) -> int:
+    """Empty the store and leave it as a first start does. Returns how many rows there were.
+
+    Raises:
+        BadConfiguration: it is in production, or a job is running; nothing was touched.
+    """
+    if settings.auth.verify_tokens:
+        raise BadConfiguration("this store is in production mode (auth.verify_tokens is true): it is never emptied")
+    database = Database(settings.database_url)
+    database.migrate()
+    with database.write() as connection:
+        running = connection.execute(select(jobs.c.id).where(jobs.c.status == "running")).scalars().first()
+        if running is not None:
+            raise BadConfiguration(f"job {running} is running: `hanzo-ml job cancel {running}` first")
+        models = connection.execute(select(registered_models.c.name)).scalars().all()
+        # Children before their parents.
+        rows = sum(connection.execute(delete(table)).rowcount for table in reversed(schema.sorted_tables))
+        Experiments(database).ensure_default(connection=connection)
+    store = Store(settings.store, settings.storage.variables)
+    for root in (*ROOTS, *(f"s3://hanzo-models/{name}" for name in models)):
+        store.delete(root)
+    for folder in ("jobs", "cache", "uploads"):
+        shutil.rmtree(settings.home / folder, ignore_errors=True)
+    database.close()
+    return rows
+
+
+def main() -> int:
+    if sys.argv[1:] != ["--yes"]:
+        print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
+    try:
+        print(f"emptied: {reset(Settings.load())} rows deleted")
+    except BadConfiguration as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

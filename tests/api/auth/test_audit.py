@@ -1,0 +1,115 @@
+"""Who called what is on record (rows X4, Q7)."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from api.audit import AuditTrail
+from resources.metadata.audit import AuditedCall, calls_of
+from resources.metadata.database import Database
+from tests.api.auth.conftest import MLFLOW, SignedIn
+
+
+def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
+    params = {"user": user, "limit": 1000, **params}
+    answer = signed_in.acme.admin.get("/v1/audit", params=params).raise_for_status()
+    return [event["payload"] for event in answer.json()["events"]]
+
+
+def test_a_change_is_on_record_before_it_is_answered(signed_in: SignedIn) -> None:
+    carol = signed_in.client("carol", "acme", "ml-researcher", "ml-viewer")
+    run = carol.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    carol.post(f"{MLFLOW}/runs/update", json={"run_id": run, "run_name": "n"})
+    created, updated = calls(signed_in, "carol")
+    assert (updated["method"], updated["route"], updated["status"]) == ("POST", f"{MLFLOW}/runs/update", 200)
+    assert (updated["user"], updated["organization"]) == ("carol", "acme")
+    assert updated["roles"] == ["ml-researcher", "ml-viewer"]
+    assert updated["objects"] == [f"run:{run}"] and updated["client"] == "127.0.0.1"
+    assert updated["duration_ms"] > 0 and updated["count"] == 1
+    assert created["objects"][0].startswith("experiment:")
+
+
+def test_opening_a_dataset_is_on_record_and_other_reads_are_not(signed_in: SignedIn) -> None:
+    dora = signed_in.client("dora", "acme", "ml-viewer")
+    dataset = signed_in.acme.ids["dataset"]
+    assert dora.get(f"/v1/datasets/{dataset}").status_code == 200
+    assert dora.get(f"/v1/datasets/{dataset}/preview").status_code == 200
+    [opened] = calls(signed_in, "dora")
+    assert (opened["route"], opened["objects"]) == ("/v1/datasets/{dataset_id}/preview", [f"dataset:{dataset}"])
+
+
+def test_refusals_are_on_record(signed_in: SignedIn) -> None:
+    eve = signed_in.client("eve", "acme", "ml-viewer")
+    foreign = signed_in.rival.ids["run"]
+    eve.post("/v1/jobs", json={"name": "x", "dataset": "corpus"})
+    eve.get(f"/v1/runs/{foreign}")
+    assert [(call["route"], call["status"], call["objects"]) for call in calls(signed_in, "eve")] == [
+        ("/v1/jobs", 403, []),
+        ("/v1/runs/{run_id}", 404, [f"run:{foreign}"]),
+    ]
+
+
+def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn) -> None:
+    events = signed_in.rival.admin.get("/v1/audit", params={"limit": 1000}).json()["events"]
+    assert {event["payload"]["organization"] for event in events} == {"rival"}
+    assert {(event["topic"], event["type"]) for event in events} == {("audit", "audit.call")}
+    assert signed_in.acme.researcher.get("/v1/audit").status_code == 403
+    last = events[-1]
+    later = {"since": last["created_at"] + 1, "limit": 1000}
+    assert all(event["seq"] > last["seq"] for event in signed_in.rival.admin.get("/v1/audit", params=later).json()["events"])
+    assert signed_in.rival.admin.get("/v1/audit", params={"type": "other"}).json()["events"] == []
+    shown = signed_in.acme.admin.get("/v1/events", params={"limit": 1000}).json()["events"]
+    assert "audit" not in {event["topic"] for event in shown}
+
+
+def test_many_metrics_are_one_row_with_their_count(signed_in: SignedIn) -> None:
+    fred = signed_in.client("fred", "acme", "ml-researcher")
+    run = fred.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    for step in range(20):
+        point = {"run_id": run, "key": "loss", "value": 1.0, "timestamp": 1, "step": step}
+        assert fred.post(f"{MLFLOW}/runs/log-metric", json=point).status_code == 200
+    httpx.post(f"{signed_in.server.url}/v1/jobs", trust_env=False)
+    signed_in.server.stop()
+    signed_in.server.start()
+    logged = [call for call in calls(signed_in, "fred") if call["route"].endswith("/log-metric")]
+    assert 1 <= len(logged) <= 2
+    assert sum(call["count"] for call in logged) == 20
+    assert {(call["status"], *call["objects"]) for call in logged} == {(200, f"run:{run}")}
+    with Database(signed_in.server.settings.database_url).read() as connection:
+        unknown = [event.payload for event in calls_of(connection, "", limit=1000)]
+    assert {call["status"] for call in unknown} == {401} and any(call["route"] == "/v1/jobs" for call in unknown)
+
+
+def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
+    now = 0.0
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+    database.migrate()
+    trail = AuditTrail(database, lambda: now)
+    call = AuditedCall("u", "o", (), "POST", "/r", ("run:1",), 200, "c", 2.0)
+
+    def written() -> list[int]:
+        with database.read() as connection:
+            return [event.payload["count"] for event in calls_of(connection, "o")]
+
+    async def log(times: int) -> None:
+        for _ in range(times):
+            trail.count(call)
+        await trail.flush()
+
+    asyncio.run(log(3))
+    assert written() == [3]
+    now = 30.0
+    asyncio.run(log(4))
+    assert written() == [3]
+    now = 61.0
+    asyncio.run(log(5))
+    assert written() == [3, 9]
+    now = 200.0
+    asyncio.run(log(0))
+    assert written() == [3, 9]
+    asyncio.run(log(1))
+    asyncio.run(trail.flush(everything=True))
+    assert written() == [3, 9, 1]
+    database.close()

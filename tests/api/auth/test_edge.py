@@ -1,0 +1,146 @@
+"""What stands around the guard: names, origins, sizes, headers, Prometheus (rows V2-V6, X9), and a stock client behind."""
+
+from pathlib import Path
+
+import httpx
+import mlflow
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.auth.conftest import MLFLOW, SignedIn
+from tests.api.auth.iam import Key
+
+NAMES = {
+    "hanzo_ml_jobs_total": {"type", "status", "org"},
+    "hanzo_ml_gpu_hours_total": {"gpu_type", "org"},
+    "hanzo_ml_datasets_created_total": {"org"},
+    "hanzo_ml_models_registered_total": {"org"},
+    "hanzo_ml_job_duration_seconds": {"type"},
+    "hanzo_ml_api_request_duration_seconds": {"endpoint"},
+    "hanzo_ml_jobs_running": {"type", "org"},
+    "hanzo_ml_gpus_allocated": {"gpu_type"},
+    "hanzo_ml_gpus_available": {"gpu_type"},
+    "hanzo_ml_queue_depth": {"org", "priority"},
+    "hanzo_ml_storage_bytes": {"bucket"},
+}
+"""The specification's, literally."""
+
+
+def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
+    signed_in.acme.viewer.get(f"/v1/runs/{signed_in.acme.ids['run']}")
+    signed_in.acme.viewer.get("/no/such/route")
+    page = httpx.get(signed_in.metrics_url, trust_env=False)
+    assert page.status_code == 200 and page.headers["x-content-type-options"] == "nosniff"
+    found: dict[str, set[str]] = {}
+    values: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(page.text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = set()
+        for sample in family.samples:
+            found[name] |= sample.labels.keys() - {"le"}
+            values[(sample.name, *(sample.labels[label] for label in sorted(sample.labels)))] = sample.value
+    assert NAMES.keys() == found.keys()
+    for name, labels in found.items():
+        assert labels <= NAMES[name], name
+        assert labels == NAMES[name] or name in {
+            "hanzo_ml_gpu_hours_total",
+            "hanzo_ml_gpus_allocated",
+            "hanzo_ml_gpus_available",
+            "hanzo_ml_job_duration_seconds",
+            "hanzo_ml_jobs_running",
+        }, name
+    assert values["hanzo_ml_jobs_total", "rival", "queued", "training"] == 1
+    assert values["hanzo_ml_datasets_created_total", "rival"] == 1
+    assert values["hanzo_ml_models_registered_total", "rival"] >= 1
+    assert values["hanzo_ml_queue_depth", "rival", "medium"] == 1
+    assert values["hanzo_ml_storage_bytes", "hanzo-ml-datasets"] > 0
+    endpoints = {labels[1] for labels in values if labels[0] == "hanzo_ml_api_request_duration_seconds_count"}
+    assert {"/v1/runs/{run_id}", "unmatched"} <= endpoints
+    assert not any(signed_in.acme.ids["run"] in endpoint for endpoint in endpoints)
+
+
+def test_the_metrics_port_serves_one_page_to_this_machine(signed_in: SignedIn) -> None:
+    other = httpx.URL(signed_in.metrics_url)
+    assert httpx.get(other.copy_with(path="/"), trust_env=False).status_code == 404
+    assert httpx.get(other, headers={"Host": "evil.example"}, trust_env=False).status_code == 403
+    assert httpx.get(f"{signed_in.server.url}/metrics", trust_env=False).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+def test_another_name_or_origin_is_refused_with_a_token_too(signed_in: SignedIn, headers: dict[str, str]) -> None:
+    answer = signed_in.acme.admin.get("/v1/jobs", headers=headers)
+    assert answer.status_code == 403 and "job-of-acme" not in answer.text
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_name_that_the_settings_allow_is_served(signed_in: SignedIn) -> None:
+    assert signed_in.acme.admin.get("/v1/jobs", headers={"Host": "ml.hanzo.svc:8057"}).status_code == 200
+    assert httpx.get(f"{signed_in.server.url}/alive", headers={"Host": "10.0.0.7:8057"}, trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/runs/{run}", "/v1/jobs", "/no/such/route", "/alive", "/openapi.json"])
+def test_no_answer_is_guessed_at_or_shared(signed_in: SignedIn, path: str) -> None:
+    answer = signed_in.acme.admin.get(path.replace("{run}", signed_in.acme.ids["run"]))
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_what_a_user_uploaded_runs_nowhere(signed_in: SignedIn) -> None:
+    path = signed_in.acme.ids["file"].replace("notes.txt", "page.html")
+    signed_in.acme.admin.put(f"/api/2.0/mlflow-artifacts/artifacts/{path}", content=b"<script>1</script>")
+    headers = signed_in.acme.admin.get(f"/api/2.0/mlflow-artifacts/artifacts/{path}").headers
+    assert "sandbox" in headers["content-security-policy"] and headers["content-disposition"].startswith("attachment")
+    assert headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", ["runs/update", "runs/log-batch", "runs/log-metric"])
+def test_a_body_that_is_too_large_is_refused(signed_in: SignedIn, path: str, streamed: bool) -> None:
+    body = b'{"run_id": "' + b"x" * 200_000 + b'"}'
+    content = iter([body[:100], body[100:]]) if streamed else body
+    headers = {"Content-Type": "application/json"}
+    answer = signed_in.acme.admin.post(f"{MLFLOW}/{path}", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["error_code"]) == (413, "INVALID_PARAMETER_VALUE"), answer.text
+
+
+def test_an_upload_may_be_larger(signed_in: SignedIn) -> None:
+    path = signed_in.acme.ids["file"].replace("notes.txt", "large.bin")
+    url = f"/api/2.0/mlflow-artifacts/artifacts/{path}"
+    assert signed_in.acme.admin.put(url, content=iter([b"x" * 200_000] * 3)).status_code == 200
+    assert len(signed_in.acme.admin.get(url).content) == 600_000
+
+
+def test_a_stock_client_needs_a_token_and_nothing_else(
+    signed_in: SignedIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The specification's example, with no experiment named (row F7)."""
+    token = signed_in.iam.token("gina", "acme", "ml-researcher")
+    signed_in.tokens.append(token)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
+    mlflow.set_tracking_uri(signed_in.server.url)
+    try:
+        with mlflow.start_run() as run:
+            mlflow.log_param("learning_rate", 1e-4)
+            mlflow.log_metric("train_loss", 0.5, step=1)
+            (tmp_path / "best_model.pt").write_bytes(b"weights")
+            mlflow.log_artifact(str(tmp_path / "best_model.pt"))
+        found = mlflow.MlflowClient().get_run(run.info.run_id)
+        assert found.data.metrics == {"train_loss": 0.5} and found.info.user_id == "gina"
+        with pytest.raises(mlflow.MlflowException, match="not found"):
+            mlflow.MlflowClient().get_run(signed_in.rival.ids["run"])
+        files = mlflow.MlflowClient().list_artifacts(run.info.run_id)
+        assert [file.path for file in files] == ["best_model.pt"]
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_a_rotated_key_is_taken_by_the_running_server(signed_in: SignedIn) -> None:
+    new = Key("rotated", "RS256")
+    token = new.sign(signed_in.iam.claims("hans", "acme", "ml-viewer"))
+    signed_in.tokens.append(token)
+    headers = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{signed_in.server.url}/v1/jobs", headers=headers, trust_env=False).status_code == 401
+    signed_in.iam.keys.append(new)
+    assert httpx.get(f"{signed_in.server.url}/v1/jobs", headers=headers, trust_env=False).status_code == 200

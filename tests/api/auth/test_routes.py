@@ -1,0 +1,192 @@
+"""Every route of the running application: none without a token, none that nobody listed, each role its own (W1-W6)."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.audit import AuditTrail
+from api.auth.guard import Guard
+from api.auth.keys import Keys
+from api.auth.references import NAMES
+from api.auth.routes import Routes
+from api.auth.table import OPEN, RULES
+from api.auth.tokens import Tokens
+from resources.metadata.database import Database
+from resources.settings import Settings
+from tests.api.auth.conftest import SignedIn
+from tests.api.auth.iam import Iam, Key
+from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
+
+PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key", "artifact_path", "sweep_id"}
+"""`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
+FILTERS = {"experiment_ids"}
+"""By these a search narrows itself to what is the caller's anyway."""
+READS_BY_POST = re.compile(
+    r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$"
+)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
+
+
+def requests(app: FastAPI) -> list[tuple[str, str]]:
+    """Method and path of every route, with `nothing` for each parameter."""
+    return [(route.method, re.sub(r"\{[^}]*\}", "nothing", route.template)) for route in Routes(app).all]
+
+
+def test_every_route_is_listed(app: FastAPI) -> None:
+    missing = [route.shape for route in Routes(app).all if route.shape not in RULES and route.shape not in OPEN]
+    assert missing == [], "say in api/auth/table.py who may call them"
+
+
+def test_only_the_probes_are_open(app: FastAPI) -> None:
+    assert {route.shape for route in Routes(app).all if route.shape in OPEN} == {"GET /alive", "GET /ready", "GET /health"}
+    assert not OPEN & RULES.keys()
+
+
+def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
+    """A route that names an object in words of its own would pass the guard unseen."""
+    document = app.openapi()
+    names = {name for route in Routes(app).all for name in route.pattern.groupindex}
+    assert names - NAMES.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
+    sent: set[str] = set()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            sent |= {parameter["name"] for parameter in operation.get("parameters", ())}
+    for model in document["components"]["schemas"].values():
+        sent |= set(model.get("properties", {}))
+    ids = {name for name in sent if re.search(r"(^|_)(id|ids|uuid|uuids)$", name)}
+    assert ids - NAMES.keys() - FILTERS - {"user_id"} == set()
+
+
+def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
+    iam = signed_in.iam
+    claims = iam.claims("ann", "acme", "ml-admin")
+    tokens = {
+        "none": "",
+        "bad signature": Key("ec").sign(claims),
+        "expired": iam.token("ann", "acme", "ml-admin", exp=1),
+        "wrong audience": iam.token("ann", "acme", "ml-admin", aud="hanzo-chat"),
+        "wrong issuer": iam.token("ann", "acme", "ml-admin", iss="https://evil.example"),
+        "HS256 with the public key": hmac_with_the_public_key(iam, claims),
+        "alg none": unsigned(iam, claims),
+    }
+    signed_in.tokens += [token for token in tokens.values() if token]
+    with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
+        for method, path in requests(app):
+            if f"{method} {path}" in OPEN:
+                assert http.request(method, path).status_code == 200
+                continue
+            for what, token in tokens.items():
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                answer = http.request(method, path, headers=headers)
+                assert answer.status_code == 401, (what, method, path, answer.text)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                if method != "HEAD":
+                    assert answer.json()["error_code"] == "UNAUTHENTICATED"
+                assert not token or token not in answer.text
+
+
+def test_a_path_that_is_no_route_needs_a_token_too(signed_in: SignedIn) -> None:
+    assert httpx.get(f"{signed_in.server.url}/nothing/here", trust_env=False).status_code == 401
+    answer = signed_in.acme.viewer.get("/nothing/here")
+    assert (answer.status_code, answer.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND")
+    assert signed_in.acme.viewer.put("/alive").status_code == 404
+
+
+def test_a_viewer_changes_nothing_anywhere(signed_in: SignedIn, app: FastAPI) -> None:
+    for method, path in requests(app):
+        if f"{method} {path}" in OPEN:
+            continue
+        answer = signed_in.acme.viewer.request(method, path, json={} if method in ("POST", "PUT", "PATCH") else None)
+        reads = method in ("GET", "HEAD") or (method == "POST" and READS_BY_POST.search(path) is not None)
+        assert (answer.status_code == 403) == (not reads or path == "/v1/audit"), (method, path, answer.text)
+
+
+MAY: dict[tuple[str, str], str] = {
+    ("DELETE", "/api/2.0/mlflow/logged-models/nothing"): "a",
+    ("POST", "/api/2.0/mlflow/experiments/delete"): "a",
+    ("POST", "/ajax-api/2.0/mlflow/runs/delete"): "a",
+    ("DELETE", "/api/2.0/mlflow-artifacts/artifacts/1/nothing/artifacts/x"): "a",
+    ("POST", "/api/2.0/mlflow/experiments/create"): "ar",
+    ("POST", "/api/2.0/mlflow/runs/log-metric"): "ar",
+    ("PATCH", "/v1/runs/nothing/status"): "ar",
+    ("POST", "/v1/datasets"): "ar",
+    ("POST", "/v1/jobs"): "ar",
+    ("POST", "/v1/jobs/nothing/cancel"): "ar",
+    ("POST", "/api/2.0/mlflow/model-versions/create"): "ar",
+    ("POST", "/v1/models/nothing/versions"): "ar",
+    ("PATCH", "/v1/models/nothing/versions/1/stage"): "a",
+    ("POST", "/api/2.0/mlflow/model-versions/transition-stage"): "a",
+    ("POST", "/api/2.0/mlflow/registered-models/alias"): "a",
+    ("DELETE", "/api/2.0/mlflow/registered-models/delete"): "a",
+    ("GET", "/v1/audit"): "a",
+    ("GET", "/v1/events"): "arv",
+    ("GET", "/v1/datasets"): "arv",
+    ("GET", "/v1/jobs"): "arv",
+    ("GET", "/v1/models"): "arv",
+    ("GET", "/v1/experiments"): "arv",
+    ("POST", "/api/2.0/mlflow/runs/search"): "arv",
+}
+"""Who may call it: admin, researcher, viewer (rows W2-W4)."""
+
+
+@pytest.mark.parametrize(("method", "path"), MAY)
+def test_each_role_may_what_the_specification_says(signed_in: SignedIn, method: str, path: str) -> None:
+    acme = signed_in.acme
+    for letter, caller in (("a", acme.admin), ("r", acme.researcher), ("v", acme.viewer)):
+        body: dict[str, Any] = {"json": {}} if method != "GET" else {}
+        answer = caller.request(method, path, **body)
+        assert (answer.status_code != 403) == (letter in MAY[method, path]), (letter, answer.text)
+
+
+def test_a_researcher_cancels_his_own_jobs_only(signed_in: SignedIn) -> None:
+    acme = signed_in.acme
+    own = acme.researcher.post("/v1/jobs", json={"name": "own", "dataset": "corpus"}).json()["id"]
+    others = acme.admin.post("/v1/jobs", json={"name": "others", "dataset": "corpus"}).json()["id"]
+    assert acme.researcher.post(f"/v1/jobs/{others}/cancel").status_code == 403
+    assert acme.admin.get(f"/v1/jobs/{others}").json()["status"] == "queued"
+    assert acme.researcher.post(f"/v1/jobs/{own}/cancel").json()["status"] == "cancelled"
+    assert acme.admin.post(f"/v1/jobs/{others}/cancel").json()["status"] == "cancelled"
+
+
+def test_a_route_that_nobody_listed_is_refused_to_an_admin(tmp_path: Path) -> None:
+    """The same guard in front of an application with a route too many."""
+    with Iam() as iam:
+        settings = Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_AUTH_IAM_URL": iam.url})
+        database = Database(settings.database_url)
+        database.migrate()
+        app = FastAPI(openapi_url=None)
+        app.get("/v1/new")(lambda: "secret")
+        app.get("/v1/jobs")(lambda: "listed")
+        guard = Guard(
+            app,
+            routes=Routes(app),
+            tokens=Tokens(settings.auth, Keys(settings.auth)),
+            database=database,
+            trail=AuditTrail(database),
+            max_body_bytes=1000,
+        )
+        http = TestClient(guard, headers={"Authorization": f"Bearer {iam.token('ann', 'acme', 'ml-admin')}"})
+        assert http.get("/v1/jobs").status_code == 200
+        answer = http.get("/v1/new")
+        assert answer.status_code == 403 and "secret" not in answer.text
+        database.close()
+
+
+def test_no_token_was_written_anywhere(signed_in: SignedIn) -> None:
+    log = (signed_in.server.home / "server.log").read_text()
+    with Database(signed_in.server.settings.database_url).read() as connection:
+        rows = str(connection.exec_driver_sql("SELECT * FROM events").all())
+    assert "Application startup complete" in log and len(signed_in.tokens) > 10
+    for token in signed_in.tokens:
+        signature = token.split(".")[2] or token.split(".")[1]
+        assert signature not in log and signature not in rows

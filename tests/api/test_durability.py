@@ -1,0 +1,174 @@
+"""What was acknowledged is there, once, whatever is killed while several clients log: the server or PostgreSQL."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from resources.metadata.database import Database
+from resources.metadata.tracking import Tracking
+from tests.api.server_process import ServerProcess
+from tests.postgres import PostgresServer, postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+
+RUNS = "/api/2.0/mlflow/runs"
+BATCH = 20
+WITHIN = 60.0
+
+
+class Client(threading.Thread):
+    """Logs to its run one call after another until it is stopped. What fails is sent again, as MLflow's client does."""
+
+    def __init__(self, url: str, run_id: str, name: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._run, self._name = url, run_id, name
+        self._enough = threading.Event()
+        self.acknowledged = 0
+        self.refused: list[str] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=30) as http:
+            while not self._enough.is_set():
+                path, body, _, _ = self.call(self.acknowledged)
+                try:
+                    answer = http.post(f"{RUNS}/{path}", json={"run_id": self._run, **body})
+                except httpx.TransportError:
+                    time.sleep(0.02)
+                    continue
+                if answer.status_code == 200:
+                    self.acknowledged += 1
+                elif answer.status_code != 503:
+                    self.refused.append(answer.text)
+                    return
+
+    def stop(self) -> None:
+        self._enough.set()
+        self.join()
+
+    def call(self, number: int) -> tuple[str, dict[str, Any], set[int], dict[str, str]]:
+        """The call of that number: its path, its body, and the steps and params that it stores."""
+        if number % 3 == 0:
+            return "log-metric", self._point(number * BATCH), {number * BATCH}, {}
+        param = {"key": f"{self._name}/{number}", "value": str(number)}
+        if number % 3 == 1:
+            return "log-parameter", param, set(), {param["key"]: param["value"]}
+        steps = range(number * BATCH, (number + 1) * BATCH)
+        body = {"metrics": [self._point(step) for step in steps], "params": [param], "tags": []}
+        return "log-batch", body, set(steps), {param["key"]: param["value"]}
+
+    def _point(self, step: int) -> dict[str, Any]:
+        return {"key": self._name, "value": step / 7, "timestamp": step, "step": step}
+
+    def check(self, tracking: Tracking) -> None:
+        """All that was acknowledged is stored once, as it was sent; at most the call that failed last is there too."""
+        assert self.refused == []
+        stored = [(point.step, point.value) for point in tracking.metrics.history(self._run, self._name, 10**9).points]
+        params = {k: v for k, v in tracking.run_data.params(self._run).items() if k.startswith(f"{self._name}/")}
+        steps: set[int] = set()
+        values: dict[str, str] = {}
+        for number in range(self.acknowledged):
+            _, _, new_steps, new_params = self.call(number)
+            steps |= new_steps
+            values.update(new_params)
+        _, _, last_steps, last_params = self.call(self.acknowledged)
+        assert sorted(stored) == sorted({(step, step / 7) for step, _ in stored})
+        assert steps <= {step for step, _ in stored} <= steps | last_steps
+        assert values.items() <= params.items() <= {**values, **last_params}.items()
+        if stored:
+            [newest] = [point for point in tracking.metrics.latest(self._run) if point.key == self._name]
+            assert newest.step == max(step for step, _ in stored)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not condition():
+        assert time.monotonic() < deadline, "the clients do not get on"
+        time.sleep(0.01)
+
+
+def go_on(clients: list[Client], calls: int = 20) -> None:
+    """Wait until every client has so many calls more acknowledged."""
+    wanted = [client.acknowledged + calls for client in clients]
+    wait_for(lambda: all(c.refused or c.acknowledged >= number for c, number in zip(clients, wanted, strict=True)))
+
+
+def clients_of(servers: list[ServerProcess], tracking: Tracking) -> list[Client]:
+    """Two clients for each server; the first of each log to one run together."""
+    shared, own = (tracking.runs.create(0).id for _ in range(2))
+    clients = [
+        Client(server.url, run, f"{name}{number}")
+        for number, server in enumerate(servers)
+        for name, run in (("shared", shared), ("own", own))
+    ]
+    for client in clients:
+        client.start()
+    return clients
+
+
+def check(clients: list[Client], tracking: Tracking) -> None:
+    for client in clients:
+        client.stop()
+    for client in clients:
+        client.check(tracking)
+
+
+def test_a_server_on_sqlite_is_killed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        database = Database(server.settings.database_url)
+        tracking = Tracking(database)
+        clients = clients_of([server, server], tracking)
+        for _ in range(2):
+            go_on(clients)
+            server.kill()
+            server.start()
+        go_on(clients)
+        check(clients, tracking)
+        database.close()
+
+
+def test_two_servers_on_one_postgresql_while_it_and_they_are_killed(
+    tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    with ExitStack() as stack:
+        servers = []
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            servers.append(stack.enter_context(ServerProcess(tmp_path / name, {"HANZO_ML_DATABASE_URL": postgres_url})))
+        database = Database(postgres_url)
+        tracking = Tracking(database)
+        clients = clients_of(servers, tracking)
+        kills = (partial(kill_a_backend, postgres_url), partial(kill_and_start, postgres), partial(restart, servers[0]))
+        for kill in kills:
+            go_on(clients)
+            kill()
+        go_on(clients)
+        check(clients, tracking)
+        database.close()
+
+
+def kill_a_backend(url: str) -> None:
+    """PostgreSQL answers the death of one process by a restart of all: every open transaction is lost."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        [pid, *_] = connection.execute(others).fetchone() or [0]
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_and_start(postgres: PostgresServer) -> None:
+    postgres.kill()
+    postgres.start()
+
+
+def restart(server: ServerProcess) -> None:
+    server.kill()
+    server.start()

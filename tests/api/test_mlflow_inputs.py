@@ -1,0 +1,70 @@
+"""Inputs on the wire: what may be logged, where datasets are listed, and what a run's message says of them."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+MLFLOW = "/api/2.0/mlflow"
+DATASET = {"name": "d", "digest": "1", "source_type": "local", "source": "here", "schema": "{}", "profile": "{}"}
+PATHS = [
+    "/api/2.0mlflow/experiments/search-datasets",
+    "/ajax-api/2.0mlflow/experiments/search-datasets",
+    "/api/2.0/mlflow/experiments/search-datasets",
+    "/ajax-api/2.0/mlflow/experiments/search-datasets",
+]
+
+
+def new_run(http: TestClient) -> str:
+    return str(http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
+
+
+def test_inputs_of_a_run(http: TestClient) -> None:
+    run_id = new_run(http)
+    assert http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"]["inputs"] == {}
+    model_id = http.post(f"{MLFLOW}/logged-models", json={"experiment_id": "0"}).json()["model"]["info"]["model_id"]
+    tags = [{"key": "z", "value": "1"}, {"key": "mlflow.data.context", "value": "train"}]
+    bare = {"dataset": {"name": "bare", "digest": "2", "schema": None}}
+    body = {"run_id": run_id, "datasets": [{"dataset": DATASET, "tags": tags}, bare], "models": [{"model_id": model_id}]}
+    assert http.post(f"{MLFLOW}/runs/log-inputs", json=body).json() == {}
+    stored = http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"]
+    expected = [
+        {"dataset": {"name": "bare", "digest": "2", "source_type": "", "source": ""}, "tags": []},
+        {"dataset": DATASET, "tags": tags},
+    ]
+    assert sorted(stored["inputs"]["dataset_inputs"], key=lambda used: used["dataset"]["name"]) == expected
+    assert stored["inputs"]["model_inputs"] == [{"model_id": model_id}]
+    for path in PATHS:
+        assert http.post(path, json={"experiment_ids": ["0"]}).json() == {
+            "dataset_summaries": [
+                {"experiment_id": "0", "name": "bare", "digest": "2"},
+                {"experiment_id": "0", "name": "d", "digest": "1", "context": "train"},
+            ]
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("experiments/search-datasets", {}, "SearchDatasets request must specify at least one experiment_id."),
+        ("experiments/search-datasets", {"experiment_ids": []}, "must specify at least one experiment_id."),
+        ("experiments/search-datasets", {"experiment_ids": ["0"] * 21}, "SearchDatasets request cannot specify more than"),
+        ("runs/log-inputs", {"datasets": []}, "Missing value for required parameter 'run_id'"),
+        ("runs/log-inputs", {"run_id": "RUN", "datasets": [{}]}, "required parameter 'datasets[0].dataset'"),
+        ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {"name": "d"}}]}, "'datasets[0].dataset.digest'"),
+        ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {**DATASET, "name": "n" * 501}}]}, "'name' exceeds"),
+    ],
+)
+def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[str, Any], message: str) -> None:
+    sent = {name: new_run(http) if value == "RUN" else value for name, value in body.items()}
+    answer = http.post(f"{MLFLOW}/{path}", json=sent)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert message in answer.json()["message"]
+
+
+def test_nothing_is_logged_to_what_does_not_exist(http: TestClient) -> None:
+    body: dict[str, Any] = {"run_id": new_run(http), "datasets": [{"dataset": DATASET}], "models": [{"model_id": "m-none"}]}
+    answer = http.post(f"{MLFLOW}/runs/log-inputs", json=body)
+    assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+    assert http.post(PATHS[0], json={"experiment_ids": ["0"]}).json() == {"dataset_summaries": []}
+    assert http.post(f"{MLFLOW}/runs/log-inputs", json={**body, "run_id": "none"}).status_code == 404

@@ -1,0 +1,239 @@
+"""The registry on the wire: which sources are refused, limits, error shapes, and fields that are left out (rows F9-F11)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.store import Store
+from resources.settings import Settings
+
+MODELS = "/api/2.0/mlflow/registered-models"
+VERSIONS = "/api/2.0/mlflow/model-versions"
+
+
+@pytest.fixture
+def registry(http: TestClient) -> Iterator[TestClient]:
+    assert http.post(f"{MODELS}/create", json={"name": "m"}).status_code == 200
+    yield http
+
+
+@pytest.fixture
+def run_id(http: TestClient) -> str:
+    run_id = str(http.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
+    assert http.put(f"/api/2.0/mlflow-artifacts/artifacts/0/{run_id}/artifacts/model/MLmodel", content=b"x").is_success
+    return run_id
+
+
+def create(http: TestClient, source: str, **more: Any) -> Any:
+    return http.post(f"{VERSIONS}/create", json={"name": "m", "source": source, **more})
+
+
+def check_refused(answer: Any, code: str = "INVALID_PARAMETER_VALUE", status: int = 400) -> str:
+    body = answer.json()
+    assert (answer.status_code, body["error_code"], set(body)) == (status, code, {"error_code", "message"}), body
+    assert "\n" not in body["message"]
+    return str(body["message"])
+
+
+LOCAL = "To use a local path as a model version source"
+RELATIVE = "If supplying a source as an http, https, local file path"
+NOT_CONTAINED = "request parameter must identify the resource that contains the source"
+ABSENT = "There is nothing at that place"
+
+
+REFUSED_SOURCES = [
+    ("/etc/passwd", LOCAL),
+    ("path/to/model", LOCAL),
+    ("C:\\models", LOCAL),
+    ("file:///etc/passwd", LOCAL),
+    ("FILE:/etc/passwd", LOCAL),
+    ("file:///proc/self/root/etc/passwd", LOCAL),
+    ("//proc/self/root", LOCAL),
+    ("mlflow-artifacts:/0/RUN/artifacts/../../secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/%2e%2e/secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/%252e%252e/secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/model#/../../secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/model?x=1", RELATIVE),
+    ("mlflow-artifacts://evil.example/0/RUN/artifacts/model", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts//model", RELATIVE),
+    ("runs:/RUN/../../secret", RELATIVE),
+    ("runs:/RUN/model#fragment", RELATIVE),
+    ("s3://hanzo-ml/runs/../datasets", RELATIVE),
+    ("http://evil.example/model", RELATIVE),
+    ("http:/evil", "Use runs:/"),
+    ("https:/evil", "Use runs:/"),
+    ("ftp:/evil", "Use runs:/"),
+    ("gs:/bucket", "Use runs:/"),
+    ("dbfs:/models", "Use runs:/"),
+    ("s3://b/x", ABSENT),
+    ("s3://hanzo-ml/runs/RUN/artifacts/absent", ABSENT),
+    ("s3://hanzo-models/nobody/v1", ABSENT),
+    ("runs:/RUN/absent", ABSENT),
+    ("runs:/RUN", "Name a path in the run"),
+    ("runs:/another/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/RUN/artifacts/absent", ABSENT),
+    ("mlflow-artifacts:/1/RUN/artifacts/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/another/artifacts/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/RUN", NOT_CONTAINED),
+    ("mlflow-artifacts:/models", NOT_CONTAINED),
+    ("models:/m-0123456789abcdef", NOT_CONTAINED),
+    ("models:/m", NOT_CONTAINED),
+    ("dummy-source", LOCAL),
+    ("x" * 2001, "'source' exceeds the maximum length"),
+    ("", "Missing value for required parameter 'source'"),
+]
+
+
+def test_a_source_that_is_not_there_or_not_ours_is_refused(registry: TestClient, run_id: str) -> None:
+    for source, message in REFUSED_SOURCES:
+        answer = create(registry, source.replace("RUN", run_id), run_id=run_id)
+        assert message in check_refused(answer), source
+    assert registry.get(f"{VERSIONS}/search").json() == {}
+
+
+@pytest.mark.parametrize("source", ["mlflow-artifacts:/0/RUN/artifacts/model", "runs:/RUN/model"])
+def test_a_run_s_files_need_the_run(registry: TestClient, run_id: str, source: str) -> None:
+    assert NOT_CONTAINED in check_refused(create(registry, source.replace("RUN", run_id)))
+    answer = create(registry, source.replace("RUN", run_id), run_id=run_id)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_run_of_another_tracking_server_is_a_name_and_nothing_more(registry: TestClient) -> None:
+    assert create(registry, "runs:/elsewhere/model", run_id="elsewhere").status_code == 200
+    uri = registry.get(f"{VERSIONS}/get-download-uri", params={"name": "m", "version": "1"}).json()["artifact_uri"]
+    assert uri == "runs:/elsewhere/model"
+
+
+def test_a_source_in_the_store_is_served_by_the_proxy(registry: TestClient, settings: Settings) -> None:
+    Store(settings.store).put_bytes("s3://hanzo-models/other/v1/adapter/weights.bin", b"w")
+    assert create(registry, "s3://hanzo-models/other/v1/adapter").status_code == 200
+    uri = registry.get(f"{VERSIONS}/get-download-uri", params={"name": "m", "version": "1"}).json()["artifact_uri"]
+    assert uri == "mlflow-artifacts:/models/m/1"
+    proxy = "/api/2.0/mlflow-artifacts/artifacts"
+    listed = registry.get(proxy, params={"path": "models/m/1"}).json()["files"]
+    assert listed == [{"path": "weights.bin", "is_dir": False, "file_size": 1}]
+    answer = registry.get(f"{proxy}/models/m/1/weights.bin")
+    assert (answer.content, answer.headers["x-content-type-options"]) == (b"w", "nosniff")
+    for climb in ("..%2f..%2fv2%2fsecret", "x%23y", "absent", "weights.bin/absent"):
+        assert registry.get(f"{proxy}/models/m/1/{climb}").status_code in (400, 404)
+    for path in ("models/m/1/..", "models/m", "models/m/2", "models/nobody/1"):
+        assert registry.get(proxy, params={"path": path}).status_code in (400, 404)
+    assert registry.put(f"{proxy}/models/m/1/weights.bin", content=b"evil").status_code in (400, 404, 405)
+    assert registry.get(f"{proxy}/models/m/1/weights.bin").content == b"w"
+
+
+def test_a_version_of_a_version_keeps_run_and_model(registry: TestClient, run_id: str) -> None:
+    create(registry, f"runs:/{run_id}/model", run_id=run_id)
+    for source in ("models:/m/1", "models:/m/latest", "models:/m/None"):
+        made = create(registry, source).json()["model_version"]
+        assert made["run_id"] == run_id and made["source"].startswith("models:/m/")
+    assert "must match the referenced model version" in check_refused(create(registry, "models:/m/1", run_id="other"))
+    check_refused(create(registry, "models:/m/99"), "RESOURCE_DOES_NOT_EXIST", 404)
+    check_refused(create(registry, "models:/m@nobody"))
+    uri = registry.get(f"{VERSIONS}/get-download-uri", params={"name": "m", "version": "4"}).json()["artifact_uri"]
+    assert uri == f"runs:/{run_id}/model"
+
+
+def test_a_logged_model_s_version_remembers_it(registry: TestClient, run_id: str) -> None:
+    body = {"experiment_id": "0", "name": "net", "source_run_id": run_id}
+    model_id = registry.post("/api/2.0/mlflow/logged-models", json=body).json()["model"]["info"]["model_id"]
+    made = create(registry, f"models:/{model_id}", model_id=model_id).json()["model_version"]
+    assert (made["model_id"], made["run_id"]) == (model_id, run_id)
+    root = f"mlflow-artifacts:/0/models/{model_id}/artifacts"
+    uri = registry.get(f"{VERSIONS}/get-download-uri", params={"name": "m", "version": "1"}).json()["artifact_uri"]
+    assert uri == root
+    assert create(registry, f"{root}/deep", model_id=model_id).status_code == 200
+    for source in (f"{root}x", "mlflow-artifacts:/0/models/m-other/artifacts", f"runs:/{run_id}/model"):
+        assert NOT_CONTAINED in check_refused(create(registry, source, model_id=model_id))
+    assert NOT_CONTAINED in check_refused(create(registry, "models:/m-other", model_id="m-other"))
+
+
+def test_unset_fields_are_left_out(registry: TestClient, run_id: str) -> None:
+    model = registry.get(f"{MODELS}/get", params={"name": "m"}).json()["registered_model"]
+    assert set(model) == {"name", "creation_timestamp", "last_updated_timestamp"}
+    version = create(registry, f"runs:/{run_id}/model", run_id=run_id).json()["model_version"]
+    assert version.pop("creation_timestamp") == version.pop("last_updated_timestamp")
+    assert version == {
+        "name": "m",
+        "version": "1",
+        "user_id": "local",
+        "current_stage": "None",
+        "description": "",
+        "source": f"runs:/{run_id}/model",
+        "run_id": run_id,
+        "status": "READY",
+        "run_link": "",
+    }
+
+
+REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("POST", "registered-models/create", {}, "Missing value for required parameter 'name'"),
+    ("POST", "registered-models/create", {"name": " "}, "Missing value for required parameter 'name'"),
+    ("POST", "registered-models/create", {"name": "a/b"}, "Names cannot contain '/' or ':'"),
+    ("POST", "registered-models/create", {"name": "a:b"}, "Names cannot contain '/' or ':'"),
+    ("POST", "registered-models/create", {"name": ".."}, "must not resolve to other names"),
+    ("POST", "registered-models/create", {"name": "x" * 251}, "'name' exceeds the maximum length of 250"),
+    ("POST", "registered-models/create", {"name": "x\u0000"}, "cannot be stored"),
+    ("POST", "registered-models/create", {"name": "x", "tags": [{"value": "v"}]}, "'tags[0].key'"),
+    ("POST", "registered-models/create", {"name": "x", "description": "x" * 5001}, "'description' exceeds"),
+    ("POST", "registered-models/rename", {"name": "m", "new_name": ""}, "required parameter 'new_name'"),
+    ("POST", "registered-models/set-tag", {"name": "m", "key": "../x", "value": "v"}, "for parameter 'key'"),
+    ("POST", "registered-models/set-tag", {"name": "m", "key": "x" * 251}, "'key' exceeds the maximum length of 250"),
+    ("POST", "registered-models/set-tag", {"name": "m", "key": "k", "value": "x" * 100_001}, "'value' exceeds the max"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "latest", "version": "1"}, "'latest' alias name"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "v1", "version": "1"}, "alias name 'v1' is reserved"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a b", "version": "1"}, "Invalid alias name: 'a b'"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a" * 256, "version": "1"}, "maximum length of 255"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": "x"}, "must be an integer, got 'x'"),
+    ("POST", "registered-models/get-latest-versions", {"name": "m", "stages": ["x"]}, "Invalid Model Version stage: x."),
+    ("POST", "model-versions/set-tag", {"name": "m", "version": "1.5", "key": "k"}, "must be an integer, got '1.5'"),
+    ("POST", "model-versions/transition-stage", {"name": "m", "version": "1"}, "required parameter 'stage'"),
+    ("GET", "registered-models/search", {"max_results": "1001"}, "'max_results'"),
+    ("GET", "registered-models/search", {"filter": "creation_time > 1"}, "Invalid attribute key 'creation_time'"),
+    ("GET", "registered-models/search", {"filter": "run.x = 'y'"}, "Invalid entity type 'run'"),
+    ("GET", "registered-models/search", {"order_by": "tags.x"}, "Invalid order_by"),
+    ("GET", "registered-models/search", {"page_token": "!"}, "Invalid page token"),
+    ("GET", "model-versions/search", {"max_results": "200001"}, "'max_results'"),
+    ("GET", "model-versions/search", {"max_results": "0"}, "'max_results'"),
+    ("GET", "model-versions/search", {"filter": "version_number = 'x'"}, "Expected numeric value"),
+    ("GET", "model-versions/search", {"filter": "name = 'm' or name = 'n'"}, "Invalid clause(s) in filter string"),
+    ("GET", "registered-models/alias", {"name": "m", "alias": "none"}, "Registered model alias none not found."),
+    ("GET", "model-versions/get", {"name": "m", "version": "abc"}, "must be an integer, got 'abc'"),
+]
+
+
+def test_a_refusal_says_what_is_wrong(registry: TestClient) -> None:
+    for method, path, body, message in REFUSALS:
+        sent: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
+        assert message in check_refused(registry.request(method, f"/api/2.0/mlflow/{path}", **sent)), (path, body)
+
+
+MISSING: list[tuple[str, str, dict[str, Any]]] = [
+    ("GET", "registered-models/get", {"name": "nobody"}),
+    ("POST", "registered-models/rename", {"name": "nobody", "new_name": "x"}),
+    ("PATCH", "registered-models/update", {"name": "nobody", "description": "x"}),
+    ("DELETE", "registered-models/delete", {"name": "nobody"}),
+    ("POST", "registered-models/set-tag", {"name": "nobody", "key": "k"}),
+    ("DELETE", "registered-models/delete-tag", {"name": "nobody", "key": "k"}),
+    ("DELETE", "registered-models/alias", {"name": "nobody", "alias": "a"}),
+    ("GET", "registered-models/get-latest-versions", {"name": "nobody"}),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": "1"}),
+    ("POST", "model-versions/create", {"name": "nobody", "source": "runs:/x/y", "run_id": "x"}),
+    ("GET", "model-versions/get", {"name": "m", "version": "1"}),
+    ("GET", "model-versions/get", {"name": "m", "version": "9999999999"}),
+    ("GET", "model-versions/get-download-uri", {"name": "m", "version": "0"}),
+    ("PATCH", "model-versions/update", {"name": "m", "version": "1", "description": "x"}),
+    ("POST", "model-versions/transition-stage", {"name": "m", "version": "1", "stage": "Staging"}),
+    ("DELETE", "model-versions/delete", {"name": "m", "version": "1"}),
+    ("POST", "model-versions/set-tag", {"name": "m", "version": "1", "key": "k"}),
+    ("DELETE", "model-versions/delete-tag", {"name": "m", "version": "1", "key": "k"}),
+]
+
+
+def test_what_is_not_there_is_404(registry: TestClient) -> None:
+    for method, path, body in MISSING:
+        sent: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
+        answer = registry.request(method, f"/api/2.0/mlflow/{path}", **sent)
+        assert "not found" in check_refused(answer, "RESOURCE_DOES_NOT_EXIST", 404), path

@@ -1,0 +1,141 @@
+"""The registry under concurrent clients and crashes: the history that they saw can be true of one registry only.
+
+Versions are given out once, grow and leave no gap; at every look at most one version is in production; a param that somebody
+was told is stored stays so. What failed on the way may have happened or not, but only once.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from resources.metadata.database import Database
+from resources.metadata.outbox import read_after
+from resources.metadata.registry import Registry
+from resources.metadata.tracking import Tracking
+from tests.api.server_process import ServerProcess
+from tests.api.test_durability import kill_and_start, restart, wait_for
+from tests.postgres import PostgresServer, postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+
+API = "/api/2.0/mlflow"
+MODEL = "lighthouse"
+PARAMS = 12
+
+
+class Client(threading.Thread):
+    """Registers versions, promotes any of them and races for params, until it is stopped. It keeps what it was told."""
+
+    def __init__(self, url: str, run_id: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._run, self._chance = url, run_id, random.Random(seed)
+        self._enough = threading.Event()
+        self.name = f"client-{seed}"
+        self.told = 0
+        self.versions: list[int] = []
+        self.params: dict[str, str] = {}
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url + API, timeout=30) as http:
+            while not self._enough.is_set():
+                try:
+                    self._chance.choice((self._register, self._promote, self._log_param, self._look))(http)
+                except httpx.TransportError:
+                    time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._enough.set()
+        self.join()
+
+    def _register(self, http: httpx.Client) -> None:
+        source = f"mlflow-artifacts:/0/{self._run}/artifacts/model"
+        answer = http.post("/model-versions/create", json={"name": MODEL, "source": source, "run_id": self._run})
+        if self._acknowledged(answer):
+            self.versions.append(int(answer.json()["model_version"]["version"]))
+
+    def _promote(self, http: httpx.Client) -> None:
+        if self.versions:
+            version = str(self._chance.choice(self.versions))
+            body = {"name": MODEL, "version": version, "stage": "Production", "archive_existing_versions": True}
+            self._acknowledged(http.post("/model-versions/transition-stage", json=body))
+
+    def _log_param(self, http: httpx.Client) -> None:
+        key = f"p{self._chance.randrange(PARAMS)}"
+        answer = http.post("/runs/log-parameter", json={"run_id": self._run, "key": key, "value": self.name})
+        if answer.status_code == 400 and "not allowed" in answer.text:
+            self.told += 1
+        elif self._acknowledged(answer):
+            self.params[key] = self.name
+
+    def _look(self, http: httpx.Client) -> None:
+        answer = http.get("/model-versions/search", params={"filter": f"name='{MODEL}'", "max_results": 1000})
+        if self._acknowledged(answer):
+            stages = [version["current_stage"] for version in answer.json().get("model_versions", [])]
+            if stages.count("Production") > 1:
+                self.faults.append(f"{stages.count('Production')} versions in production at once")
+
+    def _acknowledged(self, answer: httpx.Response) -> bool:
+        if answer.status_code not in (200, 503):
+            self.faults.append(f"{answer.request.url}: {answer.status_code} {answer.text}")
+        self.told += answer.status_code == 200
+        return answer.status_code == 200
+
+
+def history(servers: list[ServerProcess], database: Database, kills: list[Callable[[], None]]) -> None:
+    """Let clients work on the servers while everything is killed, then check what they saw against what is there."""
+    tracking, registry = Tracking(database), Registry(database)
+    run = tracking.runs.create(0).id
+    file = httpx.put(f"{servers[0].url}/api/2.0/mlflow-artifacts/artifacts/0/{run}/artifacts/model/w.bin", content=b"w")
+    assert file.status_code == 200, file.text
+    with database.write() as connection:
+        registry.ensure_model(connection, MODEL, "default")
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # so that a failure can be had again
+    clients = [Client(servers[number % len(servers)].url, run, seed + number) for number in range(4)]
+    for client in clients:
+        client.start()
+    for kill in [*kills, None]:
+        wanted = [client.told + 15 for client in clients]
+        wait_for(lambda wanted=wanted: all(c.faults or c.told >= w for c, w in zip(clients, wanted, strict=True)))  # type: ignore[misc]
+        if kill:
+            kill()
+    for client in clients:
+        client.stop()
+    assert [client.faults for client in clients] == [[], [], [], []]
+
+    numbers = [version.version for version in registry.versions(MODEL)]
+    assert numbers == list(range(len(numbers), 0, -1)), "a gap, or a number twice"
+    told = [number for client in clients for number in client.versions]
+    assert len(told) == len(set(told)), "two clients were given one version"
+    assert set(told) <= set(numbers), "a version that was acknowledged is lost"
+    for client in clients:
+        assert client.versions == sorted(client.versions), "numbers went back"
+    assert [version.stage for version in registry.versions(MODEL)].count("production") <= 1
+    stored = tracking.run_data.params(run)
+    for client in clients:
+        assert client.params.items() <= stored.items(), "a param that was acknowledged has another value"
+    with database.read() as connection:
+        events = read_after(connection, 0, types=["model.registered"], limit=100_000)
+    assert [event.payload["version"] for event in events] == list(range(1, len(numbers) + 1))
+
+
+def test_one_server_on_sqlite_that_is_killed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        history([server], Database(server.settings.database_url), [partial(restart, server)] * 2)
+
+
+def test_two_servers_on_one_postgresql_while_everything_is_killed(
+    tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    with ExitStack() as stack:
+        address = {"HANZO_ML_DATABASE_URL": postgres_url}  # and one folder, which is their object store
+        servers = [stack.enter_context(ServerProcess(tmp_path, address)) for _ in range(2)]
+        kills = [partial(restart, servers[0]), partial(kill_and_start, postgres), partial(restart, servers[1])]
+        history(servers, Database(postgres_url), kills)

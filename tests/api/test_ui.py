@@ -1,0 +1,138 @@
+"""MLflow's web UI over our store, in a real browser: it shows what was logged, and cannot change it."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from tests.api.server_process import ServerProcess
+from tests.browser import page
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("ui")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def experiment(server: ServerProcess, runs: list[str]) -> str:
+    return str(MlflowClient(server.url).get_run(runs[0]).info.experiment_id)
+
+
+@pytest.fixture(scope="module")
+def runs(server: ServerProcess) -> list[str]:
+    client = MlflowClient(server.url)
+    experiment = client.create_experiment("harbour lights")
+    made = []
+    for number in range(2):
+        run = client.create_run(experiment, run_name=f"lantern-{number}")
+        points = [Metric("train/loss", math.exp(-step / 10), step, step) for step in range(STEPS)]
+        client.log_batch(run.info.run_id, metrics=points, params=[Param("lora_rank", f"{8 * (number + 1)}")])
+        client.log_text(run.info.run_id, "all is well", "log/watch.txt")
+        client.set_terminated(run.info.run_id)
+        made.append(run.info.run_id)
+    return made
+
+
+def test_the_experiments_and_their_runs_are_listed(server: ServerProcess, experiment: str) -> None:
+    page(f"{server.url}/#/experiments", "harbour lights")
+    page(f"{server.url}/#/experiments/{experiment}/runs", "lantern-0", "lantern-1", "matching runs")
+
+
+def test_a_run_shows_its_params_metrics_and_charts(server: ServerProcess, experiment: str, runs: list[str]) -> None:
+    run = f"{server.url}/#/experiments/{experiment}/runs/{runs[1]}"
+    page(run, "lantern-1", "lora_rank", "16", "train/loss", "Finished")
+    page(f"{run}/model-metrics", "js-line")  # what plotly calls a line that it has drawn
+
+
+def test_runs_are_compared(server: ServerProcess, experiment: str, runs: list[str]) -> None:
+    query = f'runs=["{runs[0]}","{runs[1]}"]&experiments=["{experiment}"]'.replace('"', "%22")
+    page(f"{server.url}/#/compare-runs?{query}", "lantern-0", "lantern-1", "lora_rank", "train/loss")
+
+
+def test_registered_models_and_their_versions_are_shown(server: ServerProcess, runs: list[str]) -> None:
+    client = MlflowClient(server.url)
+    client.create_registered_model("lighthouse", description="keeps the harbour")
+    source = f"{client.get_run(runs[0]).info.artifact_uri}/log"
+    client.create_model_version("lighthouse", source, run_id=runs[0])
+    client.set_registered_model_alias("lighthouse", "beacon", "1")
+    page(f"{server.url}/#/models", "lighthouse")
+    page(f"{server.url}/#/models/lighthouse", "beacon")
+    page(f"{server.url}/#/models/lighthouse/versions/1", "Version 1", "lantern-0")
+
+
+def test_the_page_may_run_no_script_of_others_and_be_framed_by_nobody(server: ServerProcess) -> None:
+    policy = httpx.get(server.url).headers["content-security-policy"]
+    assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("path", ["../../../handlers.py", "%2e%2e/%2e%2e/handlers.py", "/etc/passwd", "static", "nothing"])
+def test_no_static_file_leads_out_of_the_build(server: ServerProcess, path: str) -> None:
+    assert httpx.get(f"{server.url}/static-files/{path}").status_code == 404
+
+
+@pytest.mark.parametrize("header", [{"Origin": ""}, {"Sec-Fetch-Site": "same-origin"}])
+def test_a_page_reads_and_never_writes(server: ServerProcess, runs: list[str], header: dict[str, str]) -> None:
+    header = {name: value or server.url for name, value in header.items()}
+    with httpx.Client(base_url=server.url, headers=header) as browser:
+        assert browser.post("/ajax-api/2.0/mlflow/runs/search", json={"experiment_ids": ["1"]}).status_code == 200
+        refused = browser.post("/ajax-api/2.0/mlflow/runs/delete", json={"run_id": runs[0]})
+        assert refused.status_code == 403
+        assert "read-only" in refused.json()["message"]
+        assert browser.request("DELETE", "/api/2.0/mlflow/logged-models/m-1").status_code == 403
+    assert MlflowClient(server.url).get_run(runs[0]).info.lifecycle_stage == "active"
+
+
+GET_RUN = """query GetRun($data: MlflowGetRunInput!) @component(name: "MLflow") { mlflowGetRun(input: $data) {
+  apiError { code } run { info { runName startTime } data { metrics { key value step } } } } }"""
+
+
+def ask(server: ServerProcess, query: str, **variables: object) -> httpx.Response:
+    return httpx.post(f"{server.url}/graphql", json={"query": query, "variables": variables})
+
+
+def test_graphql_answers_with_the_run(server: ServerProcess, runs: list[str]) -> None:
+    run = ask(server, GET_RUN, data={"runId": runs[0]}).json()["data"]["mlflowGetRun"]["run"]
+    assert run["info"]["runName"] == "lantern-0"
+    assert isinstance(run["info"]["startTime"], str)
+    assert run["data"]["metrics"] == [{"key": "train/loss", "value": math.exp(-(STEPS - 1) / 10), "step": str(STEPS - 1)}]
+
+
+HISTORY = """query Q($data: MlflowGetMetricHistoryBulkIntervalInput!) {
+  mlflowGetMetricHistoryBulkInterval(input: $data) { metrics { runId step value timestamp } apiError { message } } }"""
+
+
+def test_graphql_answers_with_a_sampled_history(server: ServerProcess, runs: list[str]) -> None:
+    given = {"runIds": runs, "metricKey": "train/loss", "startStep": 10, "endStep": 19, "maxResults": 5}
+    found = ask(server, HISTORY, data=given).json()["data"]["mlflowGetMetricHistoryBulkInterval"]["metrics"]
+    for run in runs:
+        steps = [int(point["step"]) for point in found if point["runId"] == run]
+        assert len(steps) == 5 and steps[0] == 10 and steps[-1] == 19
+
+
+def test_graphql_names_what_is_missing_and_refuses_what_it_is_not(server: ServerProcess) -> None:
+    missing = ask(server, GET_RUN, data={"runId": "nobody"}).json()
+    assert missing["data"]["mlflowGetRun"] == {"apiError": {"code": "RESOURCE_DOES_NOT_EXIST"}, "run": None}
+    assert ask(server, "query {").status_code == 400
+    assert ask(server, "query { " + "mlflowGetRun { run { info { runName } } } " * 200 + "}").status_code == 400
+    assert "Cannot query field" in ask(server, "query { secrets }").json()["errors"][0]
+    assert ask(server, "mutation { deleteRun }").json()["data"] is None
+
+
+def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list[str]) -> None:
+    answer = httpx.get(f"{server.url}/get-artifact", params={"run_id": runs[0], "path": "log/watch.txt"})
+    assert answer.text == "all is well"
+    assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_the_texts_of_the_page_and_what_is_beside_it_are_in_the_repository() -> None:
+    """The page's only script of ours is short enough to be read, and asks nobody anything."""
+    script = (Path(__file__).parents[2] / "api" / "ui" / "first_visit.js").read_text()
+    assert "fetch(" not in script and "http" not in script

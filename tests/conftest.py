@@ -1,0 +1,43 @@
+"""How the tests are spread over processes: a file's tests stay together, and so do those that share a running stack. And
+the S3 server that tests of several folders use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.s3_server import S3Server
+
+ROOT = Path(__file__).parent
+ONE_STACK = "chain"
+"""The folder whose tests share one stack, which costs more to start than most files take."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(ROOT)
+        group = ONE_STACK if path.parts[0] == ONE_STACK else path.as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+    # The longest first, or one process would be left with it when the others are done.
+    items.sort(key=lambda item: item.path.relative_to(ROOT).parts[0] != ONE_STACK)
+
+
+@pytest.fixture(scope="session")
+def s3_session() -> Iterator[S3Server]:
+    from tests.s3_server import s3_server  # takes a second, which only tests of S3 pay
+
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_session: S3Server) -> S3Server:
+    """The S3 server, with empty buckets."""
+    s3_session.empty()
+    return s3_session

@@ -1,0 +1,25 @@
+"""A migrated, empty database for each test: of the kind that it names, or of both."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from resources.metadata.database import Database
+from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
+
+__all__ = ["migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    name = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param]
+    url: str = request.getfixturevalue(name)
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """On SQLite and on PostgreSQL. Tests that need only one of them take `sqlite_url` or `postgres_url`."""
+    database = Database(database_url)
+    yield database
+    database.close()

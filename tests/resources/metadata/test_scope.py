@@ -1,0 +1,141 @@
+"""Whose an object is, whose an event is, who called what, and the totals over everybody (rows V3-V5, W5, X4)."""
+
+from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import emit, now_ms
+from resources.metadata.registered_models import RegisteredModels
+from resources.metadata.scope import Kind, Owner, Reference, owners
+from resources.metadata.scope_events import events_of
+from resources.metadata.tables import artifacts, dataset_versions
+from resources.metadata.totals import DURATION_BUCKETS, read_totals
+from resources.metadata.tracking import Tracking
+from resources.metadata.tracking_rules import MetricPoint
+
+
+def dataset(organization: str) -> dict[str, object]:
+    empty: dict[str, object] = {}
+    return {
+        "id": f"dataset-{organization}",
+        "name": "corpus",
+        "version": 1,
+        "organization": organization,
+        "created_at": now_ms(),
+        "created_by": "ann",
+        "storage_path": "s3://hanzo-ml/datasets/corpus/1/",
+        "format": "jsonl",
+        "size_bytes": 1,
+        "num_records": 1,
+        **dict.fromkeys(("schema", "splits", "metadata", "lineage", "artifact"), empty),
+        "tags": [],
+        "content_sha256": "0",
+    }
+
+
+def filled(database: Database) -> dict[str, str]:
+    """Two organizations with an experiment, a job and its run, a model and a dataset each."""
+    ids = {}
+    for organization in ("acme", "rival"):
+        config = {"dataset": "corpus@1", "priority": "high"} if organization == "acme" else {"dataset": "corpus@1"}
+        job = Jobs(database).submit(name="j", config=config, user="ann", organization=organization)
+        RegisteredModels(database).create(f"model-{organization}", organization)
+        with database.write() as connection:
+            connection.execute(dataset_versions.insert().values(**dataset(organization)))
+            facts = {"dataset_id": f"dataset-{organization}"}
+            emit(connection, "datasets", "dataset.created", "corpus", facts)
+            emit(connection, "models", "evaluation.started", job.id, {"job_id": job.id})
+            emit(connection, "gpu", "gpu.sample", "node-1", {})
+            record(connection, [AuditedCall("ann", organization, ("ml-admin",), "POST", "/r", (), 200, "c", 1.0)])
+        ids[organization] = job.id
+    return ids
+
+
+def test_owners_of_every_kind(database: Database) -> None:
+    ids = filled(database)
+    experiment = Tracking(database).runs.get(ids["acme"]).experiment_id
+    logged = Tracking(database).logged_models.create(experiment, name="m")
+    expected = {
+        Reference(Kind.EXPERIMENT, str(experiment)): Owner("acme"),
+        Reference(Kind.RUN, ids["acme"]): Owner("acme"),
+        Reference(Kind.RUN, ids["rival"]): Owner("rival"),
+        Reference(Kind.JOB, ids["rival"]): Owner("rival", "ann"),
+        Reference(Kind.LOGGED_MODEL, logged.model.id): Owner("acme"),
+        Reference(Kind.REGISTERED_MODEL, "model-rival"): Owner("rival"),
+        Reference(Kind.DATASET, "dataset-acme"): Owner("acme"),
+        Reference(Kind.ORGANIZATION, "acme"): Owner("acme"),
+    }
+    odd = {
+        Reference(kind, text)
+        for kind in Kind
+        if kind is not Kind.ORGANIZATION
+        for text in ("no", "", "a\x00b", "\ud800", "9" * 30, "-1", "' OR 1=1 --")
+    }
+    many = {Reference(Kind.RUN, f"run-{number}") for number in range(1200)}
+    with database.read() as connection:
+        assert owners(connection, {*expected, *odd, *many}) == expected
+
+
+def test_events_are_those_of_ones_own_objects(database: Database) -> None:
+    ids = filled(database)
+    with database.read() as connection:
+        mine = events_of(connection, "rival", 0, limit=1000)
+        every = events_of(connection, None, 0, limit=1000)
+        runs = events_of(connection, "rival", 0, ["run.created"])
+        later = events_of(connection, "rival", mine[1].seq, limit=1)
+    assert {event.type for event in mine} >= {
+        "job.submitted",
+        "run.created",
+        "dataset.created",
+        "evaluation.started",
+        "model.created",
+    }
+    assert not any(ids["acme"] in str(event) or "acme" in str(event) for event in mine)
+    assert {"gpu", "jobs", "models", "datasets"} == {event.topic for event in every}
+    assert [event.key for event in runs] == [ids["rival"]]
+    assert later == mine[2:3]
+
+
+def test_calls_are_found_by_user_and_time(database: Database) -> None:
+    filled(database)
+    with database.read() as connection:
+        [call] = calls_of(connection, "acme")
+        assert (call.topic, call.type, call.key) == ("audit", "audit.call", "acme/ann")
+        assert call.payload["roles"] == ["ml-admin"] and call.payload["count"] == 1
+        assert calls_of(connection, "acme", user="bob") == calls_of(connection, "acme", after=call.seq) == []
+        assert calls_of(connection, "acme", since=call.created_at, user="ann", type="audit.call") == [call]
+        assert calls_of(connection, "acme", since=call.created_at + 1) == []
+
+
+def test_totals(database: Database) -> None:
+    ids = filled(database)
+    jobs = Jobs(database)
+    jobs.start(ids["acme"])
+    jobs.fail(ids["acme"], "out of memory")
+    jobs.start(ids["acme"])
+    tracking = Tracking(database)
+    tracking.run_data.log_metric(ids["acme"], MetricPoint("system/total_gpu_hours", 2.5, 0, 1))
+    tracking.run_data.set_tag(ids["acme"], "system/gpu_type", "nvidia-h100-80gb")
+    with database.write() as connection:
+        for digest, uri in (("1", "s3://hanzo-ml/datasets/a/1"), ("2", "s3://hanzo-ml/runs/r/1"), ("3", "pypi://x")):
+            row = {"digest": digest, "kind": "k", "uri": uri, "size_bytes": 7, "recorded_at": 1}
+            connection.execute(artifacts.insert().values(**row))
+    with database.read() as connection:
+        totals = read_totals(connection)
+    reached = {(status, org): count for (_, status, org), count in totals.jobs.items()}
+    assert reached == {
+        ("queued", "acme"): 1,
+        ("queued", "rival"): 1,
+        ("running", "acme"): 1,
+        ("failed", "acme"): 1,
+    }
+    assert totals.running == {("training", "acme"): 1}
+    assert totals.queued == {("rival", "medium"): 1}
+    assert totals.gpu_hours == {("nvidia-h100-80gb", "acme"): 2.5}
+    assert totals.datasets == {("acme",): 1, ("rival",): 1}
+    assert totals.models == {("acme",): 0, ("rival",): 0}
+    assert totals.stored_bytes == {"datasets": 7, "checkpoints": 7}
+    assert totals.durations == {}
+    jobs.fail(ids["acme"], "again")
+    with database.read() as connection:
+        durations = read_totals(connection).durations["training"]
+    assert durations.count == 1 and list(durations.within) == [1] * len(DURATION_BUCKETS)

@@ -1,0 +1,95 @@
+"""An S3 server over HTTP for tests: moto's, which remembers every request that it got."""
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+from werkzeug.wrappers import Response
+
+from recipes.schema import StoreAddress
+
+BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
+ACCESS_KEY, SECRET_KEY = "the-access-key", "the-secret-key"
+VARIABLES = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+@dataclass(frozen=True)
+class S3Request:
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
+@dataclass
+class S3Server:
+    url: str
+    requests: list[S3Request] = field(default_factory=list)
+    uploads_began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When every upload that is not complete began, as this server says."""
+
+    def __post_init__(self) -> None:
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+        )
+
+    @property
+    def address(self) -> StoreAddress:
+        return StoreAddress(root=self.url, buckets=BUCKETS)
+
+    def empty(self) -> None:
+        """Buckets as after the installation, and no request remembered."""
+        known = {bucket["Name"] for bucket in self.client.list_buckets()["Buckets"]}
+        for bucket in BUCKETS.values():
+            if bucket not in known:
+                self.client.create_bucket(Bucket=bucket)
+            for found in self.client.list_objects_v2(Bucket=bucket).get("Contents", []):
+                self.client.delete_object(Bucket=bucket, Key=found["Key"])
+        self.requests.clear()
+        self.uploads_began = datetime.now(UTC)
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    application = DomainDispatcherApplication(create_backend_app)
+    requests: list[S3Request] = []
+    found: S3Server
+
+    def remembering(environ: dict[str, Any], start_response: Any) -> Any:
+        headers = {
+            name.removeprefix("HTTP_").lower().replace("_", "-"): value
+            for name, value in environ.items()
+            if name.startswith("HTTP_")
+        }
+        requests.append(S3Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"], headers))
+        if environ["REQUEST_METHOD"] != "GET" or "uploads" not in environ["QUERY_STRING"]:
+            return application(environ, start_response)
+        # moto says of every upload that it began in 2010, which would make it an abandoned one.
+        answer = Response.from_app(application, environ)
+        begun = found.uploads_began.strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
+        answer.set_data(re.sub(rb"(<Initiated>).*?(</Initiated>)", rb"\g<1>" + begun + rb"\g<2>", answer.get_data()))
+        return answer(environ, start_response)
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", 0, remembering, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        found = S3Server(f"http://127.0.0.1:{server.port}", requests)
+        found.empty()
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
