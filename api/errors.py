@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
 log = logging.getLogger(__name__)
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 ALSO = "See the API docs for more information about request parameters."
 CODE_OF_STATUS = {
     403: ErrorCode.PERMISSION_DENIED,
@@ -56,7 +58,9 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
-    return JSONResponse({"error_code": code.value, "message": message}, status or HTTP_STATUS[code])
+    # A message quotes what it was sent, and stays one line in whatever log it ends.
+    line = CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
+    return JSONResponse({"error_code": code.value, "message": line}, status or HTTP_STATUS[code])
 
 
 def no_such_route(method: str, path: str) -> HanzoError:

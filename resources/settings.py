@@ -65,6 +65,14 @@ class Dagster(Section):
     port: int = Field(3000, ge=1, le=65535)
     code_server_port: int = Field(3030, ge=1, le=65535)
 
+    @field_validator("host")
+    @classmethod
+    def is_this_machine(cls, value: str) -> str:
+        """Whoever reaches Dagster may launch anything: it has no sign-in of its own (row W5)."""
+        if not is_loopback(value):
+            raise ValueError("Dagster has no sign-in: keep it on 127.0.0.1 and come by `ssh -L` or `kubectl port-forward`")
+        return value
+
 
 class Engine(Section):
     host: str = "127.0.0.1"

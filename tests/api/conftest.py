@@ -1,5 +1,6 @@
 """A server process for a module, and an application without a process for what needs no network."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from api.app import create_app
 from resources.metadata.database import Database
 from resources.settings import Settings
 from tests.api.server_process import ServerProcess
+
+
+@pytest.fixture(autouse=True)
+def mlflow_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """mlflow keeps its server in a global: the next test would call one that is gone, and again for minutes."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    yield
+    if "mlflow" in sys.modules:
+        sys.modules["mlflow"].set_tracking_uri(None)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ def new_run(http: TestClient) -> str:
         "",
         "null",
     ],
+    ids=lambda body: body[:60],
 )
 def test_a_bad_body_is_the_clients_fault(http: TestClient, body: str) -> None:
     run_id = new_run(http)
@@ -139,3 +140,8 @@ def test_a_page_of_another_origin_is_refused(http: TestClient) -> None:
     assert http.get("/health", headers={"Host": "localhost:8057", "Origin": "http://127.0.0.1:3000"}).status_code == 200
     assert http.get("/health", headers={"Origin": "https://evil.example"}).status_code == 403
     assert http.get("/health", headers={"Origin": "null"}).status_code == 403
+
+
+def test_an_error_is_one_line_whatever_it_quotes(http: TestClient) -> None:
+    refused = http.get(f"{RUNS}/get", params={"run_id": "a\nb\u2028c"}).json()
+    assert refused["message"] == "Run with id=a\\nb\\u2028c not found"

@@ -277,3 +277,9 @@ def test_config_show_prints_the_settings_in_force(tmp_path: Path) -> None:
     assert printed["storage"].items() >= written.items()
     assert "hanzo:***@postgres" in printed["database"]["url"]
     assert CANARY not in done.stdout and "access-canary" not in done.stdout
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "dagster.example"])
+def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, host: str) -> None:
+    with pytest.raises(BadConfiguration, match="no sign-in"):
+        Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DAGSTER_HOST": host})

@@ -120,20 +120,17 @@ def test_a_stock_client_needs_a_token_and_nothing_else(
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
     mlflow.set_tracking_uri(signed_in.server.url)
-    try:
-        with mlflow.start_run() as run:
-            mlflow.log_param("learning_rate", 1e-4)
-            mlflow.log_metric("train_loss", 0.5, step=1)
-            (tmp_path / "best_model.pt").write_bytes(b"weights")
-            mlflow.log_artifact(str(tmp_path / "best_model.pt"))
-        found = mlflow.MlflowClient().get_run(run.info.run_id)
-        assert found.data.metrics == {"train_loss": 0.5} and found.info.user_id == "gina"
-        with pytest.raises(mlflow.MlflowException, match="not found"):
-            mlflow.MlflowClient().get_run(signed_in.rival.ids["run"])
-        files = mlflow.MlflowClient().list_artifacts(run.info.run_id)
-        assert [file.path for file in files] == ["best_model.pt"]
-    finally:
-        mlflow.set_tracking_uri(None)
+    with mlflow.start_run() as run:
+        mlflow.log_param("learning_rate", 1e-4)
+        mlflow.log_metric("train_loss", 0.5, step=1)
+        (tmp_path / "best_model.pt").write_bytes(b"weights")
+        mlflow.log_artifact(str(tmp_path / "best_model.pt"))
+    found = mlflow.MlflowClient().get_run(run.info.run_id)
+    assert found.data.metrics == {"train_loss": 0.5} and found.info.user_id == "gina"
+    with pytest.raises(mlflow.MlflowException, match="not found"):
+        mlflow.MlflowClient().get_run(signed_in.rival.ids["run"])
+    files = mlflow.MlflowClient().list_artifacts(run.info.run_id)
+    assert [file.path for file in files] == ["best_model.pt"]
 
 
 def test_a_rotated_key_is_taken_by_the_running_server(signed_in: SignedIn) -> None:
