@@ -1,0 +1,54 @@
+"""Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
+
+from resources.metadata.tables.base import SEQUENCE, schema
+from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
+from resources.metadata.tables.logged_models import (
+    inputs,
+    logged_model_metrics,
+    logged_model_params,
+    logged_model_tags,
+    logged_models,
+    run_inputs,
+    run_models,
+)
+from resources.metadata.tables.registry import (
+    deployments,
+    model_aliases,
+    model_version_tags,
+    model_versions,
+    registered_model_tags,
+    registered_models,
+)
+from resources.metadata.tables.tracking import experiment_tags, experiments, latest_metrics, metrics, params, run_tags, runs
+from resources.metadata.tables.work import dataset_versions, events, jobs
+
+__all__ = [
+    "SEQUENCE",
+    "artifact_files",
+    "artifacts",
+    "dataset_versions",
+    "deployments",
+    "events",
+    "experiment_tags",
+    "experiments",
+    "inputs",
+    "jobs",
+    "latest_metrics",
+    "lineage_edges",
+    "logged_model_metrics",
+    "logged_model_params",
+    "logged_model_tags",
+    "logged_models",
+    "metrics",
+    "model_aliases",
+    "model_version_tags",
+    "model_versions",
+    "params",
+    "registered_model_tags",
+    "registered_models",
+    "run_inputs",
+    "run_models",
+    "run_tags",
+    "runs",
+    "schema",
+]

@@ -1,0 +1,85 @@
+"""What runs read and made, as MLflow's clients log it: inputs and logged models."""
+
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint
+
+from resources.metadata.tables.base import SEQUENCE, schema
+
+inputs = Table(
+    "inputs",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("digest", String(36), nullable=False),
+    Column("source_type", String(36), nullable=False),
+    Column("source", Text, nullable=False),
+    Column("schema", Text),
+    Column("profile", Text),
+    UniqueConstraint("experiment_id", "name", "digest"),
+)
+"""What MLflow's client calls datasets: descriptions that a script logs. Dataset versions of ours are `dataset_versions`."""
+
+run_inputs = Table(
+    "run_inputs",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("input_id", ForeignKey("inputs.id"), primary_key=True),
+    Column("tags", JSON, nullable=False),
+    Index("runs_by_input", "input_id"),
+)
+
+logged_models = Table(
+    "logged_models",
+    schema,
+    Column("id", String(256), primary_key=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("artifact_uri", Text, nullable=False),
+    Column("status", String(20), nullable=False, doc="pending | ready | failed"),
+    Column("status_message", Text, nullable=False),
+    Column("model_type", String(500), nullable=False),
+    Column("source_run_id", String(256)),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("logged_models_by_experiment", "experiment_id", "created_at"),
+)
+
+logged_model_params = Table(
+    "logged_model_params",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+logged_model_tags = Table(
+    "logged_model_tags",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+logged_model_metrics = Table(
+    "logged_model_metrics",
+    schema,
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("timestamp", BigInteger, primary_key=True),
+    Column("value", Double, primary_key=True),
+    Column("is_nan", Boolean, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("dataset_name", String(500), nullable=False),
+    Column("dataset_digest", String(36), nullable=False),
+)
+
+run_models = Table(
+    "run_models",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    Column("direction", String(10), primary_key=True, doc="input | output"),
+    Column("step", BigInteger, nullable=False),
+)

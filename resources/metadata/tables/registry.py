@@ -1,0 +1,99 @@
+"""Registered models, their versions, and what is served."""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from resources.metadata.tables.base import SEQUENCE, schema
+
+registered_models = Table(
+    "registered_models",
+    schema,
+    Column("name", String(250), primary_key=True),
+    Column("organization", String(250), nullable=False),
+    Column("creation_time", BigInteger, nullable=False),
+    Column("last_update_time", BigInteger, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("last_version", Integer, nullable=False, doc="newest number given out; deleting a version frees none"),
+)
+
+registered_model_tags = Table(
+    "registered_model_tags",
+    schema,
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+model_aliases = Table(
+    "model_aliases",
+    schema,
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("alias", String(255), primary_key=True),
+    Column("version", Integer, nullable=False),
+)
+
+model_versions = Table(
+    "model_versions",
+    schema,
+    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("stage", String(20), nullable=False, doc="none | staging | production | archived (row O1)"),
+    Column("status", String(20), nullable=False, doc="pending | ready | quarantined"),
+    Column("reason", Text, nullable=False, doc="why it is quarantined"),
+    Column("run_id", String(256)),
+    Column("sole_run_id", String(256), doc="the run that it is the only version of; null where a run may have many"),
+    Column("model_id", String(256), doc="the logged model that it was made from"),
+    Column("run_link", Text, nullable=False),
+    Column("architecture", String(250), nullable=False),
+    Column("base_model", Text, nullable=False),
+    Column("method", String(20), nullable=False),
+    Column("artifacts", JSON, nullable=False, doc="format -> recipes.schema.Artifact and checksum"),
+    Column("metrics", JSON, nullable=False),
+    Column("training_config", JSON, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(250), nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("name", "sole_run_id"),
+    Index("versions_by_run", "run_id"),
+)
+
+model_version_tags = Table(
+    "model_version_tags",
+    schema,
+    Column("name", String(250), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+    ForeignKeyConstraint(
+        ["name", "version"], ["model_versions.name", "model_versions.version"], onupdate="CASCADE", ondelete="CASCADE"
+    ),
+)
+
+deployments = Table(
+    "deployments",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("name", String(250), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("promotion", BigInteger, nullable=False, unique=True, doc="events.seq of the promotion that asked for it"),
+    Column("status", String(20), nullable=False, doc="deploying | serving | failed | replaced"),
+    Column("reason", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("deployments_by_model", "name", "id"),
+)

@@ -1,0 +1,87 @@
+"""Experiments, runs, and what runs log. Metrics are keyed by the number of their series."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint
+
+from resources.metadata.tables.base import SEQUENCE, schema
+
+experiments = Table(
+    "experiments",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("name", String(500), nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("artifact_location", Text, nullable=False),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Column("creation_time", BigInteger, nullable=False),
+    Column("last_update_time", BigInteger, nullable=False),
+    UniqueConstraint("organization", "name"),
+    sqlite_autoincrement=True,
+)
+
+experiment_tags = Table(
+    "experiment_tags",
+    schema,
+    Column("experiment_id", ForeignKey("experiments.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    schema,
+    Column("id", String(256), primary_key=True),
+    Column("experiment_id", ForeignKey("experiments.id"), nullable=False),
+    Column("name", String(500), nullable=False),
+    Column("status", String(20), nullable=False, doc="queued | running | completed | failed | cancelled (row E1)"),
+    Column("start_time", BigInteger),
+    Column("end_time", BigInteger),
+    Column("user_id", String(250), nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("artifact_uri", Text, nullable=False),
+    Column("lifecycle_stage", String(20), nullable=False),
+    Index("runs_by_experiment", "experiment_id", "start_time"),
+)
+
+run_tags = Table(
+    "run_tags",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+params = Table(
+    "params",
+    schema,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("key", String(250), primary_key=True),
+    Column("value", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+latest_metrics = Table(
+    "latest_metrics",
+    schema,
+    Column("id", SEQUENCE, primary_key=True, autoincrement=True, doc="names the series of this key in `metrics`"),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("key", String(250), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("timestamp", BigInteger, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("is_nan", Boolean, nullable=False),
+    UniqueConstraint("run_id", "key"),
+)
+
+metrics = Table(
+    "metrics",
+    schema,
+    # A number where run and key would be 60 bytes, twice: a point takes 28 bytes in SQLite instead of 154, and is written
+    # three times as fast. A foreign key would be looked up for every point: `write_group` writes both tables at once.
+    Column("series", SEQUENCE, primary_key=True, autoincrement=False, doc="latest_metrics.id"),
+    Column("step", BigInteger, primary_key=True),
+    Column("timestamp", BigInteger, primary_key=True),
+    Column("value", Double, primary_key=True),
+    Column("is_nan", Boolean, primary_key=True),
+    sqlite_with_rowid=False,
+)
