@@ -30,6 +30,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /api/3.0/mlflow/server-info",
         "GET /ajax-api/3.0/mlflow/server-info",
         "GET /mlflow/server-info",
+        "GET /ajax-api/2.0/mlflow/gateway-proxy",
         "GET /ajax-api/3.0/mlflow/ui-telemetry",
         "POST /ajax-api/3.0/mlflow/ui-telemetry",
         "GET /v1/addresses",

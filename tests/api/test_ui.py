@@ -43,7 +43,8 @@ def runs(server: ServerProcess) -> list[str]:
 
 def test_the_experiments_and_their_runs_are_listed(server: ServerProcess, experiment: str) -> None:
     page(f"{server.url}/#/experiments", "harbour lights")
-    page(f"{server.url}/#/experiments/{experiment}/runs", "lantern-0", "lantern-1", "matching runs")
+    shown = page(f"{server.url}/#/experiments/{experiment}/runs", "lantern-0", "lantern-1", "matching runs")
+    assert "ENDPOINT_NOT_FOUND" not in shown
 
 
 def test_a_run_shows_its_params_metrics_and_charts(server: ServerProcess, experiment: str, runs: list[str]) -> None:
@@ -63,6 +64,9 @@ def test_registered_models_and_their_versions_are_shown(server: ServerProcess, r
     source = f"{client.get_run(runs[0]).info.artifact_uri}/log"
     client.create_model_version("lighthouse", source, run_id=runs[0])
     client.set_registered_model_alias("lighthouse", "beacon", "1")
+    file = {"name": "lighthouse", "version": "1", "path": "watch.txt"}
+    assert httpx.get(f"{server.url}/model-versions/get-artifact", params=file).text == "all is well"
+    assert httpx.get(f"{server.url}/model-versions/get-artifact", params=file | {"path": "../x"}).status_code == 400
     page(f"{server.url}/#/models", "lighthouse")
     page(f"{server.url}/#/models/lighthouse", "beacon")
     page(f"{server.url}/#/models/lighthouse/versions/1", "Version 1", "lantern-0")
