@@ -14,6 +14,13 @@ from api.checksums import HEADER
 from api.verified_files import VerifiedFile, replaced
 
 SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
+TOKEN = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)
+"""A name that needs neither quotes nor an encoding in a header; clients that know no other form read it (RFC 6266)."""
+TEXT = frozenset(
+    {"txt", "log", "err", "cfg", "conf", "cnf", "cf", "ini", "properties", "prop", "hocon", "toml", "yaml", "yml", "xml"}
+    | {"json", "js", "py", "py3", "csv", "tsv", "md", "rst", "ipynb", "MLmodel", "mlproject"}
+)
+"""Extensions, and names without one, that MLflow serves as plain text (`mlflow.utils.mime_type_utils`, 3.17)."""
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -21,12 +28,13 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
     etag = f'"{file.sha256}"'
     headers = {
         **SAFE,
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "Content-Disposition": f"attachment; {named(name)}",
+        # Here and not as `media_type`, which would have a charset added that nobody knows.
+        "Content-Type": content_type(name),
         "Accept-Ranges": "bytes",
         "ETag": etag,
         HEADER: file.sha256,
     }
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     # A part of what the client had of another content is no part of this one.
     asked = wanted_part(request.headers.get("range", "")) if request.headers.get("if-range", etag) == etag else None
     start, stop, status = 0, file.size, 200
@@ -38,12 +46,23 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     headers["Content-Length"] = str(stop - start)
     if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=kind)
+        return Response(status_code=status, headers=headers)
     try:
         chunks = file.chunks(start, stop)
     except FileNotFoundError:
         raise replaced() from None
-    return StreamingResponse(chunks, status_code=status, headers=headers, media_type=kind)
+    return StreamingResponse(chunks, status_code=status, headers=headers)
+
+
+def named(name: str) -> str:
+    return f"filename={name}" if TOKEN.fullmatch(name) else f"filename*=UTF-8''{quote(name, safe='')}"
+
+
+def content_type(name: str) -> str:
+    _, dot, extension = name.rpartition(".")
+    if (extension if dot else name) in TEXT:
+        return "text/plain"
+    return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
 def wanted_part(header: str) -> tuple[int | None, int | None] | None:

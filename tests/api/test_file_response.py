@@ -1,0 +1,40 @@
+"""What a downloaded file is called, and what it is said to be."""
+
+import pytest
+
+from api.file_response import content_type, named
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.txt", "text/plain"),
+        ("config.yaml", "text/plain"),
+        ("metrics.json", "text/plain"),
+        ("MLmodel", "text/plain"),
+        ("mlproject", "text/plain"),
+        ("page.html", "text/html"),
+        ("picture.png", "image/png"),
+        ("paper.pdf", "application/pdf"),
+        ("model.pkl", "application/octet-stream"),
+        ("weights", "application/octet-stream"),
+        ("a.MLmodel.bin", "application/octet-stream"),
+    ],
+)
+def test_the_type_is_what_mlflow_says_of_that_name(name: str, expected: str) -> None:
+    assert content_type(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.txt", "filename=a.txt"),
+        ("dog+step+20+timestamp+100.png", "filename=dog+step+20+timestamp+100.png"),
+        ("two words.txt", "filename*=UTF-8''two%20words.txt"),
+        ("50%.txt", "filename*=UTF-8''50%25.txt"),
+        ('a";b.txt', "filename*=UTF-8''a%22%3Bb.txt"),
+        ("m\u00fcll.txt", "filename*=UTF-8''m%C3%BCll.txt"),
+    ],
+)
+def test_the_name_is_plain_where_it_can_be(name: str, expected: str) -> None:
+    assert named(name) == expected
