@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from api.requests import Body, Number
 from resources.metadata.tracking_rules import MetricPoint, metric_point
@@ -11,7 +11,12 @@ Required = Annotated[str, Field(min_length=1)]
 """Text that must be there: in protobuf's JSON an empty text is an absent one."""
 RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
 """Old clients send `run_uuid`, new ones both."""
-View = Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"]
+VIEW_NAMES = {1: "ACTIVE_ONLY", 2: "DELETED_ONLY", 3: "ALL"}
+View = Annotated[
+    Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"],
+    BeforeValidator(lambda value: VIEW_NAMES.get(value, value) if type(value) is int else value),
+]
+"""By name, or by number, which protobuf's JSON allows too: `ViewType.ALL` of MLflow's Python client is one."""
 
 
 class Message(Body):
@@ -23,7 +28,7 @@ class Message(Body):
         return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
 
 
-class Tag(Body):
+class Tag(Message):
     key: str
     value: str = ""
 
@@ -32,7 +37,7 @@ class OfRun(Message):
     run_id: RunId
 
 
-class MetricBody(Body):
+class MetricBody(Message):
     key: str
     value: Number
     timestamp: int

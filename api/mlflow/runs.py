@@ -9,7 +9,7 @@ from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, OfRun, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_number, info_message, run_message
-from api.mlflow.statuses import our_status, translate
+from api.mlflow.statuses import Status, our_status, translate
 from api.requests import StrictRoute
 from resources.errors import invalid
 from resources.metadata.experiments import DEFAULT_ID
@@ -28,7 +28,7 @@ class CreateRun(Message):
 
 
 class UpdateRun(OfRun):
-    status: str | None = None
+    status: Status | None = None
     end_time: int | None = None
     run_name: str | None = None
 

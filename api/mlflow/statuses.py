@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from resources.errors import invalid
 from resources.metadata.filter_language import Condition
@@ -15,6 +18,10 @@ TO_MLFLOW = {
     "cancelled": "KILLED",
 }
 FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
+
+NUMBERS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+Status = Annotated[str, BeforeValidator(lambda value: NUMBERS.get(value, value) if type(value) is int else value)]
+"""By name, or by number, which protobuf's JSON allows too."""
 
 
 def our_status(theirs: str) -> str:

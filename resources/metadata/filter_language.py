@@ -191,10 +191,11 @@ def _list(tokens: list[Token], position: int) -> tuple[tuple[str, ...], int]:
         position += 1
         if expected == "value" and token.kind == "string":
             values.append(token.text[1:-1])
-            expected = ",)"
+            expected = ","
+        elif values and token.text == ")" and token.kind == "mark":
+            # Also behind a comma: Python writes a tuple of one as ('a',), and clients format their tuples.
+            return tuple(values), position
         elif expected != "value" and token.kind == "mark" and token.text in expected:
-            if token.text == ")":
-                return tuple(values), position
             expected = "value"
         else:
             break
