@@ -35,6 +35,7 @@ def ready(tracking: TrackingOf, store: StoreOf) -> JSONResponse:
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 def health() -> PlainTextResponse:
     return PlainTextResponse("OK")
 

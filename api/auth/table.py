@@ -14,7 +14,7 @@ from api.auth.permissions import Permission as P
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 V1_PREFIXES = ("", "/api")
-OPEN = frozenset({"GET /alive", "GET /ready", "GET /health"})
+OPEN = frozenset({"GET /alive", "GET /ready", "GET /health", "HEAD /health"})
 """Probes (row W6, checklist Z21). The metrics have a port of their own."""
 
 NEEDS: dict[P, tuple[str, ...]] = {

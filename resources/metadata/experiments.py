@@ -11,7 +11,13 @@ from resources.errors import ErrorCode, HanzoError, already_exists, invalid, not
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import experiment_tags, experiments, runs
-from resources.metadata.tracking_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
+from resources.metadata.tracking_rules import (
+    MAX_INT64,
+    checked_artifact_location,
+    checked_experiment_name,
+    checked_experiment_tag,
+    checked_text,
+)
 from resources.metadata.transactions import insert_into, reading, writing
 
 DEFAULT_ID = 0
@@ -57,7 +63,7 @@ class Experiments:
         connection: Connection | None = None,
     ) -> Experiment:
         checked_experiment_name(name)
-        checked_text(artifact_location, "artifact_location")
+        checked_artifact_location(artifact_location)
         checked = dict(checked_experiment_tag(key, value) for key, value in (tags or {}).items())
         try:
             with writing(self._database, connection) as writer, writer.begin_nested():

@@ -145,3 +145,47 @@ def test_a_page_of_another_origin_is_refused(http: TestClient) -> None:
 def test_an_error_is_one_line_whatever_it_quotes(http: TestClient) -> None:
     refused = http.get(f"{RUNS}/get", params={"run_id": "a\nb\u2028c"}).json()
     assert refused["message"] == "Run with id=a\\nb\\u2028c not found"
+
+
+def test_null_means_absent_also_inside_a_list(http: TestClient) -> None:
+    run_id = new_run(http)
+    point = {"key": "m", "value": 1, "timestamp": 5, "step": None, "model_id": None}
+    pair = {"key": "k", "value": None}
+    assert http.post(f"{RUNS}/log-batch", json={"run_id": run_id, "metrics": [point], "tags": [pair]}).json() == {}
+    data = http.get(f"{RUNS}/get", params={"run_id": run_id}).json()["run"]["data"]
+    assert data["metrics"] == [{"key": "m", "value": 1.0, "timestamp": 5, "step": 0}]
+    assert {"key": "k", "value": ""} in data["tags"]
+
+
+def test_an_enum_may_be_its_number_as_in_protobuf(http: TestClient) -> None:
+    run_id = new_run(http)
+    assert http.post(f"{RUNS}/update", json={"run_id": run_id, "status": 4}).json()["run_info"]["status"] == "FAILED"
+    assert http.post(f"{RUNS}/update", json={"run_id": run_id, "status": 9}).status_code == 400
+    http.post(f"{RUNS}/delete", json={"run_id": run_id})
+    for view, found in ((1, []), (2, [run_id]), (3, [run_id])):
+        runs = http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "run_view_type": view}).json().get("runs", [])
+        assert [run["info"]["run_id"] for run in runs] == found
+    experiments = http.post("/api/2.0/mlflow/experiments/search", json={"view_type": 3}).json()["experiments"]
+    assert [experiment["name"] for experiment in experiments] == ["Default"]
+    assert http.post("/api/2.0/mlflow/experiments/search", json={"view_type": 4}).status_code == 400
+
+
+def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClient) -> None:
+    run_id = new_run(http)
+    for text, count in ((f"run_id IN {(run_id,)}", 1), ("run_id IN ('x',)", 0)):
+        assert len(http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "filter": text}).json()["runs"]) == count
+    for text in ("run_id IN ()", "run_id IN (,)", "run_id IN ('x',,)", "run_id IN ('x' 'y')"):
+        assert http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "filter": text}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [("s3://b/x#f", "can't include fragments"), ("s3://b/x;p", "fragments or params"), ("s3://b/" + "x" * 2048, "length")],
+)
+def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str, message: str) -> None:
+    answer = http.post("/api/2.0/mlflow/experiments/create", json={"name": "n", "artifact_location": location})
+    assert answer.status_code == 400 and message in answer.json()["message"]
+
+
+def test_health_is_asked_for_with_head_too(http: TestClient) -> None:
+    assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
