@@ -1,18 +1,20 @@
-"""What the web UI's links and start page ask for: files as downloads, and that there is no gateway and no observer."""
+"""What the web UI's links and start page ask for: a run's or a version's file as a download, and that nobody is observed."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from api.auth.ownership import check_own
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
+from api.mlflow import version_files
 from api.mlflow.artifacts import artifact_response, locate
-from api.mlflow.version_files import download, is_of_version
-from api.run_artifacts import checked_path
+from api.run_artifacts import checked_path, no_artifact
 from resources.errors import invalid
 from resources.metadata.model_version_rules import version_number
-from resources.metadata.model_version_sources import download_uri
+from resources.metadata.model_version_sources import PROXY, download_uri
 from resources.metadata.registry import Registry
+from resources.metadata.scope import Kind, Reference
 
 router = APIRouter(include_in_schema=False)
 
@@ -45,15 +47,24 @@ def get_version_artifact(
     files: VerifiedFilesOf,
     caller: CallerOf,
 ) -> Response:
-    """A file of a version, wherever its source says that its files are."""
+    """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
+    checked_path(path)
     with database.read() as connection:
         found = Registry(database).get(name, version_number(version), connection, caller.organization)
-        source = download_uri(connection, found)
-    root = checked_path(source.removeprefix("mlflow-artifacts:/").strip("/"))
-    if is_of_version(root):
-        return download(name, version, path, request, database, files, caller)
-    place = locate(tracking, f"{root}/{checked_path(path)}")
-    return artifact_response(artifacts, place.owner, place.path, request)
+        root = download_uri(connection, found).rstrip("/")
+    scheme, _, place = root.partition(":/")
+    if f"{scheme}:/" == PROXY and version_files.is_of_version(place):
+        _, stored, number = place.split("/")
+        return version_files.download(stored, number, path, request, database, files, caller)
+    if scheme == "runs":
+        run_id, _, folder = place.partition("/")
+        check_own(database, caller, Reference(Kind.RUN, run_id))
+        return artifact_response(artifacts, tracking.runs.get(run_id).id, f"{folder}/{path}", request)
+    if f"{scheme}:/" != PROXY:
+        raise no_artifact(path)
+    owned = locate(tracking, f"{place}/{path}")
+    check_own(database, caller, Reference(Kind.LOGGED_MODEL if owned.is_model else Kind.RUN, owned.owner))
+    return artifact_response(artifacts, owned.owner, owned.path, request)
 
 
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy")
