@@ -1,5 +1,6 @@
 """Inputs of runs over MLflow's API: logging datasets and models that a run read, and listing an experiment's datasets."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -11,6 +12,7 @@ from api.mlflow.messages import answer, experiment_number
 from api.requests import StrictRoute
 from resources.errors import invalid
 from resources.metadata.inputs import Dataset, DatasetInput, DatasetSummary
+from resources.metadata.tracking import Tracking
 
 MAX_EXPERIMENTS = 20
 
@@ -68,7 +70,13 @@ def log_inputs(body: LogInputs, tracking: TrackingOf) -> Response:
 @stock_paths.post("/ajax-api/2.0mlflow/experiments/search-datasets")
 @router.post("/experiments/search-datasets")
 def search_datasets(body: SearchDatasets, tracking: TrackingOf, caller: CallerOf) -> Response:
-    asked = len(body.experiment_ids)
+    found = dataset_summaries(tracking, body.experiment_ids, caller.organization)
+    return answer(dataset_summaries=[summary_message(summary) for summary in found])
+
+
+def dataset_summaries(tracking: Tracking, experiment_ids: Sequence[str], organization: str) -> list[DatasetSummary]:
+    """Raises a 400 where no experiment is named, or too many are."""
+    asked = len(experiment_ids)
     if not asked:
         raise invalid("SearchDatasets request must specify at least one experiment_id.")
     if asked > MAX_EXPERIMENTS:
@@ -76,9 +84,7 @@ def search_datasets(body: SearchDatasets, tracking: TrackingOf, caller: CallerOf
             f"SearchDatasets request cannot specify more than {MAX_EXPERIMENTS} experiment_ids. "
             f"Received {asked} experiment_ids."
         )
-    numbers = [experiment_number(text) for text in body.experiment_ids]
-    found = tracking.inputs.summaries(numbers, caller.organization)
-    return answer(dataset_summaries=[summary_message(summary) for summary in found])
+    return tracking.inputs.summaries([experiment_number(text) for text in experiment_ids], organization)
 
 
 def summary_message(summary: DatasetSummary) -> dict[str, Any]:

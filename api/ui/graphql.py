@@ -1,4 +1,4 @@
-"""The four GraphQL queries of the web UI, answered from the same messages as MLflow's REST API. There are no mutations."""
+"""MLflow's GraphQL queries, those of its web UI first, from the same messages as its REST API. Nothing changes anything."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,13 +8,15 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
-from api.dependencies import CallerOf, DatabaseOf, TrackingOf
+from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
+from api.mlflow.inputs import dataset_summaries, summary_message
 from api.mlflow.messages import experiment_message, experiment_number, run_message
 from api.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
 from api.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
 from api.mlflow.registry_messages import version_message
 from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
+from api.run_artifacts import RunArtifacts
 from resources.metadata.filter_language import parse_filter, parse_orders
 from resources.metadata.registry_search import VERSION_GRAMMAR, RegistrySearch
 from resources.metadata.run_search import RUN_GRAMMAR, LoggedRun
@@ -35,12 +37,14 @@ class Query(Body):
 
 
 @router.post("/graphql")
-def graphql(body: Query, tracking: TrackingOf, database: DatabaseOf, caller: CallerOf) -> Response:
+def graphql(
+    body: Query, tracking: TrackingOf, artifacts: RunArtifactsOf, database: DatabaseOf, caller: CallerOf
+) -> Response:
     # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
     from api.ui.graphql_execution import answer
 
     registry = RegistrySearch(database, caller.organization)
-    questions = Questions(tracking, registry, caller.organization, partial(check_own, database, caller))
+    questions = Questions(tracking, artifacts, registry, caller.organization, partial(check_own, database, caller))
     return JSONResponse(answer(questions, body.query, body.variables, body.operationName))
 
 
@@ -48,9 +52,15 @@ class Questions:
     """The fields of the schema's Query: each takes the query's `input`, and answers in MLflow's snake_case messages."""
 
     def __init__(
-        self, tracking: Tracking, registry: RegistrySearch, organization: str, check_own: Callable[..., None]
+        self,
+        tracking: Tracking,
+        artifacts: RunArtifacts,
+        registry: RegistrySearch,
+        organization: str,
+        check_own: Callable[..., None],
     ) -> None:
         self._tracking = tracking
+        self._artifacts = artifacts
         self._check_own = check_own
         self._registry = registry
         self._organization = organization
@@ -83,6 +93,17 @@ class Questions:
         self._check_own(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
         found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
         return {"metrics": [point_message(point) for point in found]}
+
+    def mlflow_list_artifacts(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
+        self._check_own(Reference(Kind.RUN, run.id))
+        found = self._artifacts.entries(run.id, given.get("path") or "")
+        files = [{"path": entry.path, "is_dir": entry.is_dir, "file_size": entry.size or 0} for entry in found]
+        return {"root_uri": run.artifact_uri, "files": files}
+
+    def mlflow_search_datasets(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = dataset_summaries(self._tracking, given.get("experimentIds") or (), self._organization)
+        return {"dataset_summaries": [{"context": "", **summary_message(summary)} for summary in found]}
 
     def _run(self, logged: LoggedRun) -> dict[str, Any]:
         experiment = self._tracking.experiments.get(logged.run.experiment_id)

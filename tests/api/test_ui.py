@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
+from mlflow.entities import Dataset, DatasetInput, Metric, Param
 
 from tests.api.server_process import ServerProcess
 from tests.browser import page
@@ -140,3 +140,44 @@ def test_the_texts_of_the_page_and_what_is_beside_it_are_in_the_repository() -> 
     """The page's only script of ours is short enough to be read, and asks nobody anything."""
     script = (Path(__file__).parents[2] / "api" / "ui" / "first_visit.js").read_text()
     assert "fetch(" not in script and "http" not in script
+
+
+def test_graphql_lists_files_and_finds_runs_and_datasets(server: ServerProcess, experiment: str, runs: list[str]) -> None:
+    listed = ask(
+        server,
+        "query Q($run: String!) { mlflowListArtifacts(input: {runId: $run}) { files { path isDir fileSize } } }",
+        run=runs[0],
+    )
+    assert listed.json()["data"]["mlflowListArtifacts"]["files"] == [{"path": "log", "isDir": True, "fileSize": "0"}]
+    document = "mutation M($ids: [String]) { mlflowSearchRuns(input: {experimentIds: $ids}) { runs { info { runId } } } }"
+    found = ask(server, document, ids=[experiment]).json()["data"]["mlflowSearchRuns"]["runs"]
+    assert {run["info"]["runId"] for run in found} == set(runs)
+    used = DatasetInput(Dataset("tides", "d1", "local", "{}"), [])
+    MlflowClient(server.url).log_inputs(runs[0], [used])
+    document = """mutation M($ids: [String]) { mlflowSearchDatasets(input: {experimentIds: $ids}) {
+      datasetSummaries { name context } apiError { code } } }"""
+    summaries = ask(server, document, ids=[experiment]).json()["data"]["mlflowSearchDatasets"]
+    assert summaries == {"datasetSummaries": [{"name": "tides", "context": ""}], "apiError": None}
+    refused = ask(server, document, ids=[]).json()["data"]["mlflowSearchDatasets"]
+    assert refused["apiError"]["code"] == "INVALID_PARAMETER_VALUE"
+
+
+def test_a_link_of_a_version_downloads_its_file_wherever_it_lies(server: ServerProcess, runs: list[str]) -> None:
+    client = MlflowClient(server.url)
+    client.create_registered_model("tide-table")
+    places = (
+        f"runs:/{runs[0]}/log",
+        f"mlflow-artifacts:/{client.get_run(runs[0]).info.experiment_id}/{runs[0]}/artifacts/log",
+        f"s3://hanzo-ml/runs/{runs[0]}/artifacts/log",
+        "models:/tide-table/3",
+    )
+    for number, place in enumerate(places, start=1):
+        client.create_model_version("tide-table", place, run_id=None if place.startswith("models:") else runs[0])
+        query = {"name": "tide-table", "version": str(number), "path": "watch.txt"}
+        answer = httpx.get(f"{server.url}/model-versions/get-artifact", params=query)
+        assert (answer.status_code, answer.text) == (200, "all is well"), place
+        assert answer.headers["content-disposition"] == "attachment; filename=watch.txt"
+        missing = httpx.get(f"{server.url}/model-versions/get-artifact", params={**query, "path": "other.txt"})
+        assert missing.json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
+    nowhere = httpx.get(f"{server.url}/model-versions/get-artifact", params={"name": "x", "version": "1", "path": "../a"})
+    assert nowhere.json() == {"error_code": "INVALID_PARAMETER_VALUE", "message": "Invalid path"}
