@@ -20,6 +20,7 @@ from api.auth.routes import Routes
 from api.auth.sign_in import token_verifier
 from api.host_guard import LOOPBACK_NAMES, HostGuard
 from api.hot.routes import hot_routes
+from api.leading_slashes import LeadingSlashes
 from api.mlflow import (
     artifacts,
     experiments,
@@ -147,3 +148,4 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
     )
     app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
     app.add_middleware(RequestTimes, routes=routes, histogram=request_histogram(registry))
+    app.add_middleware(LeadingSlashes)

@@ -189,3 +189,12 @@ def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str
 
 def test_health_is_asked_for_with_head_too(http: TestClient) -> None:
     assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
+
+
+@pytest.mark.parametrize("slashes", ["/", "//", "///"])
+def test_a_tracking_uri_may_end_with_a_slash(http: TestClient, slashes: str) -> None:
+    run_id = new_run(http)
+    body = {"run_id": run_id, "key": "k", "value": 1, "timestamp": 1}
+    address = f"http://127.0.0.1{slashes}{RUNS.lstrip('/')}"
+    assert http.post(f"{address}/log-metric", json=body).json() == {}
+    assert http.get(f"{address}/get", params={"run_id": run_id}).json()["run"]["info"]["run_id"] == run_id
