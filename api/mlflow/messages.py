@@ -10,7 +10,7 @@ from api.mlflow.statuses import TO_MLFLOW
 from resources.errors import HanzoError, invalid
 from resources.metadata.experiments import Experiment
 from resources.metadata.inputs import DatasetInput
-from resources.metadata.run_search import LoggedRun
+from resources.metadata.logged_runs import LoggedRun
 from resources.metadata.run_states import Run
 from resources.metadata.tracking_rules import MetricPoint, printable
 

@@ -18,8 +18,9 @@ from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
 from api.run_artifacts import RunArtifacts
 from resources.metadata.filter_language import parse_filter, parse_orders
+from resources.metadata.logged_runs import LoggedRun
 from resources.metadata.registry_search import VERSION_GRAMMAR, RegistrySearch
-from resources.metadata.run_search import RUN_GRAMMAR, LoggedRun
+from resources.metadata.run_search import RUN_GRAMMAR
 from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking import Tracking
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from api.mlflow.messages import metric_message
 from resources.metadata.experiments import Experiment
-from resources.metadata.run_search import LoggedRun
+from resources.metadata.logged_runs import LoggedRun
 
 DESCRIPTION_TAG = "mlflow.note.content"
 OWNER_TAG = "owner"

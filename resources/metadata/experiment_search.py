@@ -11,7 +11,7 @@ from resources.metadata.experiments import Experiment
 from resources.metadata.filter_language import Condition, Grammar, Order
 from resources.metadata.filter_sql import compare, compare_keyed
 from resources.metadata.keyset import Keyset, SortKey
-from resources.metadata.run_search import CHUNK
+from resources.metadata.logged_runs import CHUNK
 from resources.metadata.tables import experiment_tags, experiments
 from resources.metadata.tracking_rules import MAX_INT64, printable
 from resources.metadata.transactions import reading

@@ -17,7 +17,7 @@ from resources.metadata.filter_sql import compare, compare_keyed
 from resources.metadata.keyset import Keyset, SortKey, absent_last
 from resources.metadata.logged_model_states import LoggedModel, ModelDetails
 from resources.metadata.logged_models import load_details
-from resources.metadata.run_search import CHUNK
+from resources.metadata.logged_runs import CHUNK
 from resources.metadata.tables import (
     experiments,
     logged_model_metrics,

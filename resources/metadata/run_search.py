@@ -1,6 +1,6 @@
 """Finding runs: MLflow's filters and orders over runs, their params, tags, newest metrics and inputs, page by page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,12 @@ from sqlalchemy import ColumnElement, Connection, Select, case, select
 from resources.metadata.database import Database
 from resources.metadata.filter_language import Condition, Grammar, Order
 from resources.metadata.filter_sql import compare, compare_keyed
-from resources.metadata.inputs import DatasetInput, load_inputs, used_dataset
+from resources.metadata.inputs import used_dataset
 from resources.metadata.keyset import Keyset, SortKey, absent_last
-from resources.metadata.run_models import RunModel, load_run_models
+from resources.metadata.logged_runs import LoggedRun, load_logged
 from resources.metadata.run_states import Run
 from resources.metadata.tables import latest_metrics, params, run_tags, runs
-from resources.metadata.tracking_rules import MetricPoint
 from resources.metadata.transactions import reading
-
-CHUNK = 500
-"""Runs whose data are read by one query: SQLite takes at most 32,766 variables."""
 
 _TEXTS = {
     "run_id": "id",
@@ -46,18 +42,6 @@ RUN_GRAMMAR = Grammar(
 STATUS_ORDER = {status: place for place, status in enumerate(("failed", "completed", "cancelled", "running", "queued"))}
 """Statuses in the alphabetical order of MLflow's words for them: clients order by those."""
 KEYED = {"metric": latest_metrics, "param": params, "tag": run_tags}
-
-
-@dataclass(frozen=True)
-class LoggedRun:
-    """A run with what it logged."""
-
-    run: Run
-    metrics: Sequence[MetricPoint]
-    params: Mapping[str, str]
-    tags: Mapping[str, str]
-    inputs: Sequence[DatasetInput]
-    models: Sequence[RunModel]
 
 
 @dataclass(frozen=True)
@@ -95,40 +79,12 @@ class RunSearch:
                 query = query.where(_where(condition, reader.dialect.name))
             rows = reader.execute(keyset.page(query, limit, page_token)).all()
             found = [Run(*row[: len(runs.c)]) for row in rows[:limit]]
-            return RunPage(load_data(reader, found), keyset.next_token(rows, limit))
+            return RunPage(load_logged(reader, found), keyset.next_token(rows, limit))
 
     def get(self, run: Run, *, connection: Connection | None = None) -> LoggedRun:
         """What one run logged."""
         with reading(self._database, connection) as reader:
-            return load_data(reader, [run])[0]
-
-
-def load_data(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
-    """What runs logged, in five queries for each `CHUNK` of them."""
-    loaded: list[LoggedRun] = []
-    for start in range(0, len(found), CHUNK):
-        part = found[start : start + CHUNK]
-        ids = [run.id for run in part]
-        metrics: dict[str, list[MetricPoint]] = {run.id: [] for run in part}
-        newest = latest_metrics.c
-        query = select(newest.run_id, newest.key, newest.value, newest.step, newest.timestamp, newest.is_nan)
-        # Rows all at once and in the order of the index: fetched one by one, they cost more than the search itself.
-        rows = reader.execute(query.where(newest.run_id.in_(ids)).order_by(newest.run_id, newest.key)).all()
-        for run_id, key, value, step, timestamp, is_nan in rows:
-            metrics[run_id].append(MetricPoint(key, value, step, timestamp, is_nan))
-        texts: dict[str, dict[str, dict[str, str]]] = {}
-        for name in ("param", "tag"):
-            columns = KEYED[name].c
-            texts[name] = {run.id: {} for run in part}
-            pairs = select(columns.run_id, columns.key, columns.value).where(columns.run_id.in_(ids))
-            for run_id, key, value in reader.execute(pairs.order_by(columns.run_id, columns.key)).all():
-                texts[name][run_id][key] = value
-        inputs, models = load_inputs(reader, ids), load_run_models(reader, ids)
-        loaded += [
-            LoggedRun(run, metrics[run.id], texts["param"][run.id], texts["tag"][run.id], inputs[run.id], models[run.id])
-            for run in part
-        ]
-    return loaded
+            return load_logged(reader, [run])[0]
 
 
 def _where(condition: Condition, dialect: str) -> ColumnElement[bool]:
