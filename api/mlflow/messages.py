@@ -1,4 +1,4 @@
-"""Our experiments and runs as MLflow's JSON messages. Unset fields are left out, as in protobuf's JSON."""
+"""Our experiments as MLflow's JSON messages, and what all messages share. Unset fields are left out, as protobuf does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,8 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from api.mlflow.statuses import TO_MLFLOW
 from resources.errors import HanzoError, invalid
 from resources.metadata.experiments import Experiment
-from resources.metadata.inputs import DatasetInput
-from resources.metadata.logged_runs import LoggedRun
-from resources.metadata.run_states import Run
 from resources.metadata.tracking_rules import MetricPoint, printable
 
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}
@@ -43,51 +39,6 @@ def experiment_message(experiment: Experiment) -> dict[str, Any]:
         "last_update_time": experiment.last_update_time,
         "tags": pairs(experiment.tags),
     }
-
-
-def info_message(run: Run) -> dict[str, Any]:
-    fields = {
-        "run_id": run.id,
-        "run_uuid": run.id,
-        "run_name": run.name,
-        "experiment_id": str(run.experiment_id),
-        "user_id": run.user_id,
-        "status": TO_MLFLOW[run.status],
-        "start_time": run.start_time,
-        "end_time": run.end_time,
-        "artifact_uri": run.artifact_uri,
-        "lifecycle_stage": run.lifecycle_stage,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def run_message(logged: LoggedRun) -> dict[str, Any]:
-    return {
-        "info": info_message(logged.run),
-        "data": {
-            "metrics": [metric_message(point) for point in logged.metrics],
-            "params": pairs(logged.params),
-            "tags": pairs(logged.tags),
-        },
-        "inputs": filled(
-            dataset_inputs=[input_message(used) for used in logged.inputs],
-            model_inputs=[{"model_id": model.model_id} for model in logged.models if model.direction == "input"],
-        ),
-        "outputs": filled(
-            model_outputs=[
-                {"model_id": model.model_id, "step": model.step} for model in logged.models if model.direction == "output"
-            ],
-        ),
-    }
-
-
-def input_message(used: DatasetInput) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(used.dataset).items() if value is not None}
-    return {"tags": pairs(used.tags), "dataset": fields}
-
-
-def filled(**lists: list[Any]) -> dict[str, list[Any]]:
-    return {name: values for name, values in lists.items() if values}
 
 
 def metric_message(point: MetricPoint) -> dict[str, Any]:

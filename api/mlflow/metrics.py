@@ -10,7 +10,8 @@ from fastapi.responses import StreamingResponse
 from api.auth.own_run import own_run
 from api.dependencies import TrackingOf
 from api.mlflow.bodies import MetricBody, OfRun, Tag
-from api.mlflow.messages import answer, metric_message
+from api.mlflow.messages import answer
+from api.mlflow.run_messages import point_messages
 from api.requests import StrictRoute
 from resources.errors import invalid
 from resources.metadata.metrics import HistoryPage, Metrics
@@ -21,13 +22,6 @@ CHUNK = 5000
 """Points that are read and sent at once."""
 
 router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
-
-
-class PointMessage(msgspec.Struct):
-    key: str
-    value: float | str
-    timestamp: int
-    step: int
 
 
 class LogMetric(OfRun, MetricBody):
@@ -79,7 +73,7 @@ def get_history(
     tracking.runs.get(named)
     first = tracking.metrics.history(named, metric_key, max_results or CHUNK, page_token or None)
     if max_results is not None or first.next_page_token is None:
-        return answer(metrics=[metric_message(point) for point in first.points], next_page_token=first.next_page_token)
+        return answer(metrics=point_messages(first.points), next_page_token=first.next_page_token)
     return StreamingResponse(whole_history(tracking.metrics, named, metric_key, first), media_type="application/json")
 
 
@@ -87,10 +81,7 @@ def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) ->
     """The JSON of a history from its first page on, page by page: as much memory for a long one as for a short one."""
     yield b'{"metrics":['
     while True:
-        points = [
-            PointMessage(key, "NaN" if is_nan else value, time, step) for _, value, step, time, is_nan, *_ in page.points
-        ]
-        yield msgspec.json.encode(points)[1:-1]
+        yield msgspec.json.encode(point_messages(page.points))[1:-1]
         if page.next_page_token is None:
             break
         yield b","

@@ -8,7 +8,8 @@ from pydantic import Field
 from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, OfRun, Required, Tag, View
-from api.mlflow.messages import VIEWS, answer, experiment_number, info_message, run_message
+from api.mlflow.messages import VIEWS, answer, experiment_number
+from api.mlflow.run_messages import info_message, run_message
 from api.mlflow.statuses import Status, our_status, translate
 from api.requests import StrictRoute
 from resources.errors import invalid

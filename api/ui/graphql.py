@@ -4,16 +4,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
 from api.mlflow.inputs import dataset_summaries, summary_message
-from api.mlflow.messages import experiment_message, experiment_number, run_message
+from api.mlflow.messages import experiment_message, experiment_number
 from api.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
 from api.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
 from api.mlflow.registry_messages import version_message
+from api.mlflow.run_messages import run_message
 from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
 from api.run_artifacts import RunArtifacts
@@ -111,7 +113,7 @@ class Questions:
         of_run = parse_filter(f"run_id = '{logged.run.id}'", VERSION_GRAMMAR)
         versions = self._registry.versions(of_run, (), MAX_VERSIONS, None).versions
         return {
-            **run_message(logged),
+            **msgspec.to_builtins(run_message(logged)),
             "experiment": experiment_message(experiment),
             "model_versions": [version_message(version) for version in versions],
         }

@@ -34,6 +34,8 @@ _WORDS = {
 _STATEMENTS = {dialect: (_METRICS.format(**words), _OTHERS.format(**words)) for dialect, words in _WORDS.items()}
 
 _pairs = msgspec.json.Decoder(dict[str, str])
+_point = tuple.__new__
+"""Makes a named tuple in half the time that its own name takes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def _load(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
     ids = [run.id for run in found]
     metrics: dict[str, list[MetricPoint]] = {run_id: [] for run_id in ids}
     for run_id, key, value, step, timestamp, is_nan in _rows(reader, of_metrics, ids):
-        metrics[run_id].append(MetricPoint(key, value, step, timestamp, bool(is_nan)))
+        metrics[run_id].append(_point(MetricPoint, (key, value, step, timestamp, bool(is_nan), "", "", "")))
     others: dict[str, dict[str, str]] = {"params": {}, "tags": {}, "inputs": {}, "models": {}}
     for kind, run_id, text in _rows(reader, of_others, ids):
         others[kind][run_id] = text
@@ -78,7 +80,12 @@ def _load(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
 
 
 def _sorted_pairs(text: str | None) -> dict[str, str]:
-    return {} if text is None else dict(sorted(_pairs.decode(text).items()))
+    if text is None:
+        return {}
+    pairs = _pairs.decode(text)
+    keys = sorted(pairs)
+    # As a rule they come so already.
+    return pairs if keys == list(pairs) else {key: pairs[key] for key in keys}
 
 
 def _rows(reader: Connection, statement: str, ids: list[str]) -> list[tuple[Any, ...]]:
