@@ -57,6 +57,8 @@ class S3Server:
                 self.client.create_bucket(Bucket=bucket)
             for found in self.client.list_objects_v2(Bucket=bucket).get("Contents", []):
                 self.client.delete_object(Bucket=bucket, Key=found["Key"])
+            for left in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
+                self.client.abort_multipart_upload(Bucket=bucket, Key=left["Key"], UploadId=left["UploadId"])
         self.requests.clear()
         self.uploads_began = datetime.now(UTC)
 

@@ -1,14 +1,13 @@
 """Models and versions as clients make them: numbers, stages, what is served, copies, organizations, all at once."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from resources.errors import ErrorCode
 from resources.metadata import deployments
+from resources.metadata.database import Database
 from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.registered_models import RegisteredModels
 from resources.metadata.registry import Pointer
@@ -18,8 +17,8 @@ ORGANIZATION = "default"
 
 
 class Office(House):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self.models = RegisteredModels(self.database)
         self.edits = ModelVersionEdits(self.database)
 
@@ -38,12 +37,10 @@ class Office(House):
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
-    office = Office(tmp_path)
-    office.database.migrate()
+def office(database: Database) -> Office:
+    office = Office(database)
     office.models.create("m", ORGANIZATION)
-    yield office
-    office.database.close()
+    return office
 
 
 def test_a_pointer_reaches_production_and_its_event_says_that_there_is_nothing_to_serve(office: Office) -> None:
