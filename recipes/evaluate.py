@@ -16,6 +16,7 @@ from peft import PeftModel
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from recipes.arithmetic import computing_dtype
 from recipes.packing import collate, pack
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
@@ -114,7 +115,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     records = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, parameters.recipe.base_dtype))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=computing_dtype(parameters.recipe.base_dtype))
     model.eval()
     scores = {"base": score("base", model, tokenizer, records, parameters)}
     for name in ("accepted", "adapter"):

@@ -26,6 +26,7 @@ from transformers import (
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
 from recipes import base_model
+from recipes.arithmetic import computing_dtype
 from recipes.checkpoints import Checkpoints
 from recipes.packing import Row, collate, pack
 from recipes.parameters import TrainParameters
@@ -146,7 +147,9 @@ def packed(folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> 
 
 
 def load_for_training(folder: Path, recipe: Recipe) -> PeftModel:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, recipe.base_dtype), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=computing_dtype(recipe.base_dtype), attn_implementation="sdpa"
+    )
     lora = LoraConfig(
         r=recipe.lora_rank,
         lora_alpha=recipe.lora_alpha,

@@ -1,0 +1,38 @@
+"""The type that a model computes in is one that the processor has instructions for."""
+
+import pytest
+import torch
+
+from recipes import arithmetic
+from recipes.arithmetic import computes, computing_dtype
+
+OLD = "processor : 0\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
+NEW = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n"
+ARM = "processor : 0\nFeatures\t: fp asimd fphp asimdhp bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpuinfo", "has"),
+    [
+        ("bfloat16", OLD, False),
+        ("bfloat16", NEW, True),
+        ("bfloat16", ARM, True),
+        ("bfloat16", "", False),
+        ("float16", NEW, False),
+        ("float16", ARM, True),
+        ("float32", OLD, True),
+        ("float32", "", True),
+    ],
+)
+def test_a_type_needs_instructions(wanted: str, cpuinfo: str, has: bool) -> None:
+    assert computes(wanted, cpuinfo) is has
+
+
+def test_what_the_processor_lacks_is_computed_in_float32_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arithmetic, "computes", lambda wanted, cpuinfo: wanted == "float32")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert computing_dtype("bfloat16") is torch.float32
+    assert "no instructions for bfloat16" in capsys.readouterr().out
+    assert computing_dtype("float32") is torch.float32
