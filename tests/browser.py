@@ -1,10 +1,11 @@
 """A page as a real browser shows it: headless Chromium, installed where it is missing."""
 
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from tests.debian import found_or_installed
 
 FLAGS = (
     "--headless",
@@ -23,13 +24,14 @@ PATIENCE_MS = 30_000
 
 
 def chromium() -> str:
-    """The browser's program. Debian's package is installed where there is none and this user may."""
-    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
-        if os.geteuid() != 0:
-            raise AssertionError("these tests need a browser: install the package chromium")
-        subprocess.run(["apt-get", "update", "-q"], check=False, capture_output=True)
-        subprocess.run(["apt-get", "install", "-yq", "--no-install-recommends", "chromium"], check=True, capture_output=True)
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    """The browser's program."""
+    found = found_or_installed(installed, "chromium")
+    assert found is not None, "these tests need a browser: install the package chromium"
+    return found
+
+
+def installed() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def page(url: str, *texts: str) -> str:

@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 from resources.metadata.database import Database
+from tests.debian import found_or_installed
 
 VERSIONS = Path("/usr/lib/postgresql")
 TEMPLATE = "migrated"
@@ -128,13 +129,7 @@ def unprivileged_user() -> str | None:
 
 def binaries() -> Path:
     """The folder of the newest server on this machine, installed first where that is possible."""
-    found = installed()
-    if found is None and os.getuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", "postgresql"]):
-            print("apt-get", *arguments)
-            subprocess.run(["apt-get", "--quiet", *arguments], env=environment, check=False, stdout=subprocess.DEVNULL)
-        found = installed()
+    found = found_or_installed(installed, "postgresql")
     if found is None:
         raise NoPostgres(
             "no PostgreSQL: install Debian's package 'postgresql', or run the tests as root to have it installed"

@@ -1,0 +1,32 @@
+"""Programs that tests need and that Debian has: installed where they are missing and this user may."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def found_or_installed(find: Callable[[], T | None], package: str) -> T | None:
+    """What `find` finds, once the package that brings it is there; None where it cannot be installed.
+
+    One process at a time: tests run in several, and apt-get refuses to run twice.
+    """
+    found = find()
+    if found is not None or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return found
+    with (Path(tempfile.gettempdir()) / "hanzo-ml-tests-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = find()
+        if found is not None:
+            return found
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", package]):
+            print("apt-get", *arguments)
+            subprocess.run(["apt-get", "--quiet", *arguments], env=environment, check=False, stdout=subprocess.DEVNULL)
+    return find()
