@@ -40,7 +40,7 @@ def reset(settings: Settings) -> int:
     store = Store(settings.store, settings.storage.variables)
     for root in (*ROOTS, *(f"s3://hanzo-models/{name}" for name in models)):
         store.delete(root)
-    for folder in ("jobs", "cache", "uploads"):
+    for folder in ("jobs", "cache"):
         shutil.rmtree(settings.home / folder, ignore_errors=True)
     database.close()
     return rows

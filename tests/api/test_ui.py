@@ -136,8 +136,7 @@ def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list
     assert "attachment" in answer.headers["content-disposition"]
 
 
-def test_the_texts_of_the_page_and_what_is_beside_it_are_in_the_repository() -> None:
-    """The page's only script of ours is short enough to be read, and asks nobody anything."""
+def test_our_own_script_in_the_page_asks_nobody_anything() -> None:
     script = (Path(__file__).parents[2] / "api" / "ui" / "first_visit.js").read_text()
     assert "fetch(" not in script and "http" not in script
 
