@@ -9,7 +9,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from recipes.schema import Artifact, Job, Program, canonical_json
-from resources.ingest import create_version
+from resources.ingest.create import create_version
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION

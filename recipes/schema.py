@@ -10,7 +10,17 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -43,12 +53,29 @@ def checked_duration(text: str) -> str:
 Duration = Annotated[str, AfterValidator(checked_duration)]
 
 
+class Chunk(Frozen):
+    """A part of a file that is stored under its hash (`recipes.chunks`); `size` is in bytes."""
+
+    sha256: str
+    size: int
+
+
 class FileRecord(Frozen):
-    """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes."""
+    """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
+
+    A file whose bytes lie in chunks names them in their order; one that lies at its path has none, and no such key in JSON,
+    so that the digests of manifests are what they were before there were chunks.
+    """
 
     path: str
     sha256: str
     size: int
+    chunks: tuple[Chunk, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def without_no_chunks(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        return document if self.chunks else {key: value for key, value in document.items() if key != "chunks"}
 
 
 class Manifest(Frozen):

@@ -5,12 +5,13 @@ An artifact is files and a manifest with their SHA-256. What its files mean is n
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue, ValidationError
 
 from recipes.addresses import BrokenArtifact
+from recipes.chunks import chunk_uri
 from recipes.objects import Objects
 from recipes.schema import Artifact, FileRecord, Manifest
 from recipes.stored_object import CHUNK
@@ -61,12 +62,15 @@ class Store(Objects):
 
     def publish_described(self, folder: Path, uri: str, manifest: Manifest) -> Artifact:
         """`publish` for a folder whose manifest is known already."""
-        uri = uri.rstrip("/")
-        artifact = Artifact(kind=manifest.kind, uri=uri, digest=manifest.digest, size_bytes=manifest.size_bytes)
         for file in manifest.files:
-            self.put_file(f"{uri}/{file.path}", folder / file.path)
+            self.put_file(f"{uri.rstrip('/')}/{file.path}", folder / file.path)
+        return self.put_manifest(uri, manifest)
+
+    def put_manifest(self, uri: str, manifest: Manifest) -> Artifact:
+        """Make an artifact of files that are in the store already."""
+        uri = uri.rstrip("/")
         self.put_bytes(f"{uri}/{MANIFEST}", manifest.to_bytes())
-        return artifact
+        return Artifact(kind=manifest.kind, uri=uri, digest=manifest.digest, size_bytes=manifest.size_bytes)
 
     def find(self, uri: str) -> Artifact | None:
         """The artifact whose manifest lies at `uri`, if one does."""
@@ -94,35 +98,53 @@ class Store(Objects):
         except ValidationError as error:
             raise BrokenArtifact(f"{where} is no manifest: {error.error_count()} problems") from None
 
-    def fetch(self, artifact: Artifact, cache: Path) -> Path:
-        """The artifact as a verified local folder: in place where the store is a folder, else downloaded into `cache`.
+    def pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        """The bytes of a file, wherever they lie; each chunk is verified before it is given away.
 
-        What the cache has already is not downloaded again, unless its bytes are not the manifest's.
+        Raises:
+            FileNotFoundError: its object, or a chunk, is missing.
+            BrokenArtifact: a chunk has other bytes than its name says. A file without chunks is not verified here.
+        """
+        if not file.chunks:
+            if file.size:
+                yield from self.open(f"{artifact_uri}/{file.path}").chunks()
+            return
+        for chunk in file.chunks:
+            where = chunk_uri(artifact_uri, chunk.sha256)
+            data = self.get_bytes(where)
+            if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
+                raise BrokenArtifact(f"{where}, a chunk of {artifact_uri}/{file.path}, has SHA-256 {found}")
+            yield data
+
+    def fetch(self, artifact: Artifact, cache: Path) -> Path:
+        """The artifact as a verified local folder: in place where it lies in one, else put together in `cache`.
+
+        What the cache has already is not fetched again, unless its bytes are not the manifest's.
 
         Raises:
             BrokenArtifact: a file is missing or its SHA-256 is not the manifest's (row X7).
         """
         manifest = self.manifest(artifact)
-        local = self.local_path(artifact.uri)
+        local = None if any(file.chunks for file in manifest.files) else self.local_path(artifact.uri)
         folder = local or cache / artifact.digest
         for file in manifest.files:
             problem = what_is_broken(folder, file)
             if problem and local is None:
-                self._download(f"{artifact.uri}/{file.path}", folder / PurePosixPath(file.path))
+                self._download(artifact.uri, file, folder / PurePosixPath(file.path))
                 problem = what_is_broken(folder, file)
             if problem:
                 raise BrokenArtifact(f"{artifact.uri}/{problem}")
         return folder
 
-    def _download(self, uri: str, target: Path) -> None:
+    def _download(self, artifact_uri: str, file: FileRecord, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         try:
             with part.open("wb") as out:
-                for chunk in self.open(uri).chunks():
-                    out.write(chunk)
-        except FileNotFoundError:
-            raise BrokenArtifact(f"{uri} is missing") from None
+                for piece in self.pieces(artifact_uri, file):
+                    out.write(piece)
+        except FileNotFoundError as error:
+            raise BrokenArtifact(f"{artifact_uri}/{file.path} is missing: {error}") from None
         part.replace(target)
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from resources.errors import invalid
-from resources.ingest import create_version
+from resources.ingest.create import create_version
 from resources.metadata.datasets import Datasets, DatasetVersion
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])

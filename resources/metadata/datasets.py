@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from recipes.schema import Artifact
 from resources.errors import invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
+from resources.metadata.tables import datasets as names
+from resources.metadata.transactions import insert_into
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 
@@ -73,9 +75,18 @@ class Datasets:
         )
         return _first(connection, query)
 
-    def next_version(self, connection: Connection, organization: str, name: str) -> int:
-        query = select(func.max(table.c.version)).where(table.c.organization == organization, table.c.name == name)
+    def next_number(self, connection: Connection, organization: str, name: str) -> int:
+        """The number of the next version, if nobody takes it before."""
+        query = select(names.c.last_version).where(names.c.organization == organization, names.c.name == name)
         return int(connection.execute(query).scalar() or 0) + 1
+
+    def take_number(self, connection: Connection, organization: str, name: str) -> int:
+        """Take the next number. Until this transaction ends, nobody else makes a version of this name."""
+        row = insert_into(connection, names).values(organization=organization, name=name, last_version=1)
+        taken = row.on_conflict_do_update(
+            index_elements=["organization", "name"], set_={"last_version": names.c.last_version + 1}
+        ).returning(names.c.last_version)
+        return int(connection.execute(taken).scalar_one())
 
     def add(self, connection: Connection, version: DatasetVersion) -> None:
         """Record a version whose files are in the store already, with its event."""

@@ -18,7 +18,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.schema import Artifact
 from recipes.store import Store
 from resources.compute.kubernetes.render import render
-from resources.ingest import create_version
+from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.experiments import DEFAULT_ORGANIZATION

@@ -11,7 +11,7 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.schema import Artifact
-from resources.ingest import create_version
+from resources.ingest.create import create_version
 from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.model_version_edits import ModelVersionEdits

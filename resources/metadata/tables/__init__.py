@@ -1,6 +1,8 @@
 """Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
 
 from resources.metadata.tables.base import SEQUENCE, schema
+from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_versions, datasets
+from resources.metadata.tables.jobs import events, jobs
 from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
 from resources.metadata.tables.logged_models import (
     inputs,
@@ -20,13 +22,15 @@ from resources.metadata.tables.registry import (
     registered_models,
 )
 from resources.metadata.tables.tracking import experiment_tags, experiments, latest_metrics, metrics, params, run_tags, runs
-from resources.metadata.tables.work import dataset_versions, events, jobs
 
 __all__ = [
     "SEQUENCE",
     "artifact_files",
     "artifacts",
+    "chunk_claims",
+    "dataset_holders",
     "dataset_versions",
+    "datasets",
     "deployments",
     "events",
     "experiment_tags",

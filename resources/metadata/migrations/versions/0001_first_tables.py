@@ -35,6 +35,35 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("digest"),
     )
     op.create_table(
+        "dataset_holders",
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("organization", sa.String(length=250), nullable=False),
+        sa.Column("place", sa.Text(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("dataset_holders", schema=None) as batch_op:
+        batch_op.create_index("dataset_holders_by_age", ["organization", "updated_at"], unique=False)
+
+    op.create_table(
+        "chunk_claims",
+        sa.Column("organization", sa.String(length=250), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("holder", sa.String(length=36), nullable=False),
+        sa.ForeignKeyConstraint(["holder"], ["dataset_holders.id"]),
+        sa.PrimaryKeyConstraint("organization", "sha256", "holder"),
+    )
+    with op.batch_alter_table("chunk_claims", schema=None) as batch_op:
+        batch_op.create_index("chunk_claims_by_holder", ["holder"], unique=False)
+
+    op.create_table(
+        "datasets",
+        sa.Column("organization", sa.String(length=250), nullable=False),
+        sa.Column("name", sa.String(length=250), nullable=False),
+        sa.Column("last_version", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("organization", "name"),
+    )
+    op.create_table(
         "dataset_versions",
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
@@ -453,6 +482,15 @@ def downgrade() -> None:
 
     op.drop_table("deployments")
     op.drop_table("dataset_versions")
+    op.drop_table("datasets")
+    with op.batch_alter_table("chunk_claims", schema=None) as batch_op:
+        batch_op.drop_index("chunk_claims_by_holder")
+
+    op.drop_table("chunk_claims")
+    with op.batch_alter_table("dataset_holders", schema=None) as batch_op:
+        batch_op.drop_index("dataset_holders_by_age")
+
+    op.drop_table("dataset_holders")
     op.drop_table("artifacts")
     with op.batch_alter_table("artifact_files", schema=None) as batch_op:
         batch_op.drop_index("artifact_files_by_uri")

@@ -1,32 +1,8 @@
-"""What the asset graph works on: dataset versions and jobs; and the log of all changes."""
+"""Jobs, and the log of all changes."""
 
-from sqlalchemy import JSON, BigInteger, Column, Index, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Column, Index, String, Table, Text
 
 from resources.metadata.tables.base import SEQUENCE, schema
-
-dataset_versions = Table(
-    "dataset_versions",
-    schema,
-    Column("id", String(36), primary_key=True),
-    Column("name", String(250), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("organization", String(250), nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("created_by", String(250), nullable=False),
-    Column("storage_path", Text, nullable=False),
-    Column("format", String(20), nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("num_records", BigInteger, nullable=False),
-    Column("schema", JSON, nullable=False),
-    Column("splits", JSON, nullable=False),
-    Column("metadata", JSON, nullable=False),
-    Column("tags", JSON, nullable=False),
-    Column("lineage", JSON, nullable=False),
-    Column("content_sha256", String(64), nullable=False),
-    Column("artifact", JSON, nullable=False, doc="recipes.schema.Artifact of the version"),
-    UniqueConstraint("organization", "name", "version"),
-    UniqueConstraint("organization", "name", "content_sha256"),
-)
 
 jobs = Table(
     "jobs",

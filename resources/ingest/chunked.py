@@ -1,0 +1,92 @@
+"""Storing files in chunks while they are read: each chunk once, however many files and versions have it.
+
+What belongs here: bytes into the store. What does not: what the bytes mean.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from recipes.chunking import Chunker
+from recipes.chunks import chunk_uri
+from recipes.schema import Chunk, FileRecord
+from recipes.store import Store
+from resources.metadata.chunk_claims import ChunkClaims
+
+BATCH_BYTES = 8 << 20
+"""What is claimed together, and with `Chunker`'s buffer the memory of a file that is written."""
+UPLOADS = 8
+"""Chunks that are on their way to the store at once."""
+
+
+@dataclass(frozen=True)
+class ChunkStore:
+    """Puts chunks where those of the dataset at `place` lie, for one holder of `claims`."""
+
+    store: Store
+    claims: ChunkClaims
+    holder: str
+    place: str
+    pool: ThreadPoolExecutor
+
+    def put(self, chunks: dict[str, bytes]) -> None:
+        """Store chunks by their SHA-256; those that are there already are not sent again."""
+        self.claims.claim(self.holder, chunks)
+        # A chunk that lies there was put whole: only its presence is asked. `prove` and `fetch` hash what they read.
+        list(self.pool.map(self._put_one, chunks.items()))
+
+    def _put_one(self, chunk: tuple[str, bytes]) -> None:
+        sha256, data = chunk
+        uri = chunk_uri(self.place, sha256)
+        try:
+            if self.store.size(uri) == len(data):
+                return
+        except FileNotFoundError:
+            pass
+        self.store.put_bytes(uri, data)
+
+
+@contextmanager
+def chunk_store(store: Store, claims: ChunkClaims, holder: str, place: str) -> Iterator[ChunkStore]:
+    with ThreadPoolExecutor(UPLOADS, thread_name_prefix="chunks") as pool:
+        yield ChunkStore(store, claims, holder, place, pool)
+
+
+class ChunkedFile:
+    """One file on its way into the store."""
+
+    def __init__(self, chunks: ChunkStore, path: str) -> None:
+        self._chunks = chunks
+        self._path = path
+        self._chunker = Chunker()
+        self._digest = hashlib.sha256()
+        self._batch: dict[str, bytes] = {}
+        self._found: list[Chunk] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.size += len(data)
+        for chunk in self._chunker.push(data):
+            self._add(chunk)
+
+    def close(self) -> FileRecord:
+        """Store what is left. The whole file is in the store when this returns."""
+        for chunk in self._chunker.finish():
+            self._add(chunk)
+        self._flush()
+        return FileRecord(path=self._path, sha256=self._digest.hexdigest(), size=self.size, chunks=tuple(self._found))
+
+    def _add(self, data: bytes) -> None:
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._found.append(Chunk(sha256=sha256, size=len(data)))
+        self._batch[sha256] = data
+        if sum(map(len, self._batch.values())) >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._chunks.put(self._batch)
+            self._batch = {}

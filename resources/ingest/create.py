@@ -1,0 +1,238 @@
+"""A dataset version: every record is checked while source and records are stored, and the version appears last of all.
+
+One pass, in which memory stays flat: whatever is stored until something is found wrong is removed again, and a version
+exists from the moment on in which its row is committed. So neither a refusal nor a kill leaves anything that can be seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.store import Store
+from resources.errors import invalid
+from resources.ingest.chunked import ChunkedFile, ChunkStore, chunk_store
+from resources.ingest.formats import Format, format_of, records_of
+from resources.ingest.place import place_of
+from resources.ingest.problems import Problem, Problems
+from resources.ingest.raw_file import Damaged, Recorded
+from resources.ingest.records import RecordsWriter
+from resources.ingest.sources import SourceFile, local_files
+from resources.lineage.record import record
+from resources.metadata.chunk_claims import ChunkClaims
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion, checked_name, new_id
+from resources.metadata.outbox import now_ms
+
+AS_UPLOADED = "none: as uploaded"
+
+
+class NumberTaken(Exception):
+    """Another version took the number under which the manifests lie."""
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What is asked for. `transform` and `parents` (NAME@VERSION) say what was done to make the files, and of what."""
+
+    name: str
+    format: str
+    user: str
+    organization: str
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, JsonValue] | None = None
+    transform: JsonValue = AS_UPLOADED
+    parents: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was read and stored of the files."""
+
+    source: tuple[FileRecord, ...]
+    records: tuple[FileRecord, ...]
+    sha256: str
+    num_records: int
+    schema: Mapping[str, str]
+    counts: Mapping[str, Mapping[str, int]]
+
+
+def create_version(
+    database: Database,
+    store: Store,
+    *,
+    name: str,
+    path: Path,
+    format: str = "jsonl",
+    user: str,
+    organization: str,
+    tags: Sequence[str] = (),
+    metadata: Mapping[str, JsonValue] | None = None,
+) -> tuple[DatasetVersion, bool]:
+    """Make a version of the file or folder at `path`: `create_from`."""
+    wanted = NewVersion(checked_name(name), format, user, organization, tags, metadata)
+    return create_from(database, store, wanted, local_files(path, format_of(format)))
+
+
+def create_from(
+    database: Database,
+    store: Store,
+    wanted: NewVersion,
+    files: Sequence[SourceFile],
+    progress: Callable[[int], None] = lambda size: None,
+) -> tuple[DatasetVersion, bool]:
+    """Make a version of files. Returns it, and whether it is new: equal content is the version it was.
+
+    Args:
+        progress: told of each number of bytes that were read.
+
+    Raises:
+        HanzoError: bad name, format, file or record; nothing was stored.
+    """
+    checked_name(wanted.name)
+    format = format_of(wanted.format)
+    refuse_doubles(files)
+    place = place_of(wanted.organization, wanted.name)
+    claims = ChunkClaims(database, wanted.organization, place)
+    claims.release_dead(store)
+    holder = new_id()
+    claims.open(holder)
+    try:
+        with chunk_store(store, claims, holder, place) as chunks:
+            content = read_all(files, format, chunks, progress)
+        version, is_new = Publication(database, store, claims, wanted, content).commit(holder)
+    except BaseException:
+        claims.release(store, holder)
+        raise
+    if not is_new:
+        claims.release(store, holder)
+    return version, is_new
+
+
+def refuse_doubles(files: Sequence[SourceFile]) -> None:
+    paths = [file.path for file in files]
+    if double := next((path for index, path in enumerate(paths) if path in paths[:index]), None):
+        raise invalid(f"two files are called '{double}': rename one of them")
+
+
+def read_all(
+    files: Sequence[SourceFile], format: Format, chunks: ChunkStore, progress: Callable[[int], None] = lambda size: None
+) -> Content:
+    """Check and store all files. Raises on bad records, naming the first few and how many there are."""
+    problems = Problems()
+    records = RecordsWriter(chunks)
+    source = []
+    for file in files:
+        raw = ChunkedFile(chunks, file.path)
+
+        def keep(data: bytes, raw: ChunkedFile = raw) -> None:
+            if not problems.count:  # what will be refused need not be stored
+                raw.write(data)
+            progress(len(data))
+
+        with file.open() as stream:
+            recorded = Recorded(stream, keep)
+            try:
+                for item in records_of(recorded, format):
+                    if isinstance(item, Problem):
+                        problems.add(file.name, item)
+                    elif not problems.count:
+                        records.add(item)
+            except Damaged as damage:
+                problems.add(file.name, Problem(str(damage)))
+            recorded.to_the_end()
+        if not problems.count:
+            source.append(raw.close())
+    if problems.count:
+        raise problems.refusal()
+    written, sha256 = records.close()
+    schema = records.schema
+    return Content(tuple(source), written, sha256, schema.records, schema.schema(), schema.counts())
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Content that is in the store becomes a version."""
+
+    database: Database
+    store: Store
+    claims: ChunkClaims
+    wanted: NewVersion
+    content: Content
+
+    def commit(self, holder: str) -> tuple[DatasetVersion, bool]:
+        """Manifests under the next number, then the row, in one short transaction. The id of the version is `holder`.
+
+        Where another took the number meanwhile, the manifests are written again under the next one: nobody waits for the
+        object store while he holds the database.
+        """
+        wanted, datasets = self.wanted, Datasets(self.database)
+        while (made := self._try(holder)) is None:
+            pass
+        return made
+
+    def _try(self, holder: str) -> tuple[DatasetVersion, bool] | None:
+        wanted, datasets = self.wanted, Datasets(self.database)
+        with self.database.write() as connection:
+            if existing := datasets.with_content(connection, wanted.organization, wanted.name, self.content.sha256):
+                return existing, False
+            number = datasets.next_number(connection, wanted.organization, wanted.name)
+            place = f"{place_of(wanted.organization, wanted.name)}/{number}"
+            own = f"{place}/{holder[:8]}"
+            self.claims.keep_alive(connection, holder, own)
+        source = self._source()
+        raw = self.store.put_manifest(f"{own}/source", source)
+        records = self._records(raw)
+        artifact = self.store.put_manifest(f"{own}/records", records)
+        version = self._version(holder, number, place, raw, artifact)
+        try:
+            with self.database.write() as connection:
+                if datasets.take_number(connection, wanted.organization, wanted.name) != number:
+                    raise NumberTaken
+                self.claims.keep_alive(connection, holder, place)
+                record(connection, raw, source)
+                record(connection, artifact, records)
+                datasets.add(connection, version)
+        except NumberTaken:
+            self.store.delete(own)
+            return None
+        return version, True
+
+    def _whose(self) -> dict[str, JsonValue]:
+        """Makes equal content of two datasets two artifacts, of which one can be deleted."""
+        return {"dataset": self.wanted.name, "organization": self.wanted.organization}
+
+    def _source(self) -> Manifest:
+        return Manifest(kind="source", files=self.content.source, facts={**self._whose(), "format": self.wanted.format})
+
+    def _records(self, source: Artifact) -> Manifest:
+        facts: dict[str, JsonValue] = {
+            **self._whose(),
+            "num_records": self.content.num_records,
+            "columns": {column: dict(kinds) for column, kinds in self.content.counts.items()},
+            "transform": "canonical JSON lines",
+        }
+        return Manifest(kind="dataset", files=self.content.records, inputs={"source": source.digest}, facts=facts)
+
+    def _version(self, id: str, number: int, place: str, raw: Artifact, artifact: Artifact) -> DatasetVersion:
+        return DatasetVersion(
+            id=id,
+            name=self.wanted.name,
+            version=number,
+            organization=self.wanted.organization,
+            created_at=now_ms(),
+            created_by=self.wanted.user,
+            storage_path=f"{place}/",
+            format=self.wanted.format,
+            size_bytes=raw.size_bytes,
+            num_records=self.content.num_records,
+            schema=self.content.schema,
+            splits={},
+            metadata=dict(self.wanted.metadata or {}),
+            tags=list(self.wanted.tags),
+            lineage={"parent_datasets": list(self.wanted.parents), "transform": self.wanted.transform},
+            content_sha256=self.content.sha256,
+            artifact=artifact,
+        )

@@ -1,0 +1,71 @@
+"""The formats of raw files (rows B2, B15) and how each becomes records."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+from resources.errors import invalid
+from resources.ingest.columnar import arrow_records, parquet_records
+from resources.ingest.comma_separated import csv_kinds, csv_records
+from resources.ingest.json_lines import json_records
+from resources.ingest.problems import Problem
+from resources.ingest.raw_file import Recorded, unpacked
+from resources.ingest.text import text_records
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    CSV = "csv"
+    ARROW = "arrow"
+    TEXT = "text"
+
+
+ENDINGS = {
+    Format.JSONL: (".jsonl",),
+    Format.PARQUET: (".parquet",),
+    Format.CSV: (".csv",),
+    Format.ARROW: (".arrow", ".feather", ".ipc", ".arrows"),
+    Format.TEXT: (".txt", ".text"),
+}
+COMPRESSIONS = (".gz", ".zst")
+LINES = (Format.JSONL, Format.CSV, Format.TEXT)
+"""Formats whose files may be compressed as a whole; the others compress within."""
+
+
+def format_of(name: str) -> Format:
+    """Raises 400 for a format that nobody knows."""
+    try:
+        return Format(name)
+    except ValueError:
+        raise invalid(f"format '{name}' is not supported: use {', '.join(Format)}") from None
+
+
+def suffixes(format: Format) -> tuple[str, ...]:
+    """How the names of a format's files end."""
+    endings = ENDINGS[format]
+    packed = tuple(ending + compression for ending in endings for compression in COMPRESSIONS if format in LINES)
+    return endings + packed
+
+
+def records_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Problem]:
+    """The records of a file, and in their place what is wrong with it. Nothing is read twice but CSV and what needs seeking.
+
+    Raises:
+        Damaged: it is compressed, and breaks off.
+    """
+    match format:
+        case Format.JSONL:
+            yield from json_records(unpacked(file))
+        case Format.TEXT:
+            yield from text_records(unpacked(file))
+        case Format.CSV:
+            found = csv_kinds(unpacked(file))
+            yield from (item for item in found if isinstance(item, Problem))
+            kinds = [item for item in found if not isinstance(item, Problem)]
+            if kinds:
+                yield from csv_records(unpacked(file.to_the_end()), kinds)
+        case Format.PARQUET:
+            yield from parquet_records(file.to_the_end())
+        case Format.ARROW:
+            yield from arrow_records(file.to_the_end())

@@ -1,0 +1,73 @@
+"""JSON lines: any object is a record."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, BinaryIO
+
+import msgspec
+
+from recipes.schema import canonical_json
+from resources.ingest.problems import Problem
+
+LONGEST = 64 << 20
+"""Bytes of a line: one that never ends would take all memory."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def lines_of(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that hold something, with their numbers. A line ends at "\\n" and nowhere else; one too long is cut."""
+    number = 0
+    is_rest = False
+    for raw in iter(partial(stream.readline, LONGEST), b""):
+        if not is_rest:
+            number += 1
+            if not raw.isspace():
+                yield number, raw
+        is_rest = len(raw) == LONGEST and not raw.endswith(b"\n")
+
+
+def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
+    """The records, and in their place what is wrong with lines that are none."""
+    decode = msgspec.json.Decoder().decode
+    number = 0
+    for number, raw in lines_of(stream):
+        try:
+            row = decode(raw)
+        except (ValueError, RecursionError):
+            row = slowly(raw)
+        if type(row) is dict:
+            yield row
+        else:
+            yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")
+    if not number:
+        yield Problem("is empty: a dataset needs at least one record")
+
+
+def slowly(raw: bytes) -> Any:
+    """A line that the fast reader refuses: the value of one with a byte order mark, else what is wrong with it."""
+    if raw.startswith(BYTE_ORDER_MARK):
+        try:
+            return msgspec.json.decode(raw.removeprefix(BYTE_ORDER_MARK))
+        except (ValueError, RecursionError):
+            pass
+    return Problem(reason(raw))
+
+
+def reason(raw: bytes) -> str:
+    """What is wrong with a line, by a reader that tells where."""
+    if len(raw) == LONGEST:
+        return f"longer than {LONGEST >> 20} MiB"
+    try:
+        canonical_json(json.loads(raw.decode("utf-8-sig")))
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except json.JSONDecodeError as error:
+        return f"not JSON ({error.msg}, column {error.colno})"
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate)"
+    except RecursionError:
+        return "nested too deeply"
+    except ValueError:
+        pass
+    return "holds a number that is not finite or has too many digits"

@@ -1,0 +1,30 @@
+"""What is wrong with the files of a dataset: all of it counted, the first few named, in one line."""
+
+from dataclasses import dataclass, field
+
+from resources.errors import HanzoError, invalid
+
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one line or row of a file; nothing of `where` where it is the whole file."""
+
+    reason: str
+    where: str = ""
+
+
+@dataclass
+class Problems:
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, file: str, problem: Problem) -> None:
+        self.count += 1
+        if len(self.first) < SHOWN:
+            self.first.append(f"{file}, {problem.where}: {problem.reason}" if problem.where else f"{file} {problem.reason}")
+
+    def refusal(self) -> HanzoError:
+        more = f" (and {self.count - SHOWN} more)" if self.count > SHOWN else ""
+        return invalid(f"{'; '.join(self.first)}{more}. Nothing was stored: correct the file and create it again")

@@ -1,0 +1,66 @@
+"""A raw file while it is read: what goes by is stored, what is compressed is unpacked."""
+
+import io
+from collections.abc import Callable
+from typing import Any, BinaryIO, cast
+
+BLOCK = 1 << 20
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+"""How compressed files begin. No text in UTF-8 does."""
+
+
+class Damaged(Exception):
+    """A file cannot be read to its end: the message says why, as what follows its name."""
+
+
+class Recorded(io.RawIOBase):
+    """Gives every byte of a stream to `keep`, once, on its way to whoever reads it first."""
+
+    def __init__(self, stream: BinaryIO, keep: Callable[[bytes], None]) -> None:
+        self._stream = stream
+        self._keep = keep
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._keep(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def to_the_end(self) -> BinaryIO:
+        """Keep what nobody has read yet. Returns the stream, to be read again from its beginning."""
+        while data := self._stream.read(BLOCK):
+            self._keep(data)
+        self._stream.seek(0)
+        return self._stream
+
+
+class Unpacked(io.RawIOBase):
+    """A compressed stream as what is in it."""
+
+    def __init__(self, packed: BinaryIO, compression: str) -> None:
+        import pyarrow as pa  # slow to import, and most files are not compressed
+
+        self._compression = compression
+        self._stream = pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), compression)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return cast(int, self._stream.readinto(buffer))
+        except OSError as error:
+            raise Damaged(f"is no whole {self._compression} file ({error})") from None
+
+
+def unpacked(stream: io.RawIOBase | BinaryIO) -> BinaryIO:
+    """The stream itself, or what is in it where it is compressed, whatever the file is called."""
+    buffered = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK)
+    beginning = buffered.peek(len(ZSTD))
+    compression = "gzip" if beginning.startswith(GZIP) else "zstd" if beginning.startswith(ZSTD) else None
+    if compression is None:
+        return buffered
+    return io.BufferedReader(Unpacked(buffered, compression), BLOCK)

@@ -1,0 +1,62 @@
+"""Records in their one form: canonical JSON lines, in files that several readers can share.
+
+A line is JSON with sorted keys, no spaces, UTF-8, the shortest form of each number, and ends with a newline. Equal records
+are equal bytes, so the hash of all lines is the identity of a dataset's content, whatever files and format they came in.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from recipes.schema import FileRecord
+from resources.ingest.chunked import ChunkedFile, ChunkStore
+from resources.ingest.schema import SchemaOfMany
+
+FILE_BYTES = 256 << 20
+"""A file of records is full with the record that reaches this size."""
+LINES_BYTES = 1 << 20
+encoder = msgspec.json.Encoder(order="sorted")
+
+
+class RecordsWriter:
+    def __init__(self, chunks: ChunkStore, file_bytes: int = FILE_BYTES) -> None:
+        self._chunks = chunks
+        self._file_bytes = file_bytes
+        self._file: ChunkedFile | None = None
+        self._digest = hashlib.sha256()
+        self._lines: list[bytes] = []
+        self._length = 0
+        self._written: list[FileRecord] = []
+        self.schema = SchemaOfMany()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.schema.see(row)
+        line = encoder.encode(row)
+        self._lines.append(line)
+        self._length += len(line) + 1
+        if self._length >= LINES_BYTES:
+            self._flush()
+
+    def close(self) -> tuple[tuple[FileRecord, ...], str]:
+        """The files, once all are in the store, and the SHA-256 of all lines."""
+        self._flush()
+        self._end_file()
+        return tuple(self._written), self._digest.hexdigest()
+
+    def _flush(self) -> None:
+        if not self._lines:
+            return
+        data = b"\n".join(self._lines) + b"\n"
+        self._lines, self._length = [], 0
+        self._digest.update(data)
+        if self._file is None:
+            self._file = ChunkedFile(self._chunks, f"records-{len(self._written):05}.jsonl")
+        self._file.write(data)
+        if self._file.size >= self._file_bytes:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._written.append(self._file.close())
+            self._file = None

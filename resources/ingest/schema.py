@@ -1,0 +1,47 @@
+"""The schema of records that were never all in memory: column -> type names."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+NAMES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+SHAPES = 4096
+"""Kinds of records that are told apart at a time: most datasets have a handful."""
+
+
+class SchemaOfMany:
+    """Counts, for each column, how many records have which type in it. Types are those of JSON."""
+
+    def __init__(self) -> None:
+        self._folded = 0
+        self._shapes: Counter[tuple[tuple[str, ...], tuple[type, ...]]] = Counter()
+        self._columns: dict[str, Counter[str]] = {}
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        # One step for a record instead of one for each of its values.
+        self._shapes[tuple(row), tuple(map(type, row.values()))] += 1
+        if len(self._shapes) > SHAPES:
+            self._fold()
+
+    @property
+    def records(self) -> int:
+        return self._folded + self._shapes.total()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Column -> type name -> number of records."""
+        self._fold()
+        return {column: dict(sorted(kinds.items())) for column, kinds in sorted(self._columns.items())}
+
+    def schema(self) -> dict[str, str]:
+        """Column -> type names; a column that is not always there ends in `?`."""
+        return {
+            column: "|".join(kinds) + ("" if sum(kinds.values()) == self.records else "?")
+            for column, kinds in self.counts().items()
+        }
+
+    def _fold(self) -> None:
+        for (columns, types), count in self._shapes.items():
+            self._folded += count
+            for column, kind in zip(columns, types, strict=True):
+                self._columns.setdefault(column, Counter())[NAMES.get(kind, "null")] += count
+        self._shapes.clear()

@@ -1,0 +1,21 @@
+"""Text: each line that holds something is a record with the one column `text`."""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from resources.ingest.json_lines import BYTE_ORDER_MARK, LONGEST, lines_of
+from resources.ingest.problems import Problem
+
+
+def text_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
+    number = 0
+    for number, raw in lines_of(stream):
+        if len(raw) == LONGEST:
+            yield Problem(f"longer than {LONGEST >> 20} MiB", f"line {number}")
+            continue
+        try:
+            yield {"text": raw.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r").decode()}
+        except UnicodeDecodeError:
+            yield Problem("not UTF-8", f"line {number}")
+    if not number:
+        yield Problem("is empty: a dataset needs at least one record")

@@ -1,0 +1,59 @@
+"""Dataset versions, and which objects of the store they and what is on its way to become one hold."""
+
+from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, String, Table, Text, UniqueConstraint
+
+from resources.metadata.tables.base import schema
+
+datasets = Table(
+    "datasets",
+    schema,
+    Column("organization", String(250), primary_key=True),
+    Column("name", String(250), primary_key=True),
+    Column("last_version", Integer, nullable=False, doc="also when that one is deleted: no number is given twice"),
+)
+
+dataset_versions = Table(
+    "dataset_versions",
+    schema,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(250), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("organization", String(250), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(250), nullable=False),
+    Column("storage_path", Text, nullable=False),
+    Column("format", String(20), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("num_records", BigInteger, nullable=False),
+    Column("schema", JSON, nullable=False),
+    Column("splits", JSON, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("lineage", JSON, nullable=False),
+    Column("content_sha256", String(64), nullable=False),
+    Column("artifact", JSON, nullable=False, doc="recipes.schema.Artifact of the version"),
+    UniqueConstraint("organization", "name", "version"),
+    UniqueConstraint("organization", "name", "content_sha256"),
+)
+
+dataset_holders = Table(
+    "dataset_holders",
+    schema,
+    # The id of the version, which may not be there yet, or not any more.
+    Column("id", String(36), primary_key=True),
+    Column("organization", String(250), nullable=False),
+    Column("place", Text, nullable=False, doc="below it lies what is the holder's alone; empty while that is nothing"),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("dataset_holders_by_age", "organization", "updated_at"),
+)
+"""Whoever holds chunks. One that is no version, and was not seen for a day, is dead, and what it holds is garbage."""
+
+chunk_claims = Table(
+    "chunk_claims",
+    schema,
+    Column("organization", String(250), primary_key=True),
+    Column("sha256", String(64), primary_key=True),
+    Column("holder", ForeignKey("dataset_holders.id"), primary_key=True),
+    Index("chunk_claims_by_holder", "holder"),
+)
+"""A chunk is removed with its last claim."""
