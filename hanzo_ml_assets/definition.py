@@ -6,6 +6,8 @@ from pydantic import Field
 
 from recipes.parameters import PrepareParameters
 from recipes.schema import Frozen
+from resources.metadata.jobs import JobRecord
+from resources.metadata.model_key import ModelKey
 
 SANDBOX = "sandbox"
 """The standing definitions for self-serve work: any dataset and any model that has no definition of its own."""
@@ -68,6 +70,6 @@ class ModelDefinition(Frozen):
     def key(self, step: str) -> list[str]:
         return ["models", self.name, step]
 
-    def registered_name(self, job_name: str) -> str:
-        """Under which name the registry has a job's model: in the sandbox, the job's own."""
-        return job_name if self.name == SANDBOX else self.name
+    def registered(self, job: JobRecord) -> ModelKey:
+        """As what the registry has a job's model: under its definition's name; in the sandbox, under the job's own."""
+        return ModelKey(job.organization, job.name if self.name == SANDBOX else self.name)

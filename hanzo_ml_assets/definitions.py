@@ -11,6 +11,7 @@ from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from sensors.withdraw_deployments import withdraw_deployments
 
 
 @dg.definitions
@@ -23,6 +24,7 @@ def definitions() -> dg.Definitions:
             deploy_promotions,
             retry_dead_runs,
             stop_cancelled_jobs,
+            withdraw_deployments,
         ],
         resources={"control_plane": ControlPlane()},
         executor=dg.in_process_executor,  # the heavy work is always in a process of its own

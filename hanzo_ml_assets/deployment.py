@@ -32,9 +32,11 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     def deployment(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         with control_plane.database.read() as connection:
             job = control_plane.jobs.get(context.partition_key, connection)
-            version = control_plane.registry.of_run(model.registered_name(job.name), job.id, connection)
+            version = control_plane.registry.of_run(model.registered(job), job.id, connection)
             promotion = newest_promotion(connection, version) if version else None
         if version is None or promotion is None or version.stage != "production":
+            if promotion is not None:
+                withdrawn_meanwhile(promotion, control_plane)
             raise dg.Failure(f"no version of run {context.partition_key} is in production: promote one first")
         served = deploy(model, version, promotion, control_plane)
         return dg.MaterializeResult(
@@ -52,7 +54,8 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 def newest_promotion(connection: Connection, version: ModelVersion) -> Event | None:
     """The event that moved this version to production last."""
-    query = select(events).where(events.c.type == PROMOTED, events.c.key == version.name).order_by(events.c.seq.desc())
+    same = events.c.payload["organization"].as_string() == version.organization
+    query = select(events).where(events.c.type == PROMOTED, events.c.key == version.name, same).order_by(events.c.seq.desc())
     for row in connection.execute(query).mappings():
         if row["payload"]["version"] == version.version and row["payload"]["stage"] == "production":
             return Event(**row)
@@ -79,7 +82,7 @@ def deploy(
     with control_plane.database.write() as connection:
         row = deployments.begin(
             connection,
-            name=version.name,
+            version.model,
             version=version.version,
             promotion=promotion.seq,
             url=control_plane.settings.engine_url,
@@ -89,8 +92,9 @@ def deploy(
         file = gguf_file(version, control_plane)
         folder = control_plane.store.fetch(artifact, control_plane.settings.home / "cache")
         control_plane.engine.deploy(
-            name=version.name,
+            name=version.model.served_name,
             version=version.version,
+            deployment=row.id,
             path=folder / file.path,
             sha256=file.sha256,
             smoke_prompts=list(model.deployment.smoke_prompts),
@@ -99,13 +103,23 @@ def deploy(
         with control_plane.database.write() as connection:
             deployments.fail(connection, row, str(error))
             # Not the version that this promotion replaced: that one may never have been served either.
-            served = deployments.serving(connection, version.name)
+            served = deployments.serving(connection, version.model)
             previous = served.version if served else None
             control_plane.registry.restore(connection, version, previous, str(error))
         raise dg.Failure(f"{version.reference} is not deployed: {error}", allow_retries=False) from None
     with control_plane.database.write() as connection:
-        deployments.succeed(connection, row)
+        serves = deployments.succeed(connection, row)
+    if not serves:
+        raise dg.Failure(f"{version.reference} was taken out of service while it was deployed", allow_retries=False)
     return row
+
+
+def withdrawn_meanwhile(promotion: Event, control_plane: ControlPlane) -> None:
+    """A worker that died while it deployed may have left the engine serving what was withdrawn before it could tell."""
+    with control_plane.database.write() as connection:
+        row = deployments.of_promotion(connection, promotion.seq)
+        if row is not None:
+            deployments.take_back(connection, row)
 
 
 def manifest_files(version: ModelVersion, control_plane: ControlPlane) -> list[FileRecord]:

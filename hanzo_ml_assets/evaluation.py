@@ -94,7 +94,7 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
 def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
     """The adapter of the last accepted version, where it stands on the same base model and is not this run's own."""
     with control_plane.database.read() as connection:
-        version = control_plane.registry.last_accepted(model.registered_name(trained.name), connection)
+        version = control_plane.registry.last_accepted(model.registered(trained), connection)
         if version is None or version.run_id in (None, trained.id):
             return None
         before = control_plane.jobs.get(str(version.run_id), connection)

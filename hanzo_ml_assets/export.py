@@ -42,7 +42,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
     def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
         trained = control_plane.jobs.read(context.partition_key)
         with control_plane.database.read() as connection:
-            version = control_plane.registry.of_run(model.registered_name(trained.name), trained.id, connection)
+            version = control_plane.registry.of_run(model.registered(trained), trained.id, connection)
         if version is None:
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
         job = export_job(model, trained, version, control_plane)
@@ -50,7 +50,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         with control_plane.database.write() as connection:
             for artifact in result.artifacts.values():
                 record(connection, artifact, control_plane.store.manifest(artifact))
-            current = control_plane.registry.get(version.name, version.version, connection)
+            current = control_plane.registry.get(version.model, version.version, connection)
             control_plane.registry.add_artifacts(connection, current, result.artifacts)
         for step, artifact in result.artifacts.items():
             yield dg.MaterializeResult(
@@ -70,7 +70,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
     recipe = read_record(control_plane.store, trained.artifact("run")).recipe
     quantization = model.deployment.quantization
-    place = f"s3://hanzo-models/{version.name}/v{version.version}"
+    place = f"{version.model.place}/v{version.version}"
     return Job(
         id=f"convert-{trained.id}",
         program=Program.CONVERT,

@@ -23,7 +23,7 @@ def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         trained = control_plane.jobs.read(context.partition_key)
         try:
-            name = model.registered_name(trained.name)
+            name = model.registered(trained).name
             registered = register_job(control_plane.database, control_plane.store, name, trained)
         except HanzoError as error:
             raise dg.Failure(error.message) from None

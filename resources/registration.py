@@ -10,6 +10,7 @@ from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.model_key import ModelKey
 from resources.metadata.registry import ModelVersion, Registration, Registry
 from resources.metadata.run_data import RunData
 from resources.metadata.runs import Runs
@@ -44,8 +45,7 @@ def register_job(
     with database.write() as connection:
         return Registry(database).register(
             connection,
-            name,
-            job.organization,
+            ModelKey(job.organization, name),
             registration,
             {"adapter": job.artifact("adapter")},
             quarantine=None if accepted else "; ".join(job.evaluation["verdict"]["reasons"]),
@@ -71,7 +71,8 @@ def register_run(
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     registration = describe_run(database, run_id, architecture="", metrics={}, source=source, user=user, tags=tags)
     with database.write() as connection:
-        return Registry(database).register(connection, name, run.organization, registration, {}, stage="none")
+        model = ModelKey(run.organization, name)
+        return Registry(database).register(connection, model, registration, {}, stage="none")
 
 
 def describe_run(

@@ -13,6 +13,7 @@ from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.experiments import Experiments
+from resources.metadata.model_key import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
 from resources.settings import Settings
 
@@ -33,12 +34,13 @@ def reset(settings: Settings) -> int:
         running = connection.execute(select(jobs.c.id).where(jobs.c.status == "running")).scalars().first()
         if running is not None:
             raise BadConfiguration(f"job {running} is running: `hanzo-ml job cancel {running}` first")
-        models = connection.execute(select(registered_models.c.name)).scalars().all()
+        keys = connection.execute(select(registered_models.c.organization, registered_models.c.name))
+        places = [ModelKey(*key).place for key in keys]
         # Children before their parents.
         rows = sum(connection.execute(delete(table)).rowcount for table in reversed(schema.sorted_tables))
         Experiments(database).ensure_default(connection=connection)
     store = Store(settings.store, settings.storage.variables)
-    for root in (*ROOTS, *(f"s3://hanzo-models/{name}" for name in models)):
+    for root in (*ROOTS, *places):
         store.delete(root)
     for folder in ("jobs", "cache"):
         shutil.rmtree(settings.home / folder, ignore_errors=True)

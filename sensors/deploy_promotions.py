@@ -5,6 +5,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import PROMOTED
 from resources.metadata.deployments import of_promotion
+from resources.metadata.model_key import ModelKey
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 
 
@@ -26,7 +27,8 @@ def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: Contro
             if event.payload["stage"] != "production" or not event.payload.get("servable", True):
                 continue
             home = home_of(context, "models", name)
-            version = control_plane.registry.find(name, event.payload["version"], connection)
+            model = ModelKey(event.payload["organization"], name)
+            version = control_plane.registry.find(model, event.payload["version"], connection)
             if version is None:  # deleted or renamed since: it is in production no more
                 continue
             deployed = of_promotion(connection, event.seq)

@@ -4,6 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
+from resources.metadata.model_key import ModelKey
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 
 STEPS = ("evaluation", "version", "merged", "gguf")
@@ -23,7 +24,8 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
             cursor = event.seq
             job = control_plane.jobs.get(event.key, connection)
             home = home_of(context, "models", str(job.config["model"]))
-            version = control_plane.registry.of_run(job.name if home == SANDBOX else home, job.id, connection)
+            model = ModelKey(job.organization, job.name if home == SANDBOX else home)
+            version = control_plane.registry.of_run(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue
             requests.append(

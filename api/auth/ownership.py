@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from api.auth.permissions import LOCAL, Caller
-from resources.errors import ErrorCode, HanzoError, already_exists, not_found
+from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
 from resources.metadata.scope import Kind, Reference, owners
 from resources.metadata.tracking_rules import printable
@@ -25,19 +25,19 @@ def check_ownership(
     """Look everything up in one transaction.
 
     Raises:
-        HanzoError: 404, in the same words for what is another organization's and for what is not there at all; 400 where
-            the call would make a model of a name that is taken; 403 where the caller may act on his own only.
+        HanzoError: 404, in the same words for what is another organization's and for what is not there at all; 403 where
+            the caller may act on his own only.
     """
     wanted = sorted(named)
     with database.read() as connection:
-        found = owners(connection, wanted)
+        found = owners(connection, wanted, caller.organization)
     for reference in wanted:
         owner = found.get(reference)
         is_new_model = may_be_new and reference.kind is Kind.REGISTERED_MODEL
         if owner is None and is_new_model:
             continue
         if owner is None or owner.organization != caller.organization:
-            raise taken(reference) if is_new_model else missing(reference)
+            raise missing(reference)
         if only_own and reference.kind is Kind.JOB and owner.user_id != caller.user_id:
             message = f"job '{printable(reference.id)}' is another user's: an ml-admin may do this"
             raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
@@ -51,7 +51,3 @@ def check_own(database: Database, caller: Caller, *named: Reference) -> None:
 
 def missing(reference: Reference) -> HanzoError:
     return not_found(MISSING[reference.kind].format(printable(reference.id)))
-
-
-def taken(reference: Reference) -> HanzoError:
-    return already_exists(f"Registered Model (name={printable(reference.id)}) already exists.")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.model_key import ModelKey
 
 
 class Permission(StrEnum):
@@ -62,6 +63,10 @@ class Caller:
     @property
     def is_admin(self) -> bool:
         return ADMIN in self.roles
+
+    def model(self, name: str) -> ModelKey:
+        """The registered model that he means by a name: his organization's."""
+        return ModelKey(self.organization, name)
 
     def user_or(self, claimed: str) -> str:
         """Whom a call is on record for: who signed in, whatever the request says; without sign-in, whom it names."""

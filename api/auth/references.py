@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
 
 NAMES: Mapping[str, Kind] = {
@@ -106,8 +107,8 @@ def in_store(parts: Sequence[str]) -> Reference:
     match parts:
         case ["hanzo-ml", "runs" | "checkpoints", run, *_]:
             return Reference(Kind.RUN, run)
-        case ["hanzo-models", name, *_]:
-            return Reference(Kind.REGISTERED_MODEL, name)
+        case ["hanzo-models", *below] if (owner := organization_of_place(below)) is not None:
+            return Reference(Kind.ORGANIZATION, owner)
         case ["hanzo-ml", "datasets", folder, *_]:
             return Reference(Kind.ORGANIZATION, unquote(folder[1:]) if folder.startswith("@") else DEFAULT_ORGANIZATION)
         case _:

@@ -166,6 +166,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "POST /mlflow/registered-models/rename",
         "DELETE /mlflow/registered-models/delete",
         "DELETE /mlflow/model-versions/delete",
+        "DELETE /v1/models/{name}/deployment",
     ),
     P.HPO_READ: ("GET /v1/hpo", "GET /v1/hpo/{sweep_id}", "GET /v1/hpo/{sweep_id}/results"),
     P.HPO_CREATE: ("POST /v1/hpo",),
@@ -222,7 +223,7 @@ MAKES_A_MODEL = frozenset(
         "POST /v1/jobs",
     }
 )
-"""A registered model that these name may be new; names are unique over all organizations."""
+"""A registered model that these name may be new."""
 UPLOADS = frozenset(
     {
         "POST /v1/datasets",

@@ -76,7 +76,7 @@ class VersionTagKey(VersionName):
 def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
     tags = {tag.key: tag.value for tag in body.tags}
     # Before the source is looked for: who misspells the model is not to be told that its files are missing.
-    RegisteredModels(database).get(body.name, caller.organization)
+    RegisteredModels(database).get(caller.model(body.name))
     if tags.get(PROMPT_TAG, "").lower() == "true":
         if body.source not in PROMPT_PLACEHOLDERS:
             raise bad_source(body.source, "A prompt has no files: its text is a tag.")
@@ -93,17 +93,17 @@ def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: Ca
         description=body.description,
         tags=tags,
     )
-    return answer(model_version=version_message(Registry(database).create(body.name, pointer, caller.organization)))
+    return answer(model_version=version_message(Registry(database).create(caller.model(body.name), pointer)))
 
 
 @router.get("/get")
 def get(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
-    return answer(model_version=version_message(Registry(database).read(query.name, query.number, caller.organization)))
+    return answer(model_version=version_message(Registry(database).read(caller.model(query.name), query.number)))
 
 
 @router.patch("/update")
 def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> Response:
-    changed = ModelVersionEdits(database).describe(body.name, body.number, body.description, caller.organization)
+    changed = ModelVersionEdits(database).describe(caller.model(body.name), body.number, body.description)
     return answer(model_version=version_message(changed))
 
 
@@ -117,19 +117,18 @@ def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -
             f"'{stage}' is not an Active stage. Valid stages are {', '.join(ACTIVE)}"
         )
     moved = Registry(database).promote(
-        body.name,
+        caller.model(body.name),
         body.number,
         stage.lower(),
         user=caller.user_id,
         archive=our_stages(stage) if body.archive_existing_versions else (),
-        organization=caller.organization,
     )
     return answer(model_version=version_message(moved))
 
 
 @router.delete("/delete")
 def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> Response:
-    ModelVersionEdits(database).delete(body.name, body.number, caller.organization)
+    ModelVersionEdits(database).delete(caller.model(body.name), body.number)
     return answer()
 
 
@@ -148,17 +147,17 @@ def search(query: Annotated[SearchVersions, Query()], database: DatabaseOf, call
 @router.get("/get-download-uri")
 def get_download_uri(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
     with database.read() as connection:
-        version = Registry(database).get(query.name, query.number, connection, caller.organization)
+        version = Registry(database).get(caller.model(query.name), query.number, connection)
         return answer(artifact_uri=download_uri(connection, version))
 
 
 @router.post("/set-tag")
 def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> Response:
-    ModelVersionEdits(database).set_tag(body.name, body.number, body.key, body.value, caller.organization)
+    ModelVersionEdits(database).set_tag(caller.model(body.name), body.number, body.key, body.value)
     return answer()
 
 
 @router.delete("/delete-tag")
 def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
-    ModelVersionEdits(database).delete_tag(body.name, body.number, body.key, caller.organization)
+    ModelVersionEdits(database).delete_tag(caller.model(body.name), body.number, body.key)
     return answer()

@@ -68,30 +68,30 @@ class Alias(AliasName):
 @router.post("/create")
 def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> Response:
     tags = {tag.key: tag.value for tag in body.tags}
-    made = RegisteredModels(database).create(body.name, caller.organization, description=body.description, tags=tags)
+    made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
     return answer(registered_model=model_message(made))
 
 
 @router.get("/get")
 def get(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
-    return answer(registered_model=model_message(RegisteredModels(database).get(name, caller.organization)))
+    return answer(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
 
 
 @router.patch("/update")
 def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> Response:
-    changed = RegisteredModels(database).describe(body.name, body.description, caller.organization)
+    changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
     return answer(registered_model=model_message(changed))
 
 
 @router.post("/rename")
 def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> Response:
-    changed = RegisteredModels(database).rename(body.name, body.new_name, caller.organization)
+    changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
     return answer(registered_model=model_message(changed))
 
 
 @router.delete("/delete")
 def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> Response:
-    RegisteredModels(database).delete(body.name, caller.organization)
+    RegisteredModels(database).delete(caller.model(body.name))
     return answer()
 
 
@@ -110,7 +110,7 @@ def search(query: Annotated[SearchModels, Query()], database: DatabaseOf, caller
 @router.post("/get-latest-versions")
 def latest_versions(body: LatestVersions, database: DatabaseOf, caller: CallerOf) -> Response:
     """The newest version of each stage asked for; of every stage where none is."""
-    model = RegisteredModels(database).get(body.name, caller.organization)
+    model = RegisteredModels(database).get(caller.model(body.name))
     wanted = {ours for stage in body.stages for ours in our_stages(mlflow_stage(stage))}
     found = [version for version in latest_of(model.latest) if not wanted or version.stage in wanted]
     return answer(model_versions=[version_message(version) for version in found] or None)
@@ -123,25 +123,25 @@ def latest_versions_by_query(query: Annotated[LatestVersions, Query()], database
 
 @router.post("/set-tag")
 def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> Response:
-    RegisteredModels(database).set_tag(body.name, body.key, body.value, caller.organization)
+    RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
     return answer()
 
 
 @router.delete("/delete-tag")
 def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
-    RegisteredModels(database).delete_tag(body.name, body.key, caller.organization)
+    RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
     return answer()
 
 
 @router.post("/alias")
 def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> Response:
-    RegisteredModels(database).set_alias(body.name, body.alias, version_number(body.version), caller.organization)
+    RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
     return answer()
 
 
 @router.delete("/alias")
 def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> Response:
-    RegisteredModels(database).delete_alias(body.name, body.alias, caller.organization)
+    RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
     return answer()
 
 
@@ -149,12 +149,12 @@ def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> Res
 def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> Response:
     """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
     checked_alias(alias)
-    model = RegisteredModels(database).get(name, caller.organization)
+    model = RegisteredModels(database).get(caller.model(name))
     if alias.lower() == LATEST:
         newest = max((version.version for version in model.latest), default=None)
         if newest is None:
             raise not_found(f"Latest version not found for model {name}.")
-        return answer(model_version=version_message(Registry(database).read(name, newest)))
+        return answer(model_version=version_message(Registry(database).read(caller.model(name), newest)))
     if alias not in model.aliases:
         raise invalid(f"Registered model alias {alias} not found.")
-    return answer(model_version=version_message(Registry(database).read(name, model.aliases[alias])))
+    return answer(model_version=version_message(Registry(database).read(caller.model(name), model.aliases[alias])))

@@ -14,6 +14,7 @@ from recipes.schema import Artifact
 from recipes.store import Store
 from resources.errors import not_found
 from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
 from resources.metadata.model_version_rules import version_number
 from resources.metadata.model_versions import ModelVersion
 from resources.metadata.registry import Registry
@@ -34,7 +35,7 @@ def download(
     files: VerifiedFilesOf,
     caller: CallerOf,
 ) -> Response:
-    version = stored_version(database, name, number, caller.organization)
+    version = stored_version(database, caller.model(name), number)
     uri = f"{version.source.rstrip('/')}/{checked_path(path)}"
     try:
         return file_response(files.open(uri, version.name, artifact_at(version, uri)), path.rpartition("/")[2], request)
@@ -51,12 +52,12 @@ def version_entries(database: Database, store: Store, proxied: str, organization
     parts = checked_path(proxied).split("/", 3)
     if len(parts) < 3:
         raise not_found("There is no such artifact location: it must be models/NAME/VERSION/PATH")
-    version = stored_version(database, parts[1], parts[2], organization)
+    version = stored_version(database, ModelKey(organization, parts[1]), parts[2])
     return entries_below(store, "/".join([version.source.rstrip("/"), *parts[3:]]), "")
 
 
-def stored_version(database: Database, name: str, number: str, organization: str) -> ModelVersion:
-    version = Registry(database).read(name, version_number(number), organization)
+def stored_version(database: Database, model: ModelKey, number: str) -> ModelVersion:
+    version = Registry(database).read(model, version_number(number))
     if not version.source.startswith("s3://"):
         raise not_found(f"{version.reference} has no files here: ask get-download-uri where they are")
     return version

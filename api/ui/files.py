@@ -50,7 +50,7 @@ def get_version_artifact(
     """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
     checked_path(path)
     with database.read() as connection:
-        found = Registry(database).get(name, version_number(version), connection, caller.organization)
+        found = Registry(database).get(caller.model(name), version_number(version), connection)
         root = download_uri(connection, found).rstrip("/")
     scheme, _, place = root.partition(":/")
     if f"{scheme}:/" == PROXY and version_files.is_of_version(place):

@@ -21,6 +21,7 @@ from resources.metadata.database import Database
 from resources.metadata.model_version_rules import version_number
 from resources.metadata.model_version_sources import check_source, named_in
 from resources.metadata.registry import ModelVersion, Pointer, Registry
+from resources.metadata.undeployment import undeploy
 from resources.registration import register_run
 
 router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)
@@ -70,7 +71,7 @@ def list_models(database: DatabaseOf, caller: CallerOf) -> Response:
 @router.post("", status_code=201)
 def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> Response:
     with database.write() as connection:
-        Registry(database).ensure_model(connection, body.name, caller.organization)
+        Registry(database).ensure_model(connection, caller.model(body.name))
     return JSONResponse({"name": body.name}, 201)
 
 
@@ -82,17 +83,17 @@ def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, cal
     with database.read() as connection:
         sourced = check_source(connection, store, body.artifact_uri, caller.organization, foreign_runs=False, **named)
     pointer = Pointer(**vars(sourced), created_by=caller.user_id, label=body.version, metrics=body.metrics, tags=body.tags)
-    registry = Registry(database)
+    registry, model = Registry(database), caller.model(body.name)
     with database.write() as connection:
-        registry.ensure_model(connection, body.name, caller.organization)
-        made = registry.create(body.name, pointer, caller.organization, connection=connection)
-        made = registry.promote(body.name, made.version, body.stage, user=caller.user_id, connection=connection)
+        registry.ensure_model(connection, model)
+        made = registry.create(model, pointer, connection=connection)
+        made = registry.promote(model, made.version, body.stage, user=caller.user_id, connection=connection)
     return JSONResponse(as_json(made, database), 201)
 
 
 @router.get("/{name}/versions")
 def list_versions(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
-    found = Registry(database).versions(name, caller.organization)
+    found = Registry(database).versions(caller.model(name))
     return JSONResponse({"versions": [as_json(version, database) for version in found]})
 
 
@@ -112,16 +113,22 @@ def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> Resp
 @aliases.put("/{name}/versions/{version}/stage")
 def set_stage(name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf) -> Response:
     moved = Registry(database).promote(
-        name,
+        caller.model(name),
         number_of(database, name, version, caller),
         body.stage,
         user=caller.user_id,
         force=body.force,
         is_admin=caller.is_admin,
         traffic_percent=body.traffic_percent,
-        organization=caller.organization,
     )
     return JSONResponse(as_json(moved, database))
+
+
+@router.delete("/{name}/deployment", status_code=202)
+def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
+    """Take a model out of service: its version in production is archived, and the engine lets go of it soon after."""
+    found = undeploy(database, caller.model(name), user=caller.user_id)
+    return JSONResponse({"name": name, "deployments": [vars(deployment) for deployment in found]}, 202)
 
 
 @router.get("/{name}/versions/{version}/proof")
@@ -136,18 +143,18 @@ def number_of(database: Database, name: str, version: str, caller: Caller) -> in
     """A version's number, also by the one that its registrar gave it."""
     if not version.isdecimal():
         with database.read() as connection:
-            labelled = Registry(database).labelled(name, version, connection, caller.organization)
+            labelled = Registry(database).labelled(caller.model(name), version, connection)
         if labelled is not None:
             return labelled.version
     return version_number(version)
 
 
 def named_version(database: Database, name: str, version: str, caller: Caller) -> ModelVersion:
-    return Registry(database).read(name, number_of(database, name, version, caller), caller.organization)
+    return Registry(database).read(caller.model(name), number_of(database, name, version, caller))
 
 
 def served_by(settings: SettingsOf) -> Any:
-    """Model name -> the file that the engine serves and the hash that it loaded."""
+    """Name in the engine -> the file that it serves and the hash that it loaded."""
 
     def find(name: str) -> tuple[Path, str] | None:
         try:
@@ -163,5 +170,5 @@ def served_by(settings: SettingsOf) -> Any:
 def as_json(version: ModelVersion, database: Database) -> dict[str, Any]:
     """The version with its newest deployment: the stage says what is wanted, the deployment what is served."""
     with database.read() as connection:
-        deployed = deployments.newest(connection, version.name, version.version)
+        deployed = deployments.newest(connection, version.model, version.version)
     return vars(version) | {"deployment": vars(deployed) if deployed else None}

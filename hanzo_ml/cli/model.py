@@ -62,6 +62,14 @@ def promote(
 
 
 @app.command()
+def undeploy(name: str) -> None:
+    """Take a model out of service; its version in production is archived. It can then be deleted or renamed."""
+    left = call("DELETE", f"/v1/models/{name}/deployment")["deployments"]
+    versions = ", ".join(str(deployment["version"]) for deployment in left)
+    print(f"{name}: version {versions} is being taken out of service" if left else f"{name}: archived, nothing was served")
+
+
+@app.command()
 def prove(name: str, version: int, as_json: AsJson = False) -> None:
     """Prove a version back to its raw files, hashing every byte again. Exits with 1 when an edge is broken."""
     proof = call("GET", f"/v1/models/{name}/versions/{version}/proof")

@@ -45,9 +45,9 @@ def make_app(state: State) -> FastAPI:
     async def deploy(body: DeployRequest) -> Served:
         return await table.deploy(body)
 
-    @app.delete("/deployments/{name}", status_code=204)
-    async def remove(name: str) -> None:
-        await table.remove(name)
+    @app.delete("/deployments/{name:path}", status_code=204)
+    async def remove(name: str, deployment: int | None = None) -> None:
+        await table.remove(name, deployment)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

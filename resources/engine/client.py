@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -19,7 +20,13 @@ class Engine(Protocol):
     """An inference engine that serves registered models."""
 
     def deploy(
-        self, name: str, version: int, path: Path, sha256: str, smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS
+        self,
+        name: str,
+        version: int,
+        path: Path,
+        sha256: str,
+        smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
+        deployment: int = 0,
     ) -> Served:
         """Serve this file as `name`, in place of what `name` served, without a failed request.
 
@@ -34,8 +41,8 @@ class Engine(Protocol):
         """What is deployed, each with its true status."""
         ...
 
-    def remove(self, name: str) -> None:
-        """Stop serving `name`; raises UnknownModel when it is not deployed."""
+    def remove(self, name: str, deployment: int | None = None) -> None:
+        """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
         ...
 
     def chat(
@@ -55,10 +62,21 @@ class HttpEngine:
         self._http = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
     def deploy(
-        self, name: str, version: int, path: Path, sha256: str, smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS
+        self,
+        name: str,
+        version: int,
+        path: Path,
+        sha256: str,
+        smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
+        deployment: int = 0,
     ) -> Served:
         request = DeployRequest(
-            name=name, version=version, path=path.resolve(), sha256=sha256, smoke_prompts=tuple(smoke_prompts)
+            name=name,
+            version=version,
+            deployment=deployment,
+            path=path.resolve(),
+            sha256=sha256,
+            smoke_prompts=tuple(smoke_prompts),
         )
         answer = self._call("POST", "/deployments", DEPLOY_SECONDS, request.model_dump(mode="json"))
         return Served.model_validate_json(answer.content)
@@ -67,8 +85,10 @@ class HttpEngine:
         answer = self._call("GET", "/deployments", LOOK_SECONDS)
         return list(Deployments.model_validate_json(answer.content).deployments)
 
-    def remove(self, name: str) -> None:
-        self._call("DELETE", f"/deployments/{name}", LOOK_SECONDS)
+    def remove(self, name: str, deployment: int | None = None) -> None:
+        only = "" if deployment is None else f"?deployment={deployment}"
+        # Quoted once more: the name may hold a quoted organization, and the gateway unquotes its path.
+        self._call("DELETE", f"/deployments/{quote(name)}{only}", LOOK_SECONDS)
 
     def chat(
         self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0

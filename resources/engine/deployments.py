@@ -89,11 +89,15 @@ class DeploymentTable:
         self._log.info("serving %s version %d (%s)", request.name, request.version, request.sha256)
         return slot.describe()
 
-    async def remove(self, name: str) -> None:
-        """Stop serving `name` once its requests are answered."""
+    async def remove(self, name: str, deployment: int | None = None) -> None:
+        """Stop serving `name` once its requests are answered; where a deployment is named, only while that is what serves.
+
+        Raises:
+            UnknownModel: it is not deployed, or another deployment of it is.
+        """
         async with self._changing:
-            if name not in self._slots:
-                raise UnknownModel(f"no model '{name}' is deployed: GET /deployments lists what is")
+            if name not in self._slots or deployment not in (None, self._slots[name].request.deployment):
+                raise UnknownModel(f"no model '{name}' is deployed so: GET /deployments lists what is")
             self._write_state({key: slot for key, slot in self._slots.items() if key != name})
             slot = self._slots.pop(name)
         self._retire(slot)

@@ -18,8 +18,12 @@ class Border(BaseModel):
 class DeployRequest(Border):
     """A model version to serve under `name`, and the prompts that it has to answer first."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")
+    name: str = Field(
+        pattern=r"^([A-Za-z0-9._%~-]{1,128}/)?[A-Za-z0-9._-]{1,128}$",
+        description="with its organization's in front, or alone",
+    )
     version: int = Field(ge=1)
+    deployment: int = Field(0, description="of the registry: who takes this one out of service names it")
     path: Path = Field(description="absolute path of the GGUF file on the engine's machine")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the file, as the registry recorded it")
     smoke_prompts: tuple[str, ...] = Field(DEFAULT_SMOKE_PROMPTS, min_length=1)

@@ -65,7 +65,7 @@ class Prover:
 
     def served(self, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]) -> ProofNode | None:
         """The file that the engine serves, if this version is the one being served."""
-        deployment = deployments.serving(self._connection, version.name)
+        deployment = deployments.serving(self._connection, version.model)
         if deployment is None or deployment.version != version.version:
             return None
         node = ProofNode(label="served file", uri=deployment.url, digest=deployment.sha256)
@@ -74,7 +74,7 @@ class Prover:
         recorded = self._file_hashes(version.artifact("gguf"))
         if deployment.sha256 not in recorded:
             self._problem(node, "served file -> export", "the deployed SHA-256 is none of the export's files")
-        loaded = served_file(version.name)
+        loaded = served_file(version.model.served_name)
         if loaded is None:
             self._problem(
                 node, "served file -> export", f"the engine at {deployment.url} does not serve {version.reference}"
@@ -147,7 +147,7 @@ class Prover:
 def prove(
     connection: Connection, store: Store, version: ModelVersion, served_file: Callable[[str], tuple[Path, str] | None]
 ) -> Proof:
-    """Prove a version. `served_file` answers a model's name with the file that the engine serves and the hash it loaded."""
+    """Prove a version. `served_file` answers a name in the engine with the file served and the hash it loaded."""
     prover = Prover(connection, store)
     root = ProofNode(label=version.reference, uri=version.source, digest=version.run_id or "")
     if served := prover.served(version, served_file):

@@ -26,8 +26,9 @@ from sqlalchemy import Connection, select
 
 from recipes.store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, invalid
+from resources.metadata.model_key import MODELS_BUCKET, ModelKey, organization_of_place
 from resources.metadata.model_version_rules import LATEST, no_model, no_version
-from resources.metadata.model_versions import ModelVersion, find_version, owned
+from resources.metadata.model_versions import ModelVersion, find_version
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
@@ -116,7 +117,9 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
             query = select(logged_models.c.artifact_uri).where(logged_models.c.id == rest)
             return str(connection.execute(query).scalar() or version.source)
         name, _, number = rest.rpartition("/")
-        original = find_version(connection, versions.c.name == name, versions.c.version == int(number))
+        original = find_version(
+            connection, ModelKey(version.organization, name).of(versions), versions.c.version == int(number)
+        )
         if original is None:
             raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
         version = original
@@ -159,26 +162,24 @@ def referred(connection: Connection, source: str, parts: list[str], organization
     name, at, alias = parts[0].rpartition("@") if len(parts) == 1 else (parts[0], "", "")
     if len(parts) != (1 if at else 2) or not name:
         raise not_contained(source, "model_id")
-    if (
-        connection.execute(select(models.c.name).where(models.c.name == name, models.c.organization == organization)).first()
-        is None
-    ):
+    model = ModelKey(organization, name)
+    if connection.execute(select(models.c.name).where(model.of(models))).first() is None:
         raise no_model(name)
-    mine = [versions.c.name == name, *owned(organization)]
+    mine = model.of(versions)
     if at:
-        pointed = select(aliases.c.version).where(aliases.c.name == name, aliases.c.alias == alias)
-        found = find_version(connection, *mine, versions.c.version.in_(pointed))
+        pointed = select(aliases.c.version).where(model.of(aliases), aliases.c.alias == alias)
+        found = find_version(connection, mine, versions.c.version.in_(pointed))
         if found is None:
             raise invalid(f"Registered model alias {printable(alias)} not found.")
         return found
     wanted = parts[1]
     if re.fullmatch(r"\d{1,9}", wanted, re.ASCII):
-        found = find_version(connection, *mine, versions.c.version == int(wanted))
+        found = find_version(connection, mine, versions.c.version == int(wanted))
         if found is None:
             raise no_version(name, int(wanted))
         return found
     stage = [] if wanted.lower() == LATEST else [versions.c.stage == wanted.lower()]
-    found = find_version(connection, *mine, *stage)
+    found = find_version(connection, mine, *stage)
     if found is None:
         raise bad_source(source, f"Model '{printable(name)}' has no version there.")
     return found
@@ -245,12 +246,11 @@ def check_run_source(
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
     """Raises unless files lie there that the organization may see."""
-    owner = None
+    theirs = None
     if parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
-        owner = select(runs.c.organization).where(runs.c.id == parts[2])
-    elif parts[0] == "hanzo-models" and len(parts) > 1:
-        owner = select(models.c.organization).where(models.c.name == parts[1])
-    theirs = connection.execute(owner).scalar() if owner is not None else None
+        theirs = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()
+    elif parts[0] == MODELS_BUCKET:
+        theirs = organization_of_place(parts[1:])
     if theirs not in (None, organization) or not holds_files(store, source.rstrip("/")):
         raise absent(source)
 

@@ -8,20 +8,21 @@ from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
 
 from recipes.schema import Artifact
 from resources.errors import conflict
+from resources.metadata.model_key import ModelKey
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
-from resources.metadata.tables import registered_models as models
 
 NEWEST_FIRST = versions.c.version.desc()
 CHUNK = 500
-"""Versions whose tags are read by one query: each takes two variables, and SQLite has 32,766."""
+"""Versions whose tags are read by one query: each takes three variables, and SQLite has 32,766."""
 
 
 @dataclass(frozen=True)
 class ModelVersion:
     """One version. `artifacts` maps a format to `{path, size_bytes, checksum, artifact}`."""
 
+    organization: str
     name: str
     version: int
     stage: str
@@ -44,6 +45,10 @@ class ModelVersion:
     updated_at: int
     tags: Mapping[str, str]
     aliases: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ModelKey:
+        return ModelKey(self.organization, self.name)
 
     @property
     def reference(self) -> str:
@@ -92,28 +97,21 @@ def described(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def owned(organization: str | None) -> list[ColumnElement[bool]]:
-    """The condition that a version's model is an organization's; none where no organization is asked for."""
-    if organization is None:
-        return []
-    return [versions.c.name.in_(select(models.c.name).where(models.c.organization == organization))]
-
-
 def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersion]:
     """The versions that a query over their table finds, with their tags and aliases."""
     rows = connection.execute(query).mappings().all()
     found: list[ModelVersion] = []
     for start in range(0, len(rows), CHUNK):
         part = rows[start : start + CHUNK]
-        keys = [(row["name"], row["version"]) for row in part]
-        tags: dict[tuple[str, int], dict[str, str]] = {key: {} for key in keys}
-        named: dict[tuple[str, int], list[str]] = {key: [] for key in keys}
-        wanted = tuple_(version_tags.c.name, version_tags.c.version).in_(keys)
-        for tag in connection.execute(select(version_tags).where(wanted).order_by(version_tags.c.key)).mappings():
-            tags[tag["name"], tag["version"]][tag["key"]] = tag["value"]
-        pointing = tuple_(aliases.c.name, aliases.c.version).in_(keys)
-        for alias in connection.execute(select(aliases).where(pointing).order_by(aliases.c.alias)).mappings():
-            named[alias["name"], alias["version"]].append(alias["alias"])
+        keys = [(row["organization"], row["name"], row["version"]) for row in part]
+        tags: dict[tuple[str, str, int], dict[str, str]] = {key: {} for key in keys}
+        named: dict[tuple[str, str, int], list[str]] = {key: [] for key in keys}
+        wanted = tuple_(version_tags.c.organization, version_tags.c.name, version_tags.c.version).in_(keys)
+        for tag in connection.execute(select(version_tags).where(wanted).order_by(version_tags.c.key)):
+            tags[tag.organization, tag.name, tag.version][tag.key] = tag.value
+        pointing = tuple_(aliases.c.organization, aliases.c.name, aliases.c.version).in_(keys)
+        for alias in connection.execute(select(aliases).where(pointing).order_by(aliases.c.alias)):
+            named[alias.organization, alias.name, alias.version].append(alias.alias)
         found += [
             ModelVersion(**row, tags=tags[key], aliases=tuple(named[key])) for row, key in zip(part, keys, strict=True)
         ]

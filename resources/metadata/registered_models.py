@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from resources.errors import already_exists
 from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
 from resources.metadata.model_version_rules import (
     checked_alias,
     checked_description,
@@ -19,11 +20,12 @@ from resources.metadata.model_version_rules import (
     no_version,
 )
 from resources.metadata.model_versions import find_version
-from resources.metadata.outbox import emit, now_ms
+from resources.metadata.outbox import now_ms
 from resources.metadata.registered_model_rows import (
     RegisteredModel,
     check_not_served,
     copies,
+    emit_model,
     insert_model,
     last_number,
     lock_model,
@@ -43,108 +45,105 @@ from resources.metadata.transactions import insert_into, reading, writing
 
 
 class RegisteredModels:
-    """Models in a database. A method that is given an `organization` finds only that organization's models."""
+    """Models in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(
-        self, name: str, organization: str, *, description: str = "", tags: Mapping[str, str] | None = None
-    ) -> RegisteredModel:
-        checked_model_name(name)
+    def create(self, model: ModelKey, *, description: str = "", tags: Mapping[str, str] | None = None) -> RegisteredModel:
+        checked_model_name(model.name)
         checked = dict(checked_tag(key, value) for key, value in (tags or {}).items())
         with writing(self._database, None) as writer:
             lock_registry(writer)
-            if not insert_model(writer, name, organization, checked_description(description)):
-                raise already_exists(f"Registered Model (name={printable(name)}) already exists.")
+            if not insert_model(writer, model, checked_description(description)):
+                raise already_exists(f"Registered Model (name={printable(model.name)}) already exists.")
             if checked:
-                writer.execute(insert(model_tags), [{"name": name, "key": key, "value": checked[key]} for key in checked])
-            return self.get(name, connection=writer)
+                writer.execute(insert(model_tags), [{**model.row, "key": key, "value": checked[key]} for key in checked])
+            return self.get(model, connection=writer)
 
-    def get(self, name: str, organization: str | None = None, *, connection: Connection | None = None) -> RegisteredModel:
+    def get(self, model: ModelKey, *, connection: Connection | None = None) -> RegisteredModel:
         with reading(self._database, connection) as reader:
-            row = model_row(reader, name, organization)
-            return read_models(reader, [row])[0]
+            return read_models(reader, model.organization, [model_row(reader, model)])[0]
 
-    def describe(self, name: str, description: str, organization: str | None = None) -> RegisteredModel:
+    def describe(self, model: ModelKey, description: str) -> RegisteredModel:
         checked_description(description)
         with writing(self._database, None) as writer:
-            lock_model(writer, name, organization)
-            writer.execute(update(models).where(models.c.name == name).values(description=description))
-            touch(writer, name)
-            emit(writer, "models", "model.updated", name, {"name": name})
-            return self.get(name, connection=writer)
+            lock_model(writer, model)
+            writer.execute(update(models).where(model.of(models)).values(description=description))
+            touch(writer, model)
+            emit_model(writer, "model.updated", model)
+            return self.get(model, connection=writer)
 
-    def rename(self, name: str, new_name: str, organization: str | None = None) -> RegisteredModel:
+    def rename(self, model: ModelKey, new_name: str) -> RegisteredModel:
         """Give a model another name, and everything that says its name with it.
 
         Raises:
             HanzoError: the new name is taken; the model is served, and its name is the address that clients call.
         """
         checked_model_name(new_name, "new_name")
+        renamed = ModelKey(model.organization, new_name)
         with writing(self._database, None) as writer:
-            row = lock_model(writer, name, organization)
-            if new_name == name or writer.execute(select(models.c.name).where(models.c.name == new_name)).first():
+            row = lock_model(writer, model)
+            if renamed == model or writer.execute(select(models.c.name).where(renamed.of(models))).first():
                 raise already_exists(f"Registered Model (name={printable(new_name)}) already exists.")
-            check_not_served(writer, name, action="renamed")
-            last = max(row["last_version"], last_number(writer, new_name))
+            check_not_served(writer, model, action="renamed")
+            last = max(row["last_version"], last_number(writer, renamed))
             now = now_ms()
             values = {"name": new_name, "last_version": last, "last_update_time": now}
-            writer.execute(update(models).where(models.c.name == name).values(**values))
-            writer.execute(update(versions).where(versions.c.name == new_name).values(updated_at=now))
-            writer.execute(update(deployments).where(deployments.c.name == name).values(name=new_name))
-            for copy in copies(writer, name):
-                repoint(writer, copy, copy.source.replace(f"models:/{name}/", f"models:/{new_name}/", 1))
-            facts = {"name": name, "new_name": new_name, "last_version": row["last_version"]}
-            emit(writer, "models", "model.renamed", name, facts)
-            return self.get(new_name, connection=writer)
+            writer.execute(update(models).where(model.of(models)).values(**values))
+            writer.execute(update(versions).where(renamed.of(versions)).values(updated_at=now))
+            writer.execute(update(deployments).where(model.of(deployments)).values(name=new_name))
+            for copy in copies(writer, model):
+                repoint(writer, copy, copy.source.replace(f"models:/{model.name}/", f"models:/{new_name}/", 1))
+            emit_model(writer, "model.renamed", model, {"new_name": new_name, "last_version": row["last_version"]})
+            return self.get(renamed, connection=writer)
 
-    def delete(self, name: str, organization: str | None = None) -> None:
+    def delete(self, model: ModelKey) -> None:
         """Delete a model with its versions. What was copied from them keeps its files. Raises while it is served."""
         with writing(self._database, None) as writer:
-            row = lock_model(writer, name, organization)
-            check_not_served(writer, name, action="deleted")
-            for copy in copies(writer, name):
-                source = f"models:/{name}/"
-                original = find_version(
-                    writer, versions.c.name == name, versions.c.version == int(copy.source.removeprefix(source))
-                )
+            row = lock_model(writer, model)
+            check_not_served(writer, model, action="deleted")
+            for copy in copies(writer, model):
+                number = int(copy.source.removeprefix(f"models:/{model.name}/"))
+                original = find_version(writer, model.of(versions), versions.c.version == number)
                 if original is not None:
                     repoint(writer, copy, original.source)
-            writer.execute(delete(models).where(models.c.name == name))
-            emit(writer, "models", "model.deleted", name, {"name": name, "last_version": row["last_version"]})
+            writer.execute(delete(models).where(model.of(models)))
+            emit_model(writer, "model.deleted", model, {"last_version": row["last_version"]})
 
-    def set_tag(self, name: str, key: str, value: str, organization: str | None = None) -> None:
+    def set_tag(self, model: ModelKey, key: str, value: str) -> None:
         checked_tag(key, value)
         with writing(self._database, None) as writer:
-            lock_model(writer, name, organization)
-            row = insert_into(writer, model_tags).values(name=name, key=key, value=value)
-            writer.execute(row.on_conflict_do_update(index_elements=["name", "key"], set_={"value": value}))
-            emit(writer, "models", "model.tag_set", name, {"name": name, "key": key})
+            lock_model(writer, model)
+            row = insert_into(writer, model_tags).values(**model.row, key=key, value=value)
+            keys = ["organization", "name", "key"]
+            writer.execute(row.on_conflict_do_update(index_elements=keys, set_={"value": value}))
+            emit_model(writer, "model.tag_set", model, {"key": key})
 
-    def delete_tag(self, name: str, key: str, organization: str | None = None) -> None:
+    def delete_tag(self, model: ModelKey, key: str) -> None:
         """A tag that is not there is no error, as in MLflow."""
         check_key(key, "key", "key")
         with writing(self._database, None) as writer:
-            lock_model(writer, name, organization)
-            if writer.execute(delete(model_tags).where(model_tags.c.name == name, model_tags.c.key == key)).rowcount:
-                emit(writer, "models", "model.tag_deleted", name, {"name": name, "key": key})
+            lock_model(writer, model)
+            if writer.execute(delete(model_tags).where(model.of(model_tags), model_tags.c.key == key)).rowcount:
+                emit_model(writer, "model.tag_deleted", model, {"key": key})
 
-    def set_alias(self, name: str, alias: str, number: int, organization: str | None = None) -> None:
+    def set_alias(self, model: ModelKey, alias: str, number: int) -> None:
         """Point an alias at a version, away from the one that it pointed at."""
         checked_new_alias(alias)
         with writing(self._database, None) as writer:
-            lock_model(writer, name, organization)
-            if find_version(writer, versions.c.name == name, versions.c.version == number) is None:
-                raise no_version(name, number)
-            row = insert_into(writer, aliases).values(name=name, alias=alias, version=number)
-            writer.execute(row.on_conflict_do_update(index_elements=["name", "alias"], set_={"version": number}))
-            emit(writer, "models", "model.alias_set", name, {"name": name, "alias": alias, "version": number})
+            lock_model(writer, model)
+            if find_version(writer, model.of(versions), versions.c.version == number) is None:
+                raise no_version(model.name, number)
+            row = insert_into(writer, aliases).values(**model.row, alias=alias, version=number)
+            keys = ["organization", "name", "alias"]
+            writer.execute(row.on_conflict_do_update(index_elements=keys, set_={"version": number}))
+            emit_model(writer, "model.alias_set", model, {"alias": alias, "version": number})
 
-    def delete_alias(self, name: str, alias: str, organization: str | None = None) -> None:
+    def delete_alias(self, model: ModelKey, alias: str) -> None:
         """An alias that is not there is no error, as in MLflow."""
         checked_alias(alias)
         with writing(self._database, None) as writer:
-            lock_model(writer, name, organization)
-            if writer.execute(delete(aliases).where(aliases.c.name == name, aliases.c.alias == alias)).rowcount:
-                emit(writer, "models", "model.alias_deleted", name, {"name": name, "alias": alias})
+            lock_model(writer, model)
+            if writer.execute(delete(aliases).where(model.of(aliases), aliases.c.alias == alias)).rowcount:
+                emit_model(writer, "model.alias_deleted", model, {"alias": alias})

@@ -13,7 +13,7 @@ from resources.metadata.database import Database
 from resources.metadata.filter_language import TEXT, Condition, Grammar, Order
 from resources.metadata.filter_sql import compare, compare_keyed
 from resources.metadata.keyset import Keyset, SortKey
-from resources.metadata.model_versions import ModelVersion, owned, read_versions
+from resources.metadata.model_versions import ModelVersion, read_versions
 from resources.metadata.registered_model_rows import RegisteredModel, read_models
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
@@ -65,9 +65,9 @@ class VersionPage:
 
 
 class RegistrySearch:
-    """Reads the registry of one organization, or of all where none is given."""
+    """Reads the registry of one organization."""
 
-    def __init__(self, database: Database, organization: str | None) -> None:
+    def __init__(self, database: Database, organization: str) -> None:
         self._database = database
         self._organization = organization
 
@@ -75,41 +75,46 @@ class RegistrySearch:
         self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
     ) -> ModelPage:
         """Models by name unless `orders` say otherwise."""
-        query: Select[Any] = select(models)
-        if self._organization is not None:
-            query = query.where(models.c.organization == self._organization)
+        query: Select[Any] = select(models).where(models.c.organization == self._organization)
         keyset = Keyset(_keys(models, orders, [Order("attribute", "name", True)]), scope=("models", *orders))
         with self._database.read() as reader:
-            owner = model_tags.c.name == models.c.name
-            query = _filtered(query, conditions, models, model_tags, owner, reader.dialect.name)
+            owner = (model_tags.c.organization == self._organization) & (model_tags.c.name == models.c.name)
+            query = _filtered(query, conditions, models, model_tags, owner, self._organization, reader.dialect.name)
             rows = reader.execute(keyset.page(query, limit, page_token)).all()
             found: list[RegisteredModel] = []
             for start in range(0, len(rows[:limit]), CHUNK):
                 part = [dict(zip(models.c.keys(), row, strict=False)) for row in rows[:limit][start : start + CHUNK]]
-                found += read_models(reader, part)
+                found += read_models(reader, self._organization, part)
         return ModelPage(found, keyset.next_token(rows, limit))
 
     def versions(
         self, conditions: Sequence[Condition], orders: Sequence[Order], limit: int, page_token: str | None
     ) -> VersionPage:
         """Versions, those that changed last first unless `orders` say otherwise."""
-        query: Select[Any] = select(versions.c.name, versions.c.version).where(*owned(self._organization))
+        own = versions.c.organization == self._organization
+        query: Select[Any] = select(versions.c.name, versions.c.version).where(own)
         first = orders or [Order("attribute", "updated_at", False)]
         ties = [Order("attribute", "name", True), Order("attribute", "version", False)]
         keyset = Keyset(_keys(versions, first, ties), scope=("versions", *orders))
         with self._database.read() as reader:
-            owner = (version_tags.c.name == versions.c.name) & (version_tags.c.version == versions.c.version)
-            query = _filtered(query, conditions, versions, version_tags, owner, reader.dialect.name)
+            owner = (
+                (version_tags.c.organization == self._organization)
+                & (version_tags.c.name == versions.c.name)
+                & (version_tags.c.version == versions.c.version)
+            )
+            query = _filtered(query, conditions, versions, version_tags, owner, self._organization, reader.dialect.name)
             rows = reader.execute(keyset.page(query, limit, page_token)).all()
-            found = _read_in_order(reader, [(str(row[0]), int(row[1])) for row in rows[:limit]])
+            keys = [(str(row[0]), int(row[1])) for row in rows[:limit]]
+            found = _read_in_order(reader, self._organization, keys)
         return VersionPage(found, keyset.next_token(rows, limit))
 
 
-def _read_in_order(reader: Connection, keys: Sequence[tuple[str, int]]) -> list[ModelVersion]:
+def _read_in_order(reader: Connection, organization: str, keys: Sequence[tuple[str, int]]) -> list[ModelVersion]:
     found: dict[tuple[str, int], ModelVersion] = {}
     for start in range(0, len(keys), CHUNK):
         wanted = tuple_(versions.c.name, versions.c.version).in_(keys[start : start + CHUNK])
-        for version in read_versions(reader, select(versions).where(wanted)):
+        own = versions.c.organization == organization
+        for version in read_versions(reader, select(versions).where(own, wanted)):
             found[version.name, version.version] = version
     return [found[key] for key in keys]
 
@@ -126,6 +131,7 @@ def _filtered(
     table: Table,
     tags: Table,
     owner: ColumnElement[bool],
+    organization: str,
     dialect: str,
 ) -> Select[Any]:
     prompts = asks_for_prompts(conditions)
@@ -134,7 +140,7 @@ def _filtered(
             query = query.where(compare(table.c[condition.key], condition.operator, condition.value, dialect))
         elif condition.key != PROMPT_TAG:
             query = query.where(compare_keyed(tags, owner, condition, dialect))
-    marked = select(tags.c.name).where(tags.c.key == PROMPT_TAG, tags.c.value == "true")
+    marked = select(tags.c.name).where(tags.c.organization == organization, tags.c.key == PROMPT_TAG, tags.c.value == "true")
     return query.where(table.c.name.in_(marked) if prompts else table.c.name.not_in(marked))
 
 

@@ -50,8 +50,11 @@ IDS: Mapping[Kind, Column[str]] = {
 CHUNK = 500
 
 
-def owners(connection: Connection, references: Collection[Reference]) -> dict[Reference, Owner]:
-    """The owner of each object that exists: one query for each kind that is named."""
+def owners(connection: Connection, references: Collection[Reference], organization: str) -> dict[Reference, Owner]:
+    """The owner of each object that exists: one query for each kind that is named.
+
+    A model's name means the asking organization's own: another one's model of that name is another model.
+    """
     wanted: dict[Kind, dict[str | int, Reference]] = {}
     for reference in references:
         if (key := stored_id(reference)) is not None:
@@ -63,6 +66,8 @@ def owners(connection: Connection, references: Collection[Reference]) -> dict[Re
         for start in range(0, len(keys), CHUNK):
             column, source = IDS[kind], _with_organization(kind)
             query = select(column, *source[1:]).select_from(source[0]).where(column.in_(keys[start : start + CHUNK]))
+            if kind is Kind.REGISTERED_MODEL:
+                query = query.where(registered_models.c.organization == organization)
             for row in connection.execute(query):
                 found[ids[row[0]]] = Owner(*row[1:])
     return found

@@ -1,7 +1,7 @@
 """The events of one organization: those about its runs, jobs, models and datasets. The audit log is read elsewhere.
 
-Events carry no organization, so it is that of the object that they are about; what belongs to a node of the cluster belongs
-to no organization.
+Most events carry no organization, so it is that of the object that they are about; what belongs to a node of the cluster
+belongs to no organization.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 
 from resources.metadata.audit import TOPIC as AUDIT
 from resources.metadata.outbox import Event
-from resources.metadata.tables import dataset_versions, events, jobs, registered_models, runs
+from resources.metadata.tables import dataset_versions, events, jobs, runs
 
 
 def events_of(
@@ -28,15 +28,14 @@ def events_of(
 def _belongs_to(organization: str) -> ColumnElement[bool]:
     run = exists().where(runs.c.id == events.c.key, runs.c.organization == organization)
     job = exists().where(jobs.c.id == events.c.key, jobs.c.organization == organization)
-    model = exists().where(registered_models.c.name == events.c.key, registered_models.c.organization == organization)
     dataset = exists().where(
         dataset_versions.c.id == events.c.payload["dataset_id"].as_string(), dataset_versions.c.organization == organization
     )
     return or_(
         and_(events.c.topic == "jobs", or_(run, job)),
         and_(events.c.topic == "metrics", run),
-        # An evaluation's key is its job, everything else of a model has the model's name.
+        # An evaluation's key is its job; everything else of a model names the organization, as its name is not enough.
         and_(events.c.topic == "models", events.c.type.startswith("evaluation."), job),
-        and_(events.c.topic == "models", ~events.c.type.startswith("evaluation."), model),
+        and_(events.c.topic == "models", events.c.payload["organization"].as_string() == organization),
         and_(events.c.topic == "datasets", dataset),
     )

@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 
 from recipes.store import Store
 from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
 from resources.metadata.model_versions import Registration
 from resources.metadata.registry import Registry
 from tests.api.server_process import ServerProcess
@@ -92,7 +93,7 @@ def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(serve
     adapter = store.publish(folder, "s3://hanzo-ml/runs/trained-1/checkpoint-final/adapter", "adapter")
     said = Registration("trained-1", "Llama", "base", "lora", {}, {}, adapter.uri, "ann", {})
     with database.write() as connection:
-        Registry(database).register(connection, "trained", "default", said, {"adapter": adapter})
+        Registry(database).register(connection, ModelKey("default", "trained"), said, {"adapter": adapter})
     database.close()
     mlflow.set_tracking_uri(server.url)
     found = Path(mlflow.artifacts.download_artifacts("models:/trained/1", dst_path=str(tmp_path / "down")))

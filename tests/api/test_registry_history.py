@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import read_after
 from resources.metadata.registry import Registry
 from resources.metadata.tracking import Tracking
@@ -91,11 +92,12 @@ class Client(threading.Thread):
 def history(servers: list[ServerProcess], database: Database, kills: list[Callable[[], None]]) -> None:
     """Let clients work on the servers while everything is killed, then check what they saw against what is there."""
     tracking, registry = Tracking(database), Registry(database)
+    model = ModelKey("default", MODEL)
     run = tracking.runs.create(0).id
     file = httpx.put(f"{servers[0].url}/api/2.0/mlflow-artifacts/artifacts/0/{run}/artifacts/model/w.bin", content=b"w")
     assert file.status_code == 200, file.text
     with database.write() as connection:
-        registry.ensure_model(connection, MODEL, "default")
+        registry.ensure_model(connection, model)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again
     clients = [Client(servers[number % len(servers)].url, run, seed + number) for number in range(4)]
@@ -110,14 +112,14 @@ def history(servers: list[ServerProcess], database: Database, kills: list[Callab
         client.stop()
     assert [client.faults for client in clients] == [[], [], [], []]
 
-    numbers = [version.version for version in registry.versions(MODEL)]
+    numbers = [version.version for version in registry.versions(model)]
     assert numbers == list(range(len(numbers), 0, -1)), "a gap, or a number twice"
     told = [number for client in clients for number in client.versions]
     assert len(told) == len(set(told)), "two clients were given one version"
     assert set(told) <= set(numbers), "a version that was acknowledged is lost"
     for client in clients:
         assert client.versions == sorted(client.versions), "numbers went back"
-    assert [version.stage for version in registry.versions(MODEL)].count("production") <= 1
+    assert [version.stage for version in registry.versions(model)].count("production") <= 1
     stored = tracking.run_data.params(run)
     for client in clients:
         assert client.params.items() <= stored.items(), "a param that was acknowledged has another value"

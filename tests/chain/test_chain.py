@@ -13,6 +13,7 @@ from gguf import GGUFReader
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from resources.metadata.model_key import ModelKey
 from resources.metadata.registry import Registration, Registry
 from resources.settings import Settings
 from tests.chain.conftest import STEPS, Baseline
@@ -188,7 +189,7 @@ def test_a_version_that_fails_its_smoke_prompts_leaves_the_previous_one_serving(
     registration = Registration("no-numbers", "LlamaForCausalLM", "", "lora", {}, {}, "", "t", {})
     with database.write() as connection:
         registry = Registry(database)
-        version = registry.register(connection, NAME, "default", registration, {})
+        version = registry.register(connection, ModelKey("default", NAME), registration, {})
         registry.add_artifacts(connection, version, {"gguf": export})
     number = str(version.version)
     stack.hanzo_ml("model", "promote", "--name", NAME, "--version", number, "--stage", "production")

@@ -18,13 +18,17 @@ from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.outbox import read_after
 from resources.metadata.registered_models import RegisteredModels
 from resources.metadata.registry import ModelVersion, Pointer
+from resources.metadata.undeployment import undeploy
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, fail_job
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from sensors.withdraw_deployments import withdraw_deployments
+from tests.resources.engine.gateway_process import Gateway, free_port
 from tests.resources.metadata.test_registry import artifact, registration
+from tests.resources.metadata.test_registry import model as model_key
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"
 SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", digest="c" * 64, size_bytes=1)
@@ -89,19 +93,21 @@ class House:
 
     def register(self, run: str, name: str = MODEL, *, exported: bool = True) -> ModelVersion:
         with self.plane.database.write() as connection:
-            version = self.plane.registry.register(connection, name, "default", registration(run), {})
+            version = self.plane.registry.register(connection, model_key(name), registration(run), {})
             if exported:
                 self.plane.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", version.version)})
             return version
 
     def promote(self, number: int, name: str = MODEL, stage: str = "production") -> int:
-        self.plane.registry.promote(name, number, stage, user="ann")
+        self.plane.registry.promote(model_key(name), number, stage, user="ann")
         with self.plane.database.read() as connection:
             return int(connection.exec_driver_sql("SELECT max(seq) FROM events").scalar() or 0)
 
     def begin_deployment(self, number: int, promotion: int, status: str) -> None:
         with self.plane.database.write() as connection:
-            row = deployments.begin(connection, name=MODEL, version=number, promotion=promotion, url="u", sha256="0" * 64)
+            row = deployments.begin(
+                connection, model_key(MODEL), version=number, promotion=promotion, url="u", sha256="0" * 64
+            )
             if status == "serving":
                 deployments.succeed(connection, row)
             elif status == "failed":
@@ -286,7 +292,7 @@ def test_a_reset_cursor_evaluates_nothing_that_was_exported(house: House) -> Non
     house.reset()
     assert len(house.tick(evaluate_completed_jobs)) == 1
     with house.plane.database.write() as connection:
-        version = house.plane.registry.get(MODEL, 1, connection)
+        version = house.plane.registry.get(model_key(MODEL), 1, connection)
         house.plane.registry.add_artifacts(connection, version, {"gguf": artifact("gguf")})
     house.reset()
     assert house.tick(evaluate_completed_jobs) == []
@@ -328,8 +334,8 @@ def test_another_stage_deploys_nothing(house: House) -> None:
 
 
 def test_a_client_s_pointer_in_production_deploys_nothing_and_holds_nothing_up(house: House) -> None:
-    RegisteredModels(house.plane.database).create(MODEL, "default")
-    house.plane.registry.create(MODEL, Pointer(source="runs:/elsewhere/model", created_by="ann"))
+    RegisteredModels(house.plane.database).create(model_key(MODEL))
+    house.plane.registry.create(model_key(MODEL), Pointer(source="runs:/elsewhere/model", created_by="ann"))
     house.promote(1)
     house.register("run-1")
     seq = house.promote(2)
@@ -341,8 +347,33 @@ def test_a_promotion_of_what_was_deleted_since_is_passed_over(house: House) -> N
         house.register(run)
     house.promote(1)
     seq = house.promote(2)
-    ModelVersionEdits(house.plane.database).delete(MODEL, 1)
+    ModelVersionEdits(house.plane.database).delete(model_key(MODEL), 1)
     assert [request.run_key for request in house.tick(deploy_promotions)] == [f"deploy-{seq}"]
+
+
+def test_what_left_production_is_withdrawn_once_the_engine_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(port))
+    house.register("run-1")
+    seq = house.promote(1)
+    house.begin_deployment(1, seq, "serving")
+    undeploy(house.plane.database, model_key(MODEL), user="ann")
+
+    def status() -> str:
+        with house.plane.database.read() as connection:
+            found = deployments.of_promotion(connection, seq)
+        assert found is not None
+        return found.status
+
+    house.tick(withdraw_deployments)
+    assert status() == "withdrawing", "an engine that is away would serve it again as it comes back"
+    gateway = Gateway(house.folder / "engine", port)
+    try:
+        house.tick(withdraw_deployments)
+    finally:
+        gateway.kill()
+    assert status() == "withdrawn"
+    ModelVersionEdits(house.plane.database).delete(model_key(MODEL), 1)
 
 
 @pytest.mark.parametrize("status", ["serving", "failed"])

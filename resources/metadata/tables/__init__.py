@@ -2,7 +2,7 @@
 
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_versions, datasets
-from resources.metadata.tables.jobs import events, jobs
+from resources.metadata.tables.jobs import events, job_tokens, jobs
 from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
 from resources.metadata.tables.logged_models import (
     inputs,
@@ -36,6 +36,7 @@ __all__ = [
     "experiment_tags",
     "experiments",
     "inputs",
+    "job_tokens",
     "jobs",
     "latest_metrics",
     "lineage_edges",

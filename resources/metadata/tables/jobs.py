@@ -1,6 +1,6 @@
 """Jobs, and the log of all changes."""
 
-from sqlalchemy import JSON, BigInteger, Column, Index, String, Table, Text
+from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, String, Table, Text
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
@@ -21,6 +21,15 @@ jobs = Table(
     Column("artifacts", JSON, nullable=False, doc="role -> recipes.schema.Artifact, once completed"),
     Column("evaluation", JSON, doc="report of the evaluation and verdict of the gate, once evaluated"),
     Index("jobs_by_status", "status", "submitted_at"),
+)
+
+job_tokens = Table(
+    "job_tokens",
+    schema,
+    Column("sha256", String(64), primary_key=True, doc="of the token: it is known to the job's program alone"),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Index("job_tokens_by_job", "job_id"),
 )
 
 events = Table(

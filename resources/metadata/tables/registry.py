@@ -1,10 +1,9 @@
-"""Registered models, their versions, and what is served."""
+"""Registered models, their versions, and what is served. A name is its organization's own (`model_key`)."""
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
-    ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
@@ -16,11 +15,22 @@ from sqlalchemy import (
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
+
+def of_model() -> ForeignKeyConstraint:
+    """What belongs to a model is renamed and deleted with it."""
+    return ForeignKeyConstraint(
+        ["organization", "name"],
+        ["registered_models.organization", "registered_models.name"],
+        onupdate="CASCADE",
+        ondelete="CASCADE",
+    )
+
+
 registered_models = Table(
     "registered_models",
     schema,
+    Column("organization", String(250), primary_key=True),
     Column("name", String(250), primary_key=True),
-    Column("organization", String(250), nullable=False),
     Column("creation_time", BigInteger, nullable=False),
     Column("last_update_time", BigInteger, nullable=False),
     Column("description", Text, nullable=False),
@@ -30,23 +40,28 @@ registered_models = Table(
 registered_model_tags = Table(
     "registered_model_tags",
     schema,
-    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("organization", String(250), primary_key=True),
+    Column("name", String(250), primary_key=True),
     Column("key", String(250), primary_key=True),
     Column("value", Text, nullable=False),
+    of_model(),
 )
 
 model_aliases = Table(
     "model_aliases",
     schema,
-    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("organization", String(250), primary_key=True),
+    Column("name", String(250), primary_key=True),
     Column("alias", String(255), primary_key=True),
     Column("version", Integer, nullable=False),
+    of_model(),
 )
 
 model_versions = Table(
     "model_versions",
     schema,
-    Column("name", ForeignKey("registered_models.name", onupdate="CASCADE", ondelete="CASCADE"), primary_key=True),
+    Column("organization", String(250), primary_key=True),
+    Column("name", String(250), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("stage", String(20), nullable=False, doc="none | staging | production | archived (row O1)"),
     Column("status", String(20), nullable=False, doc="pending | ready | quarantined"),
@@ -66,19 +81,24 @@ model_versions = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("created_by", String(250), nullable=False),
     Column("updated_at", BigInteger, nullable=False),
-    UniqueConstraint("name", "sole_run_id"),
+    UniqueConstraint("organization", "name", "sole_run_id"),
     Index("versions_by_run", "run_id"),
+    of_model(),
 )
 
 model_version_tags = Table(
     "model_version_tags",
     schema,
+    Column("organization", String(250), primary_key=True),
     Column("name", String(250), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("key", String(250), primary_key=True),
     Column("value", Text, nullable=False),
     ForeignKeyConstraint(
-        ["name", "version"], ["model_versions.name", "model_versions.version"], onupdate="CASCADE", ondelete="CASCADE"
+        ["organization", "name", "version"],
+        ["model_versions.organization", "model_versions.name", "model_versions.version"],
+        onupdate="CASCADE",
+        ondelete="CASCADE",
     ),
 )
 
@@ -86,14 +106,16 @@ deployments = Table(
     "deployments",
     schema,
     Column("id", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("organization", String(250), nullable=False),
     Column("name", String(250), nullable=False),
     Column("version", Integer, nullable=False),
     Column("promotion", BigInteger, nullable=False, unique=True, doc="events.seq of the promotion that asked for it"),
-    Column("status", String(20), nullable=False, doc="deploying | serving | failed | replaced"),
+    Column("status", String(20), nullable=False, doc="deploying | serving | failed | replaced | withdrawing | withdrawn"),
     Column("reason", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
-    Index("deployments_by_model", "name", "id"),
+    Index("deployments_by_model", "organization", "name", "id"),
+    Index("deployments_by_status", "status"),
 )

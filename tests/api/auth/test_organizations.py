@@ -83,6 +83,8 @@ REQUESTS: list[Request] = [
     asked("GET", "/v1/jobs/{job}/logs?follow=false"),
     asked("GET", "/v1/models/{model}/versions"),
     asked("GET", "/v1/models/{model}/versions/1"),
+    json("/v1/models/{model}/versions/1/stage", "PATCH", stage="production"),
+    asked("DELETE", "/v1/models/{model}/deployment"),
     json("/v1/models/{model}/versions/1/stage", "PATCH", stage="staging"),
     asked("DELETE", "/api/2.0/mlflow-artifacts/artifacts/{experiment}/{run}/artifacts/new.txt"),
     json(f"{M}/registered-models/alias", "DELETE", name="{model}", alias="champion"),
@@ -154,18 +156,41 @@ def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     assert rival.admin.post(f"{M}/runs/outputs", json=linked).status_code == 404
 
 
-def test_a_name_that_is_another_organizations_is_taken(signed_in: SignedIn) -> None:
+def test_a_name_that_another_organization_uses_is_free(signed_in: SignedIn) -> None:
+    """Neither is in the other's way, and neither can tell that the other has a model of that name."""
     acme, rival = signed_in.acme, signed_in.rival
-    for path, body in (
-        (f"{M}/registered-models/create", {"name": acme.ids["model"]}),
-        ("/v1/models", {"name": acme.ids["model"]}),
-        (f"/v1/models/{acme.ids['model']}/versions", {"run_id": rival.ids["run"], "artifact": "notes.txt"}),
-        ("/v1/jobs", {"name": acme.ids["model"], "dataset": "corpus"}),
-        ("/v1/jobs", {"name": "x", "model": acme.ids["model"], "dataset": "corpus"}),
-    ):
-        answer = rival.admin.post(path, json=body)
-        assert (answer.status_code, answer.json()["error_code"]) == (400, "RESOURCE_ALREADY_EXISTS"), (path, answer.text)
-    assert len(acme.admin.get(f"/v1/models/{acme.ids['model']}/versions").json()["versions"]) == 1
+    name = "a name of both"
+    first = {"name": name, "source": f"s3://hanzo-ml/runs/{acme.ids['run']}/artifacts/notes.txt", "run_id": acme.ids["run"]}
+    assert acme.admin.post(f"{M}/registered-models/create", json={"name": name}).status_code == 200
+    assert acme.admin.post(f"{M}/model-versions/create", json=first).status_code == 200
+
+    def seen(organization: Organization) -> str:
+        asked = [
+            organization.admin.get("/v1/models"),
+            organization.admin.get(f"/v1/models/{name}/versions"),
+            organization.admin.get(f"{M}/registered-models/get", params={"name": name}),
+            organization.admin.get(f"{M}/model-versions/search", params={"filter": f"name = '{name}'"}),
+        ]
+        return "".join(answer.raise_for_status().text for answer in asked)
+
+    before = seen(acme)
+    made = rival.admin.post(f"{M}/registered-models/create", json={"name": name})
+    assert made.status_code == 200, made.text
+    source = f"s3://hanzo-ml/runs/{rival.ids['run']}/artifacts/notes.txt"
+    body = {"name": name, "source": source, "run_id": rival.ids["run"]}
+    for number in ("1", "2"):
+        version = rival.admin.post(f"{M}/model-versions/create", json=body).json()["model_version"]
+        assert version["version"] == number
+    path = f"/v1/models/{name}/versions"
+    assert rival.admin.patch(f"{path}/1/stage", json={"stage": "production"}).status_code == 200
+    assert rival.admin.post(f"{M}/registered-models/alias", json={"name": name, "alias": "a", "version": "1"}).is_success
+    assert rival.admin.post("/v1/jobs", json={"name": name, "dataset": "corpus"}).status_code == 201
+    assert seen(acme) == before
+    assert "rival" not in before and acme.ids["run"] not in seen(rival)
+    assert acme.admin.get(f"{path}/2").status_code == 404
+    assert rival.admin.delete(f"/v1/models/{name}/deployment").status_code == 202
+    assert rival.admin.request("DELETE", f"{M}/registered-models/delete", json={"name": name}).status_code == 200
+    assert seen(acme) == before
 
 
 @pytest.mark.parametrize(
@@ -174,6 +199,7 @@ def test_a_name_that_is_another_organizations_is_taken(signed_in: SignedIn) -> N
         "s3://hanzo-ml/runs/{run}/artifacts/notes.txt",
         "s3://hanzo-ml/checkpoints/{run}/1",
         "s3://hanzo-models/{model}/1",
+        "s3://hanzo-models/@acme/{model}/v1",
         "s3://hanzo-ml/datasets/@acme/corpus/1",
         "s3://hanzo-ml/datasets/corpus/1",
         "runs:/{run}/notes.txt",

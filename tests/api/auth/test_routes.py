@@ -128,6 +128,7 @@ MAY: dict[tuple[str, str], str] = {
     ("POST", "/api/2.0/mlflow/model-versions/transition-stage"): "a",
     ("POST", "/api/2.0/mlflow/registered-models/alias"): "a",
     ("DELETE", "/api/2.0/mlflow/registered-models/delete"): "a",
+    ("DELETE", "/v1/models/nothing/deployment"): "a",
     ("GET", "/v1/audit"): "a",
     ("GET", "/v1/events"): "arv",
     ("GET", "/v1/datasets"): "arv",

@@ -295,6 +295,20 @@ def test_models_are_chosen_by_name(gateway: Gateway, models: list[Model]) -> Non
         gateway.engine.remove("other")
 
 
+def test_one_deployment_is_removed_and_not_what_came_after_it(gateway: Gateway, models: list[Model]) -> None:
+    """Also under a name with its organization in front, as two organizations may call their models alike."""
+    for organization, model in (("acme/", models[0]), ("a%20b/", models[1])):
+        gateway.engine.deploy(f"{organization}keeper", 1, model.path, model.sha256, PROMPTS, deployment=7)
+    assert gateway.engine.chat("acme/keeper", PROMPTS[0]) != gateway.engine.chat("a%20b/keeper", PROMPTS[0])
+    with pytest.raises(UnknownModel):
+        gateway.engine.remove("a%20b/keeper", 6)
+    assert {served.name for served in gateway.engine.served()} == {"acme/keeper", "a%20b/keeper"}
+    gateway.kill()
+    gateway.start()
+    gateway.engine.remove("a%20b/keeper", 7)
+    assert [served.name for served in gateway.engine.served()] == ["acme/keeper"]
+
+
 def test_bad_requests_get_one_line(gateway: Gateway, models: list[Model]) -> None:
     answer = httpx.post(f"{gateway.url}/deployments", json={"name": "keeper", "version": 0})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")

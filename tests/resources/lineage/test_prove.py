@@ -17,7 +17,7 @@ from resources.lineage.record import find, parents, record
 from resources.metadata import deployments
 from resources.metadata.database import Database
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
-from tests.resources.metadata.test_registry import House, registration
+from tests.resources.metadata.test_registry import House, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {
@@ -80,7 +80,7 @@ class Chain:
             for artifact in self.made.values():
                 record(connection, artifact, self.store.manifest(artifact))
             version = self.house.registry.register(
-                connection, "m", "default", registration("r1"), {"adapter": self.made["adapter"]}
+                connection, model(), registration("r1"), {"adapter": self.made["adapter"]}
             )
             exports = {"merged": self.made["merged"], "gguf": self.made["gguf"]}
             self.house.registry.add_artifacts(connection, version, exports)
@@ -92,7 +92,7 @@ class Chain:
 
     def prove(self, served: Callable[[str], tuple[Path, str] | None] = lambda name: None, version: int = 1) -> Proof:
         with self.database.read() as connection:
-            return prove(connection, self.store, self.house.registry.get("m", version, connection), served)
+            return prove(connection, self.store, self.house.registry.get(model(), version, connection), served)
 
     def parent_label(self, edge: str) -> str:
         return edge.split(": ", 1)[0].split(" -> ")[1]
@@ -210,7 +210,7 @@ def test_an_artifact_that_the_database_has_elsewhere_is_not_believed(chain: Chai
 
 
 def test_a_checksum_of_the_registry_that_is_not_the_artifact_s_is_named(chain: Chain) -> None:
-    changed = dict(chain.house.registry.read("m", 1).artifacts)
+    changed = dict(chain.house.registry.read(model(), 1).artifacts)
     changed["merged"] = {**changed["merged"], "checksum": "sha256:" + "0" * 64}
     with chain.database.write() as connection:
         connection.execute(update(model_versions).values(artifacts=changed))
@@ -221,7 +221,7 @@ def test_a_checksum_of_the_registry_that_is_not_the_artifact_s_is_named(chain: C
 def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
     """No byte was hashed and no source was reached: that is no proof."""
     with chain.database.write() as connection:
-        chain.house.registry.register(connection, "m", "default", registration("r2"), {}, stage="none")
+        chain.house.registry.register(connection, model(), registration("r2"), {}, stage="none")
     proof = chain.prove(version=2)
     assert not proof.ok and proof.broken
 
@@ -243,7 +243,7 @@ class Served:
         self.sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
         with chain.database.write() as connection:
             deployment = deployments.begin(
-                connection, name="m", version=1, promotion=1, url="http://engine", sha256=self.sha256
+                connection, model(), version=1, promotion=1, url="http://engine", sha256=self.sha256
             )
             deployments.succeed(connection, deployment)
 

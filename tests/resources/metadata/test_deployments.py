@@ -8,19 +8,23 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.deployment import deploy
+from hanzo_ml_assets.deployment import deploy, withdrawn_meanwhile
+from resources.errors import ErrorCode
 from resources.metadata import deployments
 from resources.metadata.database import Database
 from resources.metadata.deployments import Deployment
+from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.outbox import read_after
+from resources.metadata.registered_models import RegisteredModels
+from resources.metadata.undeployment import undeploy
 from tests.api.server_process import free_port
-from tests.resources.metadata.test_registry import House
+from tests.resources.metadata.test_registry import House, model, refused
 
 
 def begin(database: Database, version: int, promotion: int, name: str = "m") -> Deployment:
     with database.write() as connection:
         return deployments.begin(
-            connection, name=name, version=version, promotion=promotion, url="http://engine", sha256="0" * 64
+            connection, model(name), version=version, promotion=promotion, url="http://engine", sha256="0" * 64
         )
 
 
@@ -34,7 +38,7 @@ def end(database: Database, deployment: Deployment, reason: str = "") -> None:
 
 def serving(database: Database, name: str = "m") -> int | None:
     with database.read() as connection:
-        found = deployments.serving(connection, name)
+        found = deployments.serving(connection, model(name))
     return found.version if found else None
 
 
@@ -78,7 +82,7 @@ def test_a_failure_says_why_and_leaves_what_serves(database: Database) -> None:
     assert state(database, 11) == ("failed", "no answer to the smoke prompt")
     with database.read() as connection:
         event = read_after(connection, 0, ["deployment.failed"])[0]
-        newest, of_first = deployments.newest(connection, "m"), deployments.newest(connection, "m", 1)
+        newest, of_first = deployments.newest(connection, model()), deployments.newest(connection, model(), 1)
     assert {"name": "m", "version": 2, "reason": "no answer to the smoke prompt"}.items() <= event.payload.items()
     assert newest is not None and newest.version == 2
     assert of_first is not None and of_first.status == "serving"
@@ -100,7 +104,7 @@ def test_an_older_version_can_be_served_again(database: Database) -> None:
 
 def test_a_rolled_back_deployment_has_no_event(database: Database) -> None:
     with pytest.raises(RuntimeError), database.write() as connection:
-        deployments.begin(connection, name="m", version=1, promotion=1, url="u", sha256="0" * 64)
+        deployments.begin(connection, model(), version=1, promotion=1, url="u", sha256="0" * 64)
         raise RuntimeError
     assert types(database) == []
 
@@ -126,7 +130,7 @@ class Deploying:
         (export / "model.gguf").write_bytes(b"GGUF" + bytes([number]))
         made = self.plane.store.publish(export, f"s3://hanzo-models/m/v{number}/gguf-q8_0", "gguf")
         with self.house.database.write() as connection:
-            version = self.house.registry.get("m", number, connection)
+            version = self.house.registry.get(model(), number, connection)
             self.house.registry.add_artifacts(connection, version, {"gguf": made})
         return number
 
@@ -135,7 +139,7 @@ class Deploying:
         return self.house.events("model.promoted")[-1]
 
     def deploy(self, number: int, promotion: Any) -> None:
-        deploy(MODEL, self.house.registry.read("m", number), promotion, self.plane)
+        deploy(MODEL, self.house.registry.read(model(), number), promotion, self.plane)
 
 
 @pytest.fixture
@@ -185,3 +189,78 @@ def test_after_two_promotions_that_both_fail_the_registry_is_at_what_is_served(d
             deploying.deploy(number, promotion)
     assert serving(deploying.house.database) == 1
     assert deploying.house.stages()[1] == "production"
+
+
+@pytest.mark.parametrize("stage", ["archived", "staging", "none"])
+def test_a_version_that_leaves_production_without_a_successor_is_withdrawn(deploying: Deploying, stage: str) -> None:
+    deploying.register("r1")
+    serve(deploying, 1)
+    promotion = deploying.house.events("model.promoted")[-1].seq
+    deploying.house.promote(1, stage)
+    assert state(deploying.house.database, promotion) == ("withdrawing", "")
+    assert serving(deploying.house.database) is None
+    assert [event.payload["version"] for event in deploying.house.events("deployment.withdrawing")] == [1]
+
+
+def test_a_version_that_is_replaced_is_served_until_its_successor_is(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    deploying.promote(2)
+    assert serving(deploying.house.database) == 1
+
+
+def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: Deploying) -> None:
+    database = deploying.house.database
+    deploying.register("r1")
+    assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
+    serve(deploying, 1)
+    first = undeploy(database, model(), user="ann")
+    assert [deployment.status for deployment in first] == ["withdrawing"]
+    assert undeploy(database, model(), user="ann") == first, "who died before the answer asks again"
+    assert deploying.house.stages() == {1: "archived"}
+    edits, models = ModelVersionEdits(database), RegisteredModels(database)
+    assert refused(edits.delete, model(), 1).code is ErrorCode.RESOURCE_CONFLICT
+    with database.write() as connection:
+        for deployment in first:
+            deployments.withdrawn(connection, deployment)
+    assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
+    assert models.rename(model(), "n").name == "n"
+    models.delete(model("n"))
+    assert [event.payload["organization"] for event in deploying.house.events("deployment.withdrawn")] == ["default"]
+
+
+def test_what_is_in_production_but_not_served_yet_is_withdrawn_with_what_is_served(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    begin(deploying.house.database, 2, deploying.promote(2).seq)
+    left = undeploy(deploying.house.database, model(), user="ann")
+    assert [(deployment.version, deployment.status) for deployment in left] == [(1, "withdrawing"), (2, "withdrawing")]
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
+def test_a_deployment_that_ends_after_it_was_withdrawn_is_taken_back(deploying: Deploying, seen: bool) -> None:
+    """The engine may have loaded it after it was asked to let go: it is asked again."""
+    database = deploying.house.database
+    deploying.register("r1")
+    promotion = deploying.promote(1)
+    row = begin(database, 1, promotion.seq)
+    undeploy(database, model(), user="ann")
+    with database.write() as connection:
+        if seen:
+            deployments.withdrawn(connection, row)
+        assert not deployments.succeed(connection, row)
+    assert state(database, promotion.seq) == ("withdrawing", "") and serving(database) is None
+
+
+def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_served(deploying: Deploying) -> None:
+    database = deploying.house.database
+    deploying.register("r1")
+    promotion = deploying.promote(1)
+    row = begin(database, 1, promotion.seq)
+    undeploy(database, model(), user="ann")
+    with database.write() as connection:
+        deployments.withdrawn(connection, row)
+    withdrawn_meanwhile(promotion, deploying.plane)
+    assert state(database, promotion.seq) == ("withdrawing", "")

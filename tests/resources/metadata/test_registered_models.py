@@ -11,9 +11,8 @@ from resources.metadata.database import Database
 from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.registered_models import RegisteredModels
 from resources.metadata.registry import Pointer
-from tests.resources.metadata.test_registry import House, refused
-
-ORGANIZATION = "default"
+from resources.metadata.registry_search import RegistrySearch
+from tests.resources.metadata.test_registry import House, model, refused
 
 
 class Office(House):
@@ -24,12 +23,12 @@ class Office(House):
 
     def point(self, name: str = "m", *, source: str = "s3://hanzo-models/x/v1", label: str = "") -> int:
         pointer = Pointer(source=source, created_by="ann", run_id="r", label=label)
-        return self.registry.create(name, pointer, ORGANIZATION).version
+        return self.registry.create(model(name), pointer).version
 
     def deploy(self, number: int, status: str) -> None:
         promotion = self.events("model.promoted")[-1].seq
         with self.database.write() as connection:
-            row = deployments.begin(connection, name="m", version=number, promotion=promotion, url="u", sha256="0" * 64)
+            row = deployments.begin(connection, model(), version=number, promotion=promotion, url="u", sha256="0" * 64)
             if status == "failed":
                 deployments.fail(connection, row, "no answer")
             elif status == "serving":
@@ -39,7 +38,7 @@ class Office(House):
 @pytest.fixture
 def office(database: Database) -> Office:
     office = Office(database)
-    office.models.create("m", ORGANIZATION)
+    office.models.create(model("m"))
     return office
 
 
@@ -58,7 +57,7 @@ def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office)
     office.register("r1")
     office.point()
     with office.database.read() as connection:
-        accepted = office.registry.last_accepted("m", connection)
+        accepted = office.registry.last_accepted(model(), connection)
     assert accepted is not None and accepted.version == 1
 
 
@@ -94,11 +93,11 @@ def test_what_is_served_or_about_to_be_is_neither_deleted_nor_renamed(office: Of
     office.promote(1)
     if status:
         office.deploy(1, status)
-    error = refused(office.edits.delete, "m", 1)
-    assert error.code is ErrorCode.RESOURCE_CONFLICT and "promote another version to production" in error.message
-    assert "is served (version 1)" in refused(office.models.delete, "m").message
-    assert "is served (version 1)" in refused(office.models.rename, "m", "n").message
-    office.edits.delete("m", 2)
+    error = refused(office.edits.delete, model(), 1)
+    assert error.code is ErrorCode.RESOURCE_CONFLICT and "hanzo-ml model undeploy m" in error.message
+    assert "is served (version 1)" in refused(office.models.delete, model()).message
+    assert "is served (version 1)" in refused(office.models.rename, model(), "n").message
+    office.edits.delete(model("m"), 2)
     assert office.stages() == {1: "production"}
 
 
@@ -107,35 +106,35 @@ def test_a_rename_takes_the_deployments_that_ended_along(office: Office) -> None
     office.promote(1)
     office.deploy(1, "failed")
     office.promote(1, "staging")
-    office.models.rename("m", "n")
+    office.models.rename(model("m"), "n")
     with office.database.read() as connection:
-        moved = deployments.newest(connection, "n", 1)
+        moved = deployments.newest(connection, model("n"), 1)
     assert moved is not None and (moved.name, moved.status) == ("n", "failed")
 
 
 def test_a_name_never_gives_a_number_out_twice(office: Office) -> None:
     for _ in range(3):
         office.point()
-    office.models.create("other", ORGANIZATION)
+    office.models.create(model("other"))
     office.point("other")
-    office.edits.delete("m", 3)
+    office.edits.delete(model("m"), 3)
     assert office.point() == 4
-    office.models.delete("m")
-    office.models.rename("other", "m")  # m's versions 1 to 4 were other files
+    office.models.delete(model("m"))
+    office.models.rename(model("other"), "m")  # m's versions 1 to 4 were other files
     assert office.point() == 5
-    office.models.create("other", ORGANIZATION)
+    office.models.create(model("other"))
     assert office.point("other") == 2
 
 
 def test_a_deleted_version_s_copies_keep_its_files(office: Office) -> None:
     office.point(source="s3://hanzo-models/x/v7")
     office.point(source="models:/m/1")
-    office.models.create("copies", ORGANIZATION)
+    office.models.create(model("copies"))
     office.point("copies", source="models:/m/2")
-    office.edits.delete("m", 1)
-    assert office.registry.read("m", 2).source == "s3://hanzo-models/x/v7"
-    office.models.delete("m")
-    assert office.registry.read("copies", 1).source == "s3://hanzo-models/x/v7"
+    office.edits.delete(model("m"), 1)
+    assert office.registry.read(model("m"), 2).source == "s3://hanzo-models/x/v7"
+    office.models.delete(model("m"))
+    assert office.registry.read(model("copies"), 1).source == "s3://hanzo-models/x/v7"
 
 
 def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
@@ -144,7 +143,7 @@ def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
     assert refused(office.point, label="3").code is ErrorCode.INVALID_PARAMETER_VALUE
     assert office.point(label="2") == 2
     with office.database.read() as connection:
-        found = office.registry.labelled("m", "3.1", connection)
+        found = office.registry.labelled(model("m"), "3.1", connection)
     assert found is not None and found.version == 1
 
 
@@ -152,43 +151,77 @@ def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -
     office.point()
     models, edits, registry = office.models, office.edits, office.registry
     pointer = Pointer(source="s3://hanzo-models/x", created_by="eve")
+    evil = model("m", "evil")
     for call, arguments in (
-        (models.get, ("m", "evil")),
-        (models.describe, ("m", "x", "evil")),
-        (models.rename, ("m", "n", "evil")),
-        (models.delete, ("m", "evil")),
-        (models.set_tag, ("m", "k", "v", "evil")),
-        (models.delete_tag, ("m", "k", "evil")),
-        (models.set_alias, ("m", "a", 1, "evil")),
-        (models.delete_alias, ("m", "a", "evil")),
-        (edits.describe, ("m", 1, "x", "evil")),
-        (edits.set_tag, ("m", 1, "k", "v", "evil")),
-        (edits.delete_tag, ("m", 1, "k", "evil")),
-        (edits.delete, ("m", 1, "evil")),
-        (registry.create, ("m", pointer, "evil")),
-        (registry.read, ("m", 1, "evil")),
-        (registry.versions, ("m", "evil")),
+        (models.get, (evil,)),
+        (models.describe, (evil, "x")),
+        (models.rename, (evil, "n")),
+        (models.delete, (evil,)),
+        (models.set_tag, (evil, "k", "v")),
+        (models.delete_tag, (evil, "k")),
+        (models.set_alias, (evil, "a", 1)),
+        (models.delete_alias, (evil, "a")),
+        (edits.describe, (evil, 1, "x")),
+        (edits.set_tag, (evil, 1, "k", "v")),
+        (edits.delete_tag, (evil, 1, "k")),
+        (edits.delete, (evil, 1)),
+        (registry.create, (evil, pointer)),
+        (registry.read, (evil, 1)),
+        (registry.versions, (evil,)),
     ):
         assert refused(call, *arguments).code is ErrorCode.RESOURCE_DOES_NOT_EXIST, call
-    assert refused(office.promote, 1, "staging", organization="evil").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
-    with office.database.write() as connection:
-        assert refused(registry.ensure_model, connection, "m", "evil").code is ErrorCode.PERMISSION_DENIED
+    assert refused(registry.promote, evil, 1, "staging", user="eve").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
     assert office.stages() == {1: "none"}
+
+
+def test_two_organizations_use_one_name_and_never_meet(office: Office) -> None:
+    """Numbers, stages, aliases, tags, copies, deletion and what a name gave out before: each has its own."""
+    theirs = model("m", "rival")
+    models, registry = office.models, office.registry
+    for _ in range(2):
+        office.point()
+    models.create(theirs, tags={"of": "rival"})
+    registry.create(theirs, Pointer(source="s3://hanzo-models/@rival/m/v1", created_by="eve"))
+    copy = registry.create(theirs, Pointer(source="models:/m/1", created_by="eve"))
+    models.set_alias(model(), "champion", 2)
+    models.set_alias(theirs, "champion", 1)
+    models.set_tag(model(), "of", "default")
+    office.promote(1)
+    registry.promote(theirs, 2, "production", user="eve")
+    assert office.stages() == {1: "production", 2: "none"}
+    assert [version.stage for version in registry.versions(theirs)] == ["production", "none"]
+    assert (models.get(model()).aliases, models.get(theirs).aliases) == ({"champion": 2}, {"champion": 1})
+    assert (models.get(model()).tags, models.get(theirs).tags) == ({"of": "default"}, {"of": "rival"})
+    assert [version.aliases for version in registry.versions(theirs)] == [(), ("champion",)]
+    for organization in ("default", "rival"):
+        search = RegistrySearch(office.database, organization)
+        assert {found.organization for found in search.models([], [], 10, None).models} == {organization}
+        assert {found.organization for found in search.versions([], [], 10, None).versions} == {organization}
+    office.promote(1, "archived")
+    models.rename(model(), "n")
+    assert registry.read(theirs, copy.version).source == "models:/m/1", "it is a copy of rival's own version"
+    models.delete(model("n"))
+    models.create(model())
+    assert office.point() == 3
+    registry.promote(theirs, 2, "archived", user="eve")
+    models.delete(theirs)
+    models.create(theirs)
+    assert registry.create(theirs, Pointer(source="s3://x", created_by="eve")).version == 3
 
 
 def test_every_change_has_its_event(office: Office) -> None:
     office.point()
-    office.models.describe("m", "d")
-    office.models.set_tag("m", "k", "v")
-    office.models.delete_tag("m", "k")
-    office.models.set_alias("m", "a", 1)
-    office.models.delete_alias("m", "a")
-    office.edits.describe("m", 1, "d")
-    office.edits.set_tag("m", 1, "k", "v")
-    office.edits.delete_tag("m", 1, "k")
-    office.models.rename("m", "n")
-    office.edits.delete("n", 1)
-    office.models.delete("n")
+    office.models.describe(model("m"), "d")
+    office.models.set_tag(model("m"), "k", "v")
+    office.models.delete_tag(model("m"), "k")
+    office.models.set_alias(model("m"), "a", 1)
+    office.models.delete_alias(model("m"), "a")
+    office.edits.describe(model("m"), 1, "d")
+    office.edits.set_tag(model("m"), 1, "k", "v")
+    office.edits.delete_tag(model("m"), 1, "k")
+    office.models.rename(model("m"), "n")
+    office.edits.delete(model("n"), 1)
+    office.models.delete(model("n"))
     told = [
         "model.created",
         "model.registered",

@@ -11,6 +11,7 @@ import pytest
 from recipes.schema import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import ModelVersion, Registration, Registry
 
@@ -26,6 +27,10 @@ def registration(run_id: str) -> Registration:
     return Registration(**{**texts, "run_id": run_id, "metrics": {"loss": 1.0}, "training_config": {}, "tags": {}})
 
 
+def model(name: str = "m", organization: str = "default") -> ModelKey:
+    return ModelKey(organization, name)
+
+
 class House:
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -34,16 +39,16 @@ class House:
     def register(self, run: str, name: str = "m", *, exported: bool = True, **more: Any) -> ModelVersion:
         with self.database.write() as connection:
             adapter = {"adapter": artifact("adapter")}
-            version = self.registry.register(connection, name, "default", registration(run), adapter, **more)
+            version = self.registry.register(connection, model(name), registration(run), adapter, **more)
             if exported:
                 self.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", version.version)})
-            return self.registry.get(name, version.version, connection)
+            return self.registry.get(model(name), version.version, connection)
 
     def promote(self, number: int, stage: str = "production", **more: Any) -> ModelVersion:
-        return self.registry.promote("m", number, stage, user="ann", **more)
+        return self.registry.promote(model("m"), number, stage, user="ann", **more)
 
     def stages(self) -> dict[int, str]:
-        return {version.version: version.stage for version in self.registry.versions("m")}
+        return {version.version: version.stage for version in self.registry.versions(model("m"))}
 
     def events(self, type: str) -> list[Event]:
         with self.database.read() as connection:
@@ -51,7 +56,7 @@ class House:
 
     def restore(self, number: int, previous: int | None, reason: str = "it answered nonsense") -> None:
         with self.database.write() as connection:
-            version = self.registry.get("m", number, connection)
+            version = self.registry.get(model("m"), number, connection)
             self.registry.restore(connection, version, previous, reason)
 
 
@@ -71,13 +76,13 @@ def test_versions_are_numbered_from_one_without_gaps_for_each_name(house: House)
     numbers = [house.register(f"r{n}").version for n in range(3)]
     assert numbers == [1, 2, 3]
     assert house.register("r0", name="other").version == 1
-    assert [version.version for version in house.registry.versions("m")] == [3, 2, 1]
+    assert [version.version for version in house.registry.versions(model("m"))] == [3, 2, 1]
 
 
 def test_a_registration_that_is_rolled_back_leaves_no_gap(house: House) -> None:
     house.register("r1")
     with pytest.raises(RuntimeError), house.database.write() as connection:
-        house.registry.register(connection, "m", "default", registration("lost"), {})
+        house.registry.register(connection, model("m"), registration("lost"), {})
         raise RuntimeError
     assert house.register("r2").version == 2
     assert len(house.events("model.registered")) == 2
@@ -143,7 +148,7 @@ def test_another_model_s_production_is_not_touched(house: House) -> None:
     house.register("r1")
     house.register("r1", name="other")
     house.promote(1)
-    house.registry.promote("other", 1, "production", user="ann")
+    house.registry.promote(model("other"), 1, "production", user="ann")
     assert house.stages() == {1: "production"}
 
 
@@ -176,7 +181,7 @@ def test_a_rejected_version_is_not_what_the_next_one_is_compared_with(house: Hou
     house.register("r2", quarantine="worse")
     house.promote(2, force=True, is_admin=True)
     with house.database.read() as connection:
-        accepted = house.registry.last_accepted("m", connection)
+        accepted = house.registry.last_accepted(model("m"), connection)
     assert accepted is not None and accepted.version == 1
 
 

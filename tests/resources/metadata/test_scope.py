@@ -3,6 +3,7 @@
 from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.registered_models import RegisteredModels
 from resources.metadata.scope import Kind, Owner, Reference, owners
@@ -38,7 +39,7 @@ def filled(database: Database) -> dict[str, str]:
     for organization in ("acme", "rival"):
         config = {"dataset": "corpus@1", "priority": "high"} if organization == "acme" else {"dataset": "corpus@1"}
         job = Jobs(database).submit(name="j", config=config, user="ann", organization=organization)
-        RegisteredModels(database).create(f"model-{organization}", organization)
+        RegisteredModels(database).create(ModelKey(organization, f"model-{organization}"))
         with database.write() as connection:
             connection.execute(dataset_versions.insert().values(**dataset(organization)))
             facts = {"dataset_id": f"dataset-{organization}"}
@@ -72,7 +73,9 @@ def test_owners_of_every_kind(database: Database) -> None:
     }
     many = {Reference(Kind.RUN, f"run-{number}") for number in range(1200)}
     with database.read() as connection:
-        assert owners(connection, {*expected, *odd, *many}) == expected
+        assert owners(connection, {*expected, *odd, *many}, "rival") == expected
+        model = Reference(Kind.REGISTERED_MODEL, "model-rival")
+        assert owners(connection, {model}, "acme") == {}, "another one's model of that name is another model"
 
 
 def test_events_are_those_of_ones_own_objects(database: Database) -> None:

@@ -89,6 +89,7 @@ def upgrade() -> None:
     op.create_table(
         "deployments",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("promotion", sa.BigInteger(), nullable=False),
@@ -102,7 +103,8 @@ def upgrade() -> None:
         sa.UniqueConstraint("promotion"),
     )
     with op.batch_alter_table("deployments", schema=None) as batch_op:
-        batch_op.create_index("deployments_by_model", ["name", "id"], unique=False)
+        batch_op.create_index("deployments_by_model", ["organization", "name", "id"], unique=False)
+        batch_op.create_index("deployments_by_status", ["status"], unique=False)
 
     op.create_table(
         "events",
@@ -153,13 +155,13 @@ def upgrade() -> None:
 
     op.create_table(
         "registered_models",
-        sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("organization", sa.String(length=250), nullable=False),
+        sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("creation_time", sa.BigInteger(), nullable=False),
         sa.Column("last_update_time", sa.BigInteger(), nullable=False),
         sa.Column("description", sa.Text(), nullable=False),
         sa.Column("last_version", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("name"),
+        sa.PrimaryKeyConstraint("organization", "name"),
     )
     op.create_table(
         "experiment_tags",
@@ -189,6 +191,20 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("experiment_id", "name", "digest"),
     )
+    op.create_table(
+        "job_tokens",
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("job_id", sa.String(length=256), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"],
+            ["jobs.id"],
+        ),
+        sa.PrimaryKeyConstraint("sha256"),
+    )
+    with op.batch_alter_table("job_tokens", schema=None) as batch_op:
+        batch_op.create_index("job_tokens_by_job", ["job_id"], unique=False)
+
     op.create_table(
         "lineage_edges",
         sa.Column("child", sa.String(length=64), nullable=False),
@@ -227,14 +243,21 @@ def upgrade() -> None:
 
     op.create_table(
         "model_aliases",
+        sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("alias", sa.String(length=255), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("name", "alias"),
+        sa.ForeignKeyConstraint(
+            ["organization", "name"],
+            ["registered_models.organization", "registered_models.name"],
+            onupdate="CASCADE",
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("organization", "name", "alias"),
     )
     op.create_table(
         "model_versions",
+        sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("stage", sa.String(length=20), nullable=False),
@@ -255,20 +278,31 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("created_by", sa.String(length=250), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("name", "version"),
-        sa.UniqueConstraint("name", "sole_run_id"),
+        sa.ForeignKeyConstraint(
+            ["organization", "name"],
+            ["registered_models.organization", "registered_models.name"],
+            onupdate="CASCADE",
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("organization", "name", "version"),
+        sa.UniqueConstraint("organization", "name", "sole_run_id"),
     )
     with op.batch_alter_table("model_versions", schema=None) as batch_op:
         batch_op.create_index("versions_by_run", ["run_id"], unique=False)
 
     op.create_table(
         "registered_model_tags",
+        sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("key", sa.String(length=250), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["name"], ["registered_models.name"], onupdate="CASCADE", ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("name", "key"),
+        sa.ForeignKeyConstraint(
+            ["organization", "name"],
+            ["registered_models.organization", "registered_models.name"],
+            onupdate="CASCADE",
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("organization", "name", "key"),
     )
     op.create_table(
         "runs",
@@ -362,14 +396,18 @@ def upgrade() -> None:
     )
     op.create_table(
         "model_version_tags",
+        sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("key", sa.String(length=250), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["name", "version"], ["model_versions.name", "model_versions.version"], onupdate="CASCADE", ondelete="CASCADE"
+            ["organization", "name", "version"],
+            ["model_versions.organization", "model_versions.name", "model_versions.version"],
+            onupdate="CASCADE",
+            ondelete="CASCADE",
         ),
-        sa.PrimaryKeyConstraint("name", "version", "key"),
+        sa.PrimaryKeyConstraint("organization", "name", "version", "key"),
     )
     op.create_table(
         "params",
@@ -461,6 +499,10 @@ def downgrade() -> None:
         batch_op.drop_index("logged_models_by_experiment")
 
     op.drop_table("logged_models")
+    with op.batch_alter_table("job_tokens", schema=None) as batch_op:
+        batch_op.drop_index("job_tokens_by_job")
+
+    op.drop_table("job_tokens")
     with op.batch_alter_table("lineage_edges", schema=None) as batch_op:
         batch_op.drop_index("edges_by_parent")
 
@@ -478,6 +520,7 @@ def downgrade() -> None:
 
     op.drop_table("events")
     with op.batch_alter_table("deployments", schema=None) as batch_op:
+        batch_op.drop_index("deployments_by_status")
         batch_op.drop_index("deployments_by_model")
 
     op.drop_table("deployments")

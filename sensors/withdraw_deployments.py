@@ -1,0 +1,38 @@
+"""A model was taken out of production -> the engine serves it no more (specification rows O3, O5).
+
+It follows the rows and not the events: whatever was killed in between, a row says `withdrawing` until the engine was seen
+to have let go of exactly that deployment.
+"""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from resources.engine.errors import EngineError, UnknownModel
+from resources.metadata.deployments import withdrawing, withdrawn
+from sensors.event_cursor import INTERVAL_SECONDS
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Takes what left production out of service.",
+)
+def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    with control_plane.database.read() as connection:
+        leaving = withdrawing(connection)
+    told = []
+    for deployment in leaving:
+        reference = f"{deployment.name} version {deployment.version}"
+        try:
+            control_plane.engine.remove(deployment.model.served_name, deployment.id)
+        except UnknownModel:
+            pass  # it is gone, was replaced, or is only about to be loaded: then the deployment takes itself back
+        except EngineError as error:
+            # A gateway that is away would serve it again as it comes back.
+            context.log.warning(f"{reference} is still to be taken out of service: {error}")
+            continue
+        with control_plane.database.write() as connection:
+            withdrawn(connection, deployment)
+        told.append(reference)
+    return dg.SensorResult(skip_reason=f"taken out of service: {', '.join(told)}" if told else "nothing leaves production")
