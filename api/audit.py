@@ -1,4 +1,5 @@
-"""Writing the audit log (rows X4, Q7): one row for each call that changes something, is refused, or opens a dataset.
+"""Writing the audit log (rows X4, Q7): one row for each call that changes something, is refused, or opens a dataset, with
+sign-in and without.
 
 A training script logs thousands of metrics a minute. A row for each would double the work of the tracker and bury every
 other row, and says no more than "this user logged to this run": such calls are put together, with their count. So are calls
@@ -41,10 +42,26 @@ class AuditTrail:
         self._database = database
         self._clock = clock
         self._tallies: dict[AuditedCall, Tally] = {}
+        self._waiting: list[tuple[AuditedCall, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def record(self, call: AuditedCall) -> None:
-        """Write a call now. Returns when it is committed."""
-        await run_in_threadpool(self._write, [call])
+        """Write a call now. Returns when it is committed: with it, in one transaction, what came in meanwhile."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, done))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_waiting())
+        await done
+
+    async def _write_waiting(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            try:
+                await run_in_threadpool(self._write, [call for call, _ in group])
+            finally:
+                for _, done in group:
+                    if not done.done():
+                        done.set_result(None)
 
     def count(self, call: AuditedCall) -> None:
         """Add a call to its equals."""

@@ -3,13 +3,15 @@
 An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that `api.auth.table` marks as
 checking its own organization leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
 
-Without sign-in there is one caller, who may do everything with everything: nothing is read, looked up or recorded.
+Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
+changes is on record all the same.
 """
 
 import json
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -115,11 +117,34 @@ class Guard:
         state = scope.setdefault("state", {})
         if self._tokens is None:
             state["caller"] = LOCAL
-            await self._app(scope, receive, send)
+            if match is None or rule is None or rule.audit is Audit.NONE:
+                await self._app(scope, receive, send)
+            else:
+                await self._locally(match, rule, headers, scope, receive, send)
         elif match is not None and match.route.shape in OPEN:
             await self._app(scope, receive, send)
         else:
             await self._guarded(self._tokens, match, rule, headers, scope, receive, send)
+
+    async def _locally(self, match: Match, rule: Rule, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nobody signs in: the call is let through, and is on record with what it names."""
+        call = call_of(scope, match)
+        call.caller, call.audit = LOCAL, rule.audit
+        if not rule.checks_itself:
+            body: Any = None
+            if not rule.uploads and bodies.declared_length(headers) != 0:
+                try:
+                    raw = await bodies.read(receive)
+                except HTTPException as refusal:
+                    await too_large(refusal)(scope, receive, send)
+                    return
+                except HanzoError:
+                    return  # the client went away: there is nobody to answer, and nothing was done
+                receive = bodies.replay(raw, receive)
+                with suppress(HanzoError):  # the endpoint says what is wrong with it
+                    body = bodies.parsed(raw)
+            call.references = references(match.route.shape, match.parameters, query_of(scope), body)
+        await self._app(scope, receive, self._recorded(call, send))
 
     async def _guarded(
         self,
@@ -131,9 +156,7 @@ class Guard:
         receive: Receive,
         send: Send,
     ) -> None:
-        client = scope["client"][0] if scope.get("client") else ""
-        route = match.route.template if match else ""
-        call = Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
+        call = call_of(scope, match)
         try:
             call.caller = await tokens.caller(authorization(headers))
             if match is None:
@@ -175,7 +198,7 @@ class Guard:
             receive = bodies.replay(raw, receive)
             if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
                 raise forbidden(caller, permission)
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        query = query_of(scope)
         if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
             number = await self._default_experiment(caller.organization)
             query_text = query_with_own_default(query, number)
@@ -224,6 +247,16 @@ class Guard:
             self._trail.count(audited)
         else:
             await self._trail.record(audited)
+
+
+def call_of(scope: Scope, match: Match | None) -> Call:
+    client = scope["client"][0] if scope.get("client") else ""
+    route = match.route.template if match else ""
+    return Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
+
+
+def query_of(scope: Scope) -> dict[str, list[str]]:
+    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
 def authorization(headers: Headers) -> str | None:

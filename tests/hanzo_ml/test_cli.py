@@ -194,7 +194,7 @@ def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callabl
         (["run", "get", "nobody"], "nobody"),
         (["model", "promote", "--name", "m", "--version", "7", "--stage", "production"], "'m' has no version 7"),
         (["model", "promote", "--name", "m", "--version", "7", "--stage", "prod"], "stage 'prod' is unknown"),
-        (["model", "undeploy", "m"], "nothing of model 'm' is served"),
+        (["model", "undeploy", "m"], "there is no model 'm'"),
         (["model", "prove", "m", "7"], "'m' has no version 7"),
         (["model", "list", "--name", "m"], "there is no model 'm'"),
         (["model", "register", "--name", "m", "--run", "nobody"], "nobody"),

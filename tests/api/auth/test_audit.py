@@ -1,15 +1,23 @@
 """Who called what is on record (rows X4, Q7)."""
 
 import asyncio
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from sqlalchemy import event
 
+from api.app import create_app
 from api.audit import AuditTrail
+from api.auth.routes import Routes
 from resources.metadata.audit import AuditedCall, calls_of
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn
+from tests.api.auth.test_routes import READS_BY_POST
+from tests.api.server_process import ServerProcess
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -112,4 +120,81 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
     asyncio.run(log(1))
     asyncio.run(trail.flush(everything=True))
     assert written() == [3, 9, 1]
+    database.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server without sign-in."""
+    with ServerProcess(tmp_path) as server:
+        yield server
+
+
+def test_without_sign_in_every_change_is_on_record_too(local: ServerProcess) -> None:
+    with httpx.Client(base_url=local.url, trust_env=False) as http:
+        run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+        for step in range(5):
+            point = {"run_id": run, "key": "loss", "value": 1.0, "timestamp": 1, "step": step}
+            assert http.post(f"{MLFLOW}/runs/log-metric", json=point).status_code == 200
+        records = b'{"instruction": "1+1", "answer": "2"}\n' * 4
+        files = {"files": ("a.jsonl", records, "application/jsonl")}
+        dataset = http.post("/v1/datasets", data={"name": "corpus"}, files=files).json()["id"]
+        http.get(f"/v1/datasets/{dataset}/preview")
+        http.get(f"/v1/datasets/{dataset}")
+        assert http.post("/v1/jobs", json={"name": "j", "dataset": "corpus"}).status_code == 201
+        assert http.post(f"{MLFLOW}/runs/update", content=b"{").status_code == 400
+        local.stop()
+    with Database(local.settings.database_url).read() as connection:
+        recorded = [event.payload for event in calls_of(connection, "default", limit=1000)]
+    assert {(call["user"], call["client"], call["roles"][0]) for call in recorded} == {("local", "127.0.0.1", "ml-admin")}
+    logged = [call for call in recorded if call["route"].endswith("/log-metric")]
+    assert sum(call["count"] for call in logged) == 5 and {tuple(call["objects"]) for call in logged} == {(f"run:{run}",)}
+    others = [(call["route"], call["status"], call["objects"]) for call in recorded if call not in logged]
+    assert others == [
+        (f"{MLFLOW}/runs/create", 200, ["experiment:0"]),
+        ("/v1/datasets", 201, []),
+        ("/v1/datasets/{dataset_id}/preview", 200, [f"dataset:{dataset}"]),
+        ("/v1/jobs", 201, ["registered model:j"]),
+        (f"{MLFLOW}/runs/update", 400, []),
+    ]
+
+
+def test_every_route_that_changes_something_is_on_record_without_sign_in(local: ServerProcess) -> None:
+    """Whatever it answers: a route that somebody adds is covered by the method that it takes."""
+    app = create_app(local.settings)
+    changing = {
+        (route.method, route.template)
+        for route in Routes(app).all
+        if route.method not in ("GET", "HEAD") and not READS_BY_POST.search(route.template)
+    }
+    with httpx.Client(base_url=local.url, trust_env=False) as http:
+        for method, template in changing:
+            http.request(method, re.sub(r"\{[^}]*\}", "nothing", template), json={})
+    local.stop()
+    with Database(local.settings.database_url).read() as connection:
+        recorded = calls_of(connection, "default", limit=1000)
+    assert len(changing) > 60
+    assert changing - {(call.payload["method"], call.payload["route"]) for call in recorded} == set()
+
+
+def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+    database.migrate()
+    commits = 0
+
+    @event.listens_for(database.engine, "commit")
+    def count(_: object) -> None:
+        nonlocal commits
+        commits += 1
+
+    trail = AuditTrail(database)
+    calls = [AuditedCall("u", "o", (), "POST", f"/{number}", (), 200, "c", 2.0) for number in range(50)]
+
+    async def record_all() -> None:
+        await asyncio.gather(*(trail.record(call) for call in calls))
+
+    asyncio.run(record_all())
+    with database.read() as connection:
+        assert [row.payload["route"] for row in calls_of(connection, "o")] == [call.route for call in calls]
+    assert commits <= 3
     database.close()
