@@ -5,35 +5,60 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
+from recipes.architecture import Architecture
+from recipes.gpus import requirement
 from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Frozen, Hardware, canonical_json, first_problem
+from recipes.yaml_lines import line_of, repeated_key
 
 FOLDER = Path(__file__).resolve().parent
 
 
 class BaseModelRef(Frozen):
-    """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from."""
+    """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from.
 
-    uri: str = Field(description="pypi://PACKAGE, file:///FOLDER or s3://BUCKET/KEY")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    A name alone, such as `zenlm/zen-7b`, is a model whose files are not at hand yet: such a recipe can be planned with, and
+    is trained once it is pinned.
+    """
+
+    uri: str = Field(description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def may_be_a_name(cls, value: Any) -> Any:
+        return {"uri": value} if isinstance(value, str) else value
 
 
 class Recipe(Frozen):
-    """How to fine-tune: base model, method, hyperparameters, hardware, checkpoint policy (specification rows G8, L1-L6)."""
+    """How to fine-tune: base model, method x objective, hyperparameters, hardware, checkpoint policy (rows G8, L1-L8, Z23).
+
+    `method` says which weights are trained: `lora` an adapter beside frozen weights, `qlora` the same beside weights in NF4,
+    `full` all of them. `objective` says on what.
+    """
 
     name: str
     description: str
     memory_profile: str = ""
     when_to_use: str = ""
     base_model: BaseModelRef
-    method: Literal["lora"] = "lora"
-    objective: Literal["sft"] = "sft"
-    base_dtype: Literal["float16", "bfloat16", "float32"] = "bfloat16"
+    architecture: Architecture | None = Field(None, description="the base model's shape, where it is not assumed rightly")
+    method: Literal["full", "lora", "qlora"] = "lora"
+    objective: Literal["sft", "dpo", "orpo"] = "sft"
+    gpu_requirement: str | None = Field(None, description="all GPUs, as '8x A100 80GB'; agrees with `hardware`")
+    base_dtype: Literal["float16", "bfloat16", "float32", "nf4"] = Field(
+        "bfloat16", description="of the frozen weights (lora, qlora)"
+    )
+    compute_dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="of qlora's arithmetic")
+    double_quant: bool = Field(False, description="quantize NF4's constants too (qlora)")
+    dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="of all weights (full)")
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    lora_target_modules: tuple[str, ...]
+    lora_target_modules: tuple[str, ...] = ()
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
+    gradient_checkpointing: bool = Field(False, description="compute activations a second time instead of keeping them")
     learning_rate: float = Field(gt=0)
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
@@ -51,24 +76,90 @@ class Recipe(Frozen):
     estimated_time: str = ""
     estimated_cost: str = ""
 
+    @model_validator(mode="after")
+    def keys_belong_to_the_method(self) -> Self:
+        """Raises ValueError, naming the key that the method needs or does not know."""
+        if self.method == "full":
+            adapter = {"lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"}
+            unknown = {"base_dtype", "compute_dtype", "double_quant"} | adapter
+            given = sorted(key for key in unknown if getattr(self, key) != Recipe.model_fields[key].default)
+            if given:
+                raise ValueError(f"method full trains all weights and has no {given[0]}: remove it")
+            if self.dtype is None:
+                raise ValueError("method full needs dtype: bfloat16, say")
+            return self
+        if self.dtype is not None:
+            raise ValueError(f"dtype is of method full: method {self.method} has base_dtype")
+        if not self.lora_target_modules:
+            raise ValueError(f"method {self.method} needs lora_target_modules: [q_proj, v_proj], say")
+        if (self.method == "qlora") != (self.base_dtype == "nf4"):
+            raise ValueError("base_dtype nf4 and method qlora belong together: give both or none")
+        if self.method == "qlora" and self.compute_dtype is None:
+            raise ValueError("method qlora needs compute_dtype: bfloat16, say")
+        if self.method == "lora" and (self.compute_dtype or self.double_quant):
+            raise ValueError("compute_dtype and double_quant are of method qlora: remove them")
+        return self
+
+    @model_validator(mode="after")
+    def hardware_agrees(self) -> Self:
+        """GPUs are counted for each node (row Z24), and `gpu_requirement` is their sum."""
+        shape = self.distributed
+        if shape and self.hardware.gpus and self.hardware.gpus != shape.gpus_per_node:
+            raise ValueError(
+                f"hardware.gpus is {self.hardware.gpus} and distributed.gpus_per_node {shape.gpus_per_node}: make them equal"
+            )
+        if self.gpu_requirement is None:
+            return self
+        wanted = requirement(self.gpu_requirement)
+        total = self.hardware.gpus * (shape.num_nodes if shape else 1)
+        if (total, self.hardware.gpu_type) != (wanted.gpus, wanted.gpu_type):
+            raise ValueError(
+                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {total} of "
+                f"{self.hardware.gpu_type}: make them agree"
+            )
+        return self
+
+    @property
+    def computing_dtype(self) -> str:
+        """The type in which the model computes, where the processor can."""
+        return self.dtype or self.compute_dtype or self.base_dtype
+
+    @property
+    def processes(self) -> int:
+        """How many processes train at once: one for each GPU, or for each process that `distributed` asks for."""
+        return self.distributed.num_nodes * self.distributed.gpus_per_node if self.distributed else 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens between two updates of the weights, padding included."""
+        return self.batch_size * self.gradient_accumulation * self.processes * self.sequence_length
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a recipe file.
 
         Raises:
-            BadConfiguration: the file is missing, is no YAML in UTF-8 or does not fit the schema; the message names the key.
+            BadConfiguration: the file is missing, is no YAML in UTF-8 or does not fit the schema; the message names the
+                line and the key.
         """
         if not path.is_file():
             known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {known}")
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+            document = yaml.safe_load(text)
+            repeated = repeated_key(text)
         except UnicodeDecodeError as error:
             raise BadConfiguration(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
             raise BadConfiguration(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        if repeated:
+            raise BadConfiguration(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
+        try:
+            return cls.model_validate(document)
         except ValidationError as error:
-            raise BadConfiguration(f"{path}: {first_problem(error)}") from None
+            line = line_of(text, error.errors()[0]["loc"])
+            raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error)}") from None
 
     @classmethod
     def names(cls) -> list[str]:
@@ -84,9 +175,12 @@ class Recipe(Frozen):
 
     def changed(self, parameters: Mapping[str, Any]) -> Self:
         """The recipe with some of its keys changed by a job. Raises BadConfiguration, naming the key that does not fit."""
+        changed = self.model_dump(mode="json") | dict(parameters)
+        if not {"hardware", "distributed"}.isdisjoint(parameters) and "gpu_requirement" not in parameters:
+            changed["gpu_requirement"] = None  # it spoke of the hardware that is no longer asked for
         try:
             canonical_json(dict(parameters))
-            return self.model_validate(self.model_dump(mode="json") | dict(parameters))
+            return self.model_validate(changed)
         except ValidationError as error:
             raise BadConfiguration(f"job parameters: {first_problem(error)}") from None
         except ValueError:

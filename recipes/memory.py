@@ -1,0 +1,172 @@
+"""How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; all figures in bytes.
+
+What is exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs. What is a model:
+activations (`recipes.activations`). What is an allowance: `CONTEXT`, `COMMUNICATION`, `FRAGMENTATION`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from recipes.activations import Forward, saved_bytes, working_bytes
+from recipes.architecture import Architecture, Tensors
+from recipes.gpus import GIB
+from recipes.recipe import Recipe
+
+WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
+ADAPTER = "float32"
+"""PEFT trains adapters in float32 whatever their base is loaded in (`autocast_adapter_dtype` of `get_peft_model`)."""
+
+CONTEXT = 0.75 * GIB
+"""Allowance for the CUDA context, kernels and cuBLAS workspaces; none of it shows in PyTorch's own figures."""
+COMMUNICATION = 1.0 * GIB
+"""Allowance for NCCL's channels and buffers, where there is more than one GPU."""
+FRAGMENTATION = 0.05
+"""Share that PyTorch's caching allocator holds beyond what is in use."""
+HOST_PROCESS = 1.0 * GIB
+"""Allowance for Python with torch, transformers and peft, where the model is trained in the host's memory."""
+
+QUANTIZED_BLOCK = 64
+"""Weights that share one NF4 constant (Dettmers et al. 2023, QLoRA, section 3)."""
+CONSTANT_BLOCK = 256
+"""Constants that share one constant of their own, with double quantization; and 8-bit optimizer states that share one."""
+SMALLEST_8BIT = 4096
+"""Elements from which bitsandbytes keeps a tensor's states in 8 bits."""
+OPTIMIZER_MAP = 2 * 256 * 4
+"""The two code tables of bitsandbytes' 8-bit Adam, one of each for the whole optimizer."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes on one GPU (of the one process, on a CPU) at the worst moment of a step."""
+
+    weights: float
+    adapter: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+    gathered: float
+    allowance: float
+
+    @property
+    def needed(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def certain(self) -> float:
+        """Without allowances: what is surely needed."""
+        return self.needed - self.allowance
+
+
+def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
+    """The budget of a recipe with a base model of that shape, for each GPU.
+
+    Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and optimizer
+    states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed.
+
+    Raises:
+        BadConfiguration: an adapter's target is no module of this model.
+    """
+    trained = trained_tensors(recipe, shape)
+    trained_width = WIDTH[ADAPTER] if recipe.method != "full" else WIDTH[recipe.computing_dtype]
+    frozen = frozen_bytes(recipe, shape) if recipe.method != "full" else 0
+    sizes = sum(tensors.total for tensors in trained) * trained_width
+    strategy = recipe.distributed.strategy if recipe.distributed else None
+    shards = recipe.processes
+    of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
+    of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") else 1
+    forward = forward_of(recipe, shape)
+    parts = {
+        "weights": (frozen if recipe.method != "full" else sizes) / of_weights,
+        "adapter": (sizes if recipe.method != "full" else 0) / of_weights,
+        # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
+        "gradients": sizes * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
+        "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=is_deepspeed(recipe)) / of_states,
+        "activations": float(saved_bytes(forward)),
+        "working": float(working_bytes(forward)),
+        "gathered": gathered_bytes(recipe, shape) if of_weights > 1 else 0.0,
+    }
+    used = sum(parts.values())
+    if recipe.hardware.gpus == 0:
+        return MemoryBudget(**parts, allowance=HOST_PROCESS)
+    apart = CONTEXT + (COMMUNICATION if shards > 1 else 0)
+    return MemoryBudget(**parts, allowance=apart + FRAGMENTATION * used)
+
+
+def is_deepspeed(recipe: Recipe) -> bool:
+    return recipe.distributed is not None and recipe.distributed.strategy.startswith("deepspeed")
+
+
+def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:
+    """What the optimizer updates. Raises BadConfiguration where a target is no module of this model."""
+    return shape.tensors if recipe.method == "full" else shape.adapter(recipe.lora_rank, recipe.lora_target_modules)
+
+
+def frozen_bytes(recipe: Recipe, shape: Architecture) -> int:
+    """The weights below an adapter. In NF4 are the projections of blocks alone; embeddings, head and norms are not."""
+    if recipe.base_dtype != "nf4":
+        return shape.parameters * WIDTH[recipe.base_dtype]
+    width = WIDTH[recipe.computing_dtype]
+    return sum(
+        t.copies * nf4_bytes(t.elements, recipe.double_quant) if t.projection else t.total * width for t in shape.tensors
+    )
+
+
+def nf4_bytes(elements: int, double_quant: bool) -> int:
+    """A weight in NF4 with its constants and code tables, as bitsandbytes 0.50 keeps them for each tensor."""
+    constants = blocks(elements, QUANTIZED_BLOCK)
+    code = 16 * 4
+    if not double_quant:
+        return blocks(elements, 2) + constants * 4 + code
+    nested = blocks(constants, CONSTANT_BLOCK) * 4 + 256 * 4 + 4
+    return blocks(elements, 2) + constants + nested + code
+
+
+def blocks(elements: int, size: int) -> int:
+    return -(-elements // size)
+
+
+def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, master: bool = False) -> int:
+    """Two moments for each trained parameter, on the device.
+
+    `adamw`: in the parameters' own type, and a step counter for each tensor (torch.optim.AdamW). `adamw_8bit`: one byte
+    each and a constant for each block (Dettmers et al. 2022). `paged_adamw`: in the host's memory, paged in as needed. With
+    `master`, weights of 16 bits have a copy and moments in float32: 12 bytes a parameter (ZeRO, section 3.1).
+    """
+    if optimizer == "paged_adamw":
+        return 0
+    if optimizer == "adamw_8bit":
+        return OPTIMIZER_MAP + sum(tensors.copies * states_8bit(tensors.elements) for tensors in trained)
+    each = 12 if master and width < 4 else 2 * width
+    return sum(tensors.copies * (tensors.elements * each + 4) for tensors in trained)
+
+
+def states_8bit(elements: int) -> int:
+    if elements < SMALLEST_8BIT:
+        return 2 * 4 * elements
+    return 2 * (elements + 4 * blocks(elements, CONSTANT_BLOCK))
+
+
+def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
+    """Whole weights that stand beside the shards: the root's, and two blocks', since the next is fetched ahead.
+
+    Where they are trained, one block's gradients and the root's stand whole too until they are reduced.
+    """
+    width = WIDTH[recipe.computing_dtype]
+    root = sum(tensors.total for tensors in shape.root) * width
+    block = sum(tensors.total for tensors in shape.block) * width
+    return float(root + 2 * block + (root + block if recipe.method == "full" else 0))
+
+
+def forward_of(recipe: Recipe, shape: Architecture) -> Forward:
+    adapts = recipe.method != "full"
+    return Forward(
+        architecture=shape,
+        rows=recipe.batch_size,
+        length=recipe.sequence_length,
+        width=WIDTH[recipe.computing_dtype],
+        rank=recipe.lora_rank if adapts else 0,
+        targets=recipe.lora_target_modules if adapts else (),
+        dropout=adapts and recipe.lora_dropout > 0,
+        checkpointing=recipe.gradient_checkpointing,
+    )

@@ -1,0 +1,59 @@
+"""How many operations a token costs, and how many a second are likely where nobody has measured. Pure functions.
+
+Operations are counted as in PaLM (Chowdhery et al. 2022, appendix B): two for each weight of a matrix in the forward pass,
+twice that in the backward pass, and attention over the sequence.
+"""
+
+from dataclasses import dataclass
+
+from recipes.architecture import Architecture
+from recipes.gpus import gpu_named
+from recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Range:
+    """A figure with the bounds between which it is expected."""
+
+    low: float
+    likely: float
+    high: float
+
+
+MFU = Range(0.12, 0.28, 0.50)
+"""Share of a GPU's peak that fine-tuning reaches. Published: 0.17 (70B LoRA on 8 H100, NeMo Automodel), 0.20 to 0.35 (7B
+LoRA on an A100, LLaMA-Factory), 0.30 to 0.35 (8B full on 8 H100, torchtitan); the bounds leave room on both sides."""
+CORE_FLOPS = Range(5e9, 40e9, 150e9)
+"""Operations a second of one CPU core: 46e9 were measured on a LoRA run of 135 million parameters on two cores."""
+SCALING = 0.9
+"""Share of a process's speed that is left beside others, which it waits for at every step."""
+
+
+def flops_per_token(recipe: Recipe, shape: Architecture) -> float:
+    """Operations for one token of training: forward, backward, and what checkpointing computes again.
+
+    A frozen weight needs no gradient of its own, so that its backward pass costs as much as the forward pass, not twice.
+    """
+    head = shape.vocab_size * shape.hidden_size
+    matrices = head + shape.num_hidden_layers * sum(t.total for t in shape.block if t.projection)
+    # Each token attends to half of its sequence on average: two products of query_width x length / 2, two operations each.
+    attention = 2 * shape.num_hidden_layers * shape.query_width * recipe.sequence_length
+    forward = 2 * matrices + attention
+    again = forward - 2 * head if recipe.gradient_checkpointing else 0
+    if recipe.method == "full":
+        return 3 * forward + again
+    adapter = 6 * sum(t.total for t in shape.adapter(recipe.lora_rank, recipe.lora_target_modules))
+    return 2 * 2 * matrices + 3 * attention + adapter + again
+
+
+def assumed_flops(recipe: Recipe) -> Range | None:
+    """Operations a second of all processes together, where nobody has measured; none for GPUs that are not known."""
+    processes = recipe.processes
+    share = 1.0 if processes == 1 else SCALING
+    if recipe.hardware.gpus == 0:
+        cores = recipe.hardware.cpu or 1
+        return Range(*(cores * share * value for value in (CORE_FLOPS.low, CORE_FLOPS.likely, CORE_FLOPS.high)))
+    gpu = gpu_named(recipe.hardware.gpu_type)
+    if gpu is None:
+        return None
+    return Range(*(processes * share * gpu.flops * value for value in (MFU.low, MFU.likely, MFU.high)))

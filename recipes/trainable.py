@@ -1,0 +1,28 @@
+"""What the program train can do of what a recipe can ask for: the rest is refused, rather than left out in silence."""
+
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+
+
+def missing(recipe: Recipe) -> str | None:
+    """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
+    if recipe.method != "lora":
+        return f"method {recipe.method} cannot be trained by this version yet: use method lora"
+    if recipe.objective != "sft":
+        return f"objective {recipe.objective} cannot be trained by this version yet: use objective sft"
+    if recipe.optimizer != "adamw":
+        return f"optimizer {recipe.optimizer} is not in this version yet: use adamw"
+    if recipe.gradient_checkpointing:
+        return "gradient_checkpointing is not in this version yet: set it to false"
+    if recipe.distributed and recipe.distributed.strategy != "ddp":
+        return f"strategy {recipe.distributed.strategy} is not in this version yet: use ddp"
+    if recipe.base_model.sha256 is None:
+        name = recipe.base_model.uri
+        return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+    return None
+
+
+def refuse_what_is_missing(recipe: Recipe) -> None:
+    """Raises BadConfiguration where `missing` names something."""
+    if problem := missing(recipe):
+        raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
