@@ -6,6 +6,8 @@ and the base model's own `config.json`, once it is in the object store, override
 """
 
 from recipes.architecture import Architecture
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
 
 ASSUMED = {
     "zenlm/zen-7b": Architecture(
@@ -41,3 +43,16 @@ STATED = {
     ),
 }
 """Base model -> the shape in its own configuration."""
+
+
+def known_shape(recipe: Recipe) -> Architecture | None:
+    """The shape of a recipe's base model: the recipe's own word, else what the tables say; none where neither does."""
+    uri = recipe.base_model.uri
+    return recipe.architecture or STATED.get(uri) or ASSUMED.get(uri)
+
+
+def shape_of(recipe: Recipe) -> Architecture:
+    """`known_shape`. Raises BadConfiguration where it is not known."""
+    if found := known_shape(recipe):
+        return found
+    raise BadConfiguration(f"the shape of {recipe.base_model.uri} is not known: give it as `architecture` in the recipe")

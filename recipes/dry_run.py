@@ -1,0 +1,132 @@
+"""Recipes tried without weights: `python -m recipes.dry_run NAME_OR_FILE...` prints a JSON list of what was found.
+
+The base model's shape is built on PyTorch's meta device, where tensors have a size and no bytes, the adapter is put on it,
+and one micro-batch runs through it. So module names, parameter counts and activations are those of the libraries that train,
+at the real size, in seconds on any machine. Weights in NF4 are built in the type that they compute in: shapes are the same.
+"""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, logging
+
+from recipes.activations import saved_bytes
+from recipes.architecture import Architecture
+from recipes.known_architectures import shape_of
+from recipes.launch import sharding, torchrun
+from recipes.memory import forward_of, trained_tensors
+from recipes.recipe import Recipe
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
+
+
+class Tried(Frozen):
+    """What a dry run found; counts are numbers of elements, sizes bytes.
+
+    `kept` and `kept_expected` are the activations of a micro-batch, as autograd kept them and as the memory budget says. They
+    are none without checkpointing: on the meta device attention is not fused, and keeps what no real run keeps.
+    """
+
+    recipe: str
+    parameters: int
+    parameters_expected: int
+    trainable: int
+    trainable_expected: int
+    adapted_modules: int
+    kept: int | None
+    kept_expected: int | None
+    command: tuple[str, ...]
+    sharding: dict[str, Any]
+
+
+def dry_run(recipe: Recipe) -> Tried:
+    """Build, adapt, run one micro-batch.
+
+    Raises:
+        BadConfiguration: the base model's shape is not known, or a target is no module of it.
+    """
+    shape = shape_of(recipe)
+    expected = sum(tensors.total for tensors in trained_tensors(recipe, shape))
+    model = build(recipe, shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if recipe.method != "full":
+        model = adapt(model, recipe)
+    arguments = sharding(recipe, shape.model_type)
+    if "fsdp" in arguments:
+        TrainingArguments(use_cpu=True, report_to=[], **arguments)  # raises ValueError on what accelerate does not take
+    measured = recipe.gradient_checkpointing
+    return Tried(
+        recipe=recipe.name,
+        parameters=parameters,
+        parameters_expected=shape.parameters,
+        trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        trainable_expected=expected,
+        adapted_modules=sum(1 for name, _ in model.named_modules() if name.endswith(".lora_A")),
+        kept=kept_bytes(model, recipe) if measured else None,
+        kept_expected=saved_bytes(forward_of(recipe, shape)) if measured else None,
+        command=torchrun(recipe),
+        sharding=sharding(recipe, shape.model_type),  # made anew: the library writes its defaults into what it is given
+    )
+
+
+def build(recipe: Recipe, shape: Architecture) -> Any:
+    """The base model on the meta device."""
+    config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
+    with torch.device("meta"):
+        dtype = getattr(torch, recipe.computing_dtype)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+
+
+def adapt(model: Any, recipe: Recipe) -> Any:
+    config = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=list(recipe.lora_target_modules),
+        task_type="CAUSAL_LM",
+    )
+    with torch.device("meta"):
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
+
+
+def kept_bytes(model: Any, recipe: Recipe) -> int:
+    """What autograd keeps of one micro-batch with its loss, with checkpointing. Each storage counts once, weights do not."""
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being given to others
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return tensor
+
+    rows, length = recipe.batch_size, recipe.sequence_length
+    tokens = torch.zeros(rows, length, dtype=torch.int64, device="meta")
+    mask = torch.ones(rows, 1, length, length, dtype=torch.bool, device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=tokens, labels=tokens, position_ids=tokens, attention_mask=mask, use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def main() -> None:
+    logging.set_verbosity_error()
+    try:
+        found = [dry_run(Recipe.load(Path(name)) if "." in name else Recipe.named(name)) for name in sys.argv[1:]]
+    except BadConfiguration as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(EXIT_BAD_CONFIGURATION)
+    print(json.dumps([tried.model_dump(mode="json") for tried in found]))
+
+
+if __name__ == "__main__":
+    main()
