@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
 from api.abandoned_uploads import remove_in_background
+from api.artifact_places import ArtifactPlaces
 from api.audit import AuditTrail
 from api.auth.guard import Guard
 from api.auth.routes import Routes
@@ -31,6 +32,7 @@ from api.mlflow import (
     model_versions,
     multipart,
     outputs,
+    presigned_urls,
     registered_models,
     runs,
     server_info,
@@ -45,6 +47,7 @@ from api.v1 import audit, datasets, events, jobs, models
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.verified_files import VerifiedFiles
+from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
@@ -61,6 +64,7 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
     version_files.router,
     artifacts.router,
     multipart.router,
+    presigned_urls.router,
     inputs.router,
     logged_models.router,
     registered_models.router,
@@ -119,6 +123,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.tracking = Tracking(database)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
+    app.state.signed_transfers = SignedTransfers(
+        settings.store, settings.storage.variables, settings.storage.public_endpoint
+    )
+    app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
     errors.install(app)
     app.add_middleware(ReadOnlyPages)
     app.router.routes[:0] = hot_routes(MLFLOW_PREFIXES, writer, app.router)

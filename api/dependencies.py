@@ -7,9 +7,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.artifact_places import ArtifactPlaces
 from api.auth.permissions import Caller
 from api.run_artifacts import RunArtifacts
 from api.verified_files import VerifiedFiles
+from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.tracking import Tracking
@@ -41,6 +43,16 @@ async def run_artifacts(request: Request) -> RunArtifacts:
     return found
 
 
+async def artifact_places(request: Request) -> ArtifactPlaces:
+    found: ArtifactPlaces = request.app.state.artifact_places
+    return found
+
+
+async def signed_transfers(request: Request) -> SignedTransfers:
+    found: SignedTransfers = request.app.state.signed_transfers
+    return found
+
+
 async def verified_files(request: Request) -> VerifiedFiles:
     found: VerifiedFiles = request.app.state.verified_files
     return found
@@ -58,4 +70,6 @@ StoreOf = Annotated[Store, Depends(store)]
 TrackingOf = Annotated[Tracking, Depends(tracking)]
 VerifiedFilesOf = Annotated[VerifiedFiles, Depends(verified_files)]
 RunArtifactsOf = Annotated[RunArtifacts, Depends(run_artifacts)]
+ArtifactPlacesOf = Annotated[ArtifactPlaces, Depends(artifact_places)]
+SignedTransfersOf = Annotated[SignedTransfers, Depends(signed_transfers)]
 CallerOf = Annotated[Caller, Depends(caller)]

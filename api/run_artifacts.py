@@ -1,15 +1,16 @@
-"""The files of a run or of a logged model: names checked, then mapped onto the object store.
+"""The files of a run, of a logged model or of nobody: names checked, then mapped onto the object store.
 
-MLflow names them `mlflow-artifacts:/{experiment}/{run}/artifacts/NAME` and `mlflow-artifacts:/{experiment}/models/{model}/
-artifacts/NAME`, the product `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`: an id names one thing, whatever it is.
-What belongs here: that mapping, and what may be a name. What does not: whether the owner exists and may be written to.
+The product names a run's or a logged model's `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`, wherever its experiment
+keeps its files (an id names one thing, whatever it is), and those at a free path of the artifact proxy
+`s3://hanzo-ml/artifacts/@{organization}/NAME`: so no free path is a run's file, a dataset or a checkpoint, or another
+organization's. What belongs here: that mapping, and what may be a name. What does not: whose a path is (`artifact_places`).
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from starlette.concurrency import run_in_threadpool
 
@@ -50,39 +51,67 @@ def checked_folder(path: str) -> str:
     return checked_path(folder) if folder else ""
 
 
-class RunArtifacts:
-    """Files of runs and of logged models in an object store."""
+class OwnedArtifacts:
+    """Files in an object store, each of an owner.
 
-    def __init__(self, files: VerifiedFiles) -> None:
+    Args:
+        folder_of: the URI of an owner's files.
+    """
+
+    def __init__(self, files: VerifiedFiles, folder_of: Callable[[str], str]) -> None:
         self._files = files
         self._store = files.store
+        self._folder_of = folder_of
+
+    def uri(self, owner: str, path: str) -> str:
+        """The logical URI of an owner's file, or of all of them."""
+        return self._folder_of(owner) + (f"/{path}" if path else "")
 
     async def receive(
         self, owner: str, path: str, body: AsyncIterator[bytes], promised: Promised, declared_size: int | None
     ) -> Uploaded:
         """Store a body under `path`, whole or not at all."""
-        uri = artifact_uri(owner, checked_path(path))
-        await run_in_threadpool(self._check_free, owner, path)
+        uri = self.uri(owner, checked_path(path))
+        await run_in_threadpool(self.check_free, owner, path)
         return await self._files.receive(uri, body, promised, declared_size)
 
     def entries(self, owner: str, folder: str) -> list[Entry]:
         """What lies directly below a folder, by name; nothing where there is no such folder."""
         folder = checked_folder(folder)
-        return entries_below(self._store, artifact_uri(owner, folder), f"{folder}/" if folder else "")
+        return entries_below(self._store, self.uri(owner, folder), f"{folder}/" if folder else "")
 
     def open(self, owner: str, path: str) -> VerifiedFile:
         """The file, verified. Raises a 404 where there is none, a 409 where its bytes are not the uploaded ones."""
         try:
-            return self._files.open(artifact_uri(owner, checked_path(path)), owner)
+            return self._files.open(self.uri(owner, checked_path(path)), owner)
         except FileNotFoundError:
             raise no_artifact(path) from None
 
     def delete(self, owner: str, path: str) -> None:
-        """Delete a file, or everything below a folder."""
-        uri = artifact_uri(owner, checked_path(path))
-        if not self._store.exists(uri):
-            raise no_artifact(path)
-        self._files.delete(uri)
+        """Delete a file, or everything below a folder. Nothing happens where there is none, so a delete can be repeated."""
+        self._files.delete(self.uri(owner, checked_path(path)))
+
+    def check_free(self, owner: str, path: str) -> None:
+        """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""
+        parents = path.split("/")[:-1]
+        if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
+            raise invalid("Invalid artifact path: a part of it is a file already")
+        if self._store.entries(self.uri(owner, path)):
+            raise invalid("Invalid artifact path: it is a folder already")
+
+    def _is_file(self, uri: str) -> bool:
+        try:
+            self._store.size(uri)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class RunArtifacts(OwnedArtifacts):
+    """Files of runs and of logged models."""
+
+    def __init__(self, files: VerifiedFiles) -> None:
+        super().__init__(files, run_folder)
 
     def published(self, owner: str) -> list[dict[str, Any]]:
         """Everything that a run has in the store, as the specification's {key, path} (row E4) and its size; an artifact with
@@ -100,21 +129,6 @@ class RunArtifacts:
             for uri in sorted(sizes)
         ]
 
-    def _check_free(self, owner: str, path: str) -> None:
-        """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""
-        parents = path.split("/")[:-1]
-        if any(self._is_file(artifact_uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
-            raise invalid("Invalid artifact path: a part of it is a file already")
-        if self._store.entries(artifact_uri(owner, path)):
-            raise invalid("Invalid artifact path: it is a folder already")
-
-    def _is_file(self, uri: str) -> bool:
-        try:
-            self._store.size(uri)
-        except FileNotFoundError:
-            return False
-        return True
-
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
     """Files and folders directly below a URI, by name; `prefix` goes before each."""
@@ -125,9 +139,13 @@ def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
     return [found[name] for name in sorted(found)]
 
 
-def artifact_uri(run_id: str, path: str) -> str:
-    """The logical URI of a run's file. Quoted, because `Store` reads URIs."""
-    return f"s3://hanzo-ml/runs/{run_id}/artifacts" + (f"/{path}" if path else "")
+def run_folder(run_id: str) -> str:
+    return f"s3://hanzo-ml/runs/{run_id}/artifacts"
+
+
+def organization_folder(organization: str) -> str:
+    """Where what lies at free paths is, one folder for each organization whatever its name."""
+    return f"s3://hanzo-ml/artifacts/@{quote(organization, safe='')}"
 
 
 def no_artifact(path: str) -> HanzoError:

@@ -5,7 +5,7 @@ What belongs here: object store and records of hashes, kept in step. What does n
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised, Running
+from recipes.buckets import StoreUnavailable
 from recipes.schema import Artifact, Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_object import StoredObject
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.artifact_files import ArtifactFiles, Recorded
+from resources.metadata.artifact_files import UNSEEN, ArtifactFiles, Recorded
 
 PIECE = 1 << 20
 SMALL = 4 << 20
@@ -80,6 +81,25 @@ class VerifiedFiles:
         await run_in_threadpool(self._records.stored, arrivals[0])
         return Uploaded(uri, running.sha256, running.size)
 
+    def adopt(self, uri: str, complete: Callable[[], None]) -> Uploaded:
+        """Record what a client put into the store by itself: `complete` makes it visible at `uri`, then it is hashed.
+
+        Raises:
+            Exception: whatever `complete` raises. What lay at `uri` before is there still.
+        """
+        arrival = self._records.arriving(uri, UNSEEN, 0)
+        try:
+            complete()
+        except StoreUnavailable:  # it may have happened all the same
+            raise
+        except Exception:
+            self._records.forget([arrival.id])
+            raise
+        stored = self.store.open(uri)
+        sha256 = stored.sha256()
+        self._records.seen(arrival, sha256, stored.size)
+        return Uploaded(uri, sha256, stored.size)
+
     def open(self, uri: str, owner: str, artifact: Artifact | None = None) -> VerifiedFile:
         """The file at `uri`, hashed from its first byte to its last before one of them is given away: so a broken file is
         answered with an error and not with a broken connection, also where a client asks for a part of it only.
@@ -104,6 +124,9 @@ class VerifiedFiles:
             expected = {row.sha256 for row in rows} if rows else self._published(uri, owner, artifact)
             if not expected or found in expected:
                 self._note_repair(uri, rows)
+                return VerifiedFile(stored, found, content)
+            if UNSEEN in expected:
+                self._records.first_seen(uri, found, stored.size)
                 return VerifiedFile(stored, found, content)
             if self.store.open(uri).version == stored.version:
                 self._records.report_broken(uri, owner, sorted(expected), found)

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 
 from recipes.schema import StoreAddress
 
-KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints"}
+KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints", "artifacts": "checkpoints"}
 UNUSABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """What no object's name can hold: control characters (a rule of obstore), and halves of characters, which no UTF-8 has."""
 

@@ -75,7 +75,9 @@ def nearest(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_
     The same recipe with a smaller micro-batch and the same effective one; then another recipe of the same base model and
     objective on the hardware that was asked for; then one on hardware of its own.
     """
-    known = [other for other in others if (other.base_model.uri, other.objective) == (recipe.base_model.uri, recipe.objective)]
+    known = [
+        other for other in others if (other.base_model.uri, other.objective) == (recipe.base_model.uri, recipe.objective)
+    ]
     known.sort(key=lambda other: (abs(METHODS.index(other.method) - METHODS.index(recipe.method)), other.processes))
     for found in (*smaller_batches(recipe), *on_hardware_of(recipe, known), *on_their_own(known)):
         if fit(found.recipe, shape, host_memory).fits:

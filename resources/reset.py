@@ -17,7 +17,7 @@ from resources.metadata.model_key import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
 from resources.settings import Settings
 
-ROOTS = ("s3://hanzo-ml/datasets", "s3://hanzo-ml/checkpoints", "s3://hanzo-ml/runs")
+ROOTS = ("s3://hanzo-ml/datasets", "s3://hanzo-ml/checkpoints", "s3://hanzo-ml/runs", "s3://hanzo-ml/artifacts")
 
 
 def reset(settings: Settings) -> int:

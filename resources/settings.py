@@ -108,6 +108,9 @@ class Buckets(Section):
 
 class Storage(Section):
     endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
+    public_endpoint: str | None = Field(
+        None, description="the same S3 server as clients reach it: large files go there in parts; through the API when unset"
+    )
     access_key: SecretStr | None = Field(None, description="with secret_key; the AWS variables hold where both are unset")
     secret_key: SecretStr | None = None
     encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")

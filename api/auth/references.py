@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from resources.metadata.artifact_locations import RESERVED
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
@@ -69,12 +70,17 @@ def named(route: str, name: str, value: Any) -> Iterator[Reference]:
 
 
 def in_proxy_path(path: str) -> Iterator[Reference]:
-    """`EXPERIMENT/RUN/...`, `EXPERIMENT/models/LOGGED_MODEL/...` or `models/REGISTERED_MODEL/VERSION/...`."""
+    """`EXPERIMENT/RUN/...`, `EXPERIMENT/models/LOGGED_MODEL/...` or `models/REGISTERED_MODEL/VERSION/...`.
+
+    What begins with another name is a place of the caller's own organization, whatever it is (`api.artifact_places`).
+    """
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["models"]:
         yield from (Reference(Kind.REGISTERED_MODEL, name) for name in parts[1:2])
         return
-    yield from (Reference(Kind.EXPERIMENT, number) for number in parts[:1])
+    if not parts or not RESERVED.fullmatch(parts[0]):
+        return
+    yield Reference(Kind.EXPERIMENT, parts[0])
     if parts[1:2] == ["models"]:
         yield from (Reference(Kind.LOGGED_MODEL, model) for model in parts[2:3])
     else:

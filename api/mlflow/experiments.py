@@ -1,14 +1,17 @@
 """/mlflow/experiments/*: the group of runs that clients log to."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from api.auth.permissions import LOCAL
 from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_message, experiment_number
 from api.requests import StrictRoute
+from resources.metadata.artifact_locations import in_folder
 from resources.metadata.experiment_search import EXPERIMENT_GRAMMAR
 from resources.metadata.filter_language import parse_filter, parse_orders
 
@@ -49,7 +52,9 @@ class SearchExperiments(Message):
 @router.post("/create")
 def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Response:
     tags = {tag.key: tag.value for tag in body.tags}
-    made = tracking.experiments.create(body.name, caller.organization, artifact_location=body.artifact_location, tags=tags)
+    # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
+    location = in_folder(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
+    made = tracking.experiments.create(body.name, caller.organization, artifact_location=location, tags=tags)
     return answer(experiment_id=str(made.id))
 
 

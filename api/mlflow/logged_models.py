@@ -12,6 +12,7 @@ from api.mlflow.bodies import Message, Required
 from api.mlflow.messages import answer, experiment_number, metric_message, pairs
 from api.requests import StrictRoute
 from resources.errors import invalid
+from resources.metadata.artifact_locations import check_here
 from resources.metadata.filter_language import Condition, parse_filter
 from resources.metadata.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
 from resources.metadata.logged_model_states import ModelDetails, ModelMetric
@@ -153,6 +154,7 @@ def list_artifacts(
     model_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf, artifact_directory_path: str = ""
 ) -> Response:
     model = tracking.logged_models.get(model_id)
+    check_here(model.artifact_uri)
     files = [file_message(entry, entry.path) for entry in artifacts.entries(model.id, artifact_directory_path)]
     return answer(root_uri=model.artifact_uri, files=files)
 
@@ -166,7 +168,9 @@ def download(
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
 ) -> Response:
-    return artifact_response(artifacts, tracking.logged_models.get(model_id).id, artifact_file_path, request)
+    model = tracking.logged_models.get(model_id)
+    check_here(model.artifact_uri)
+    return artifact_response(artifacts, model.id, artifact_file_path, request)
 
 
 def values(sent: tuple[Pair, ...]) -> dict[str, str]:
@@ -198,12 +202,13 @@ def model_message(found: ModelDetails) -> dict[str, Any]:
         "last_updated_timestamp_ms": model.updated_at,
         "artifact_uri": model.artifact_uri,
         "status": TO_MLFLOW[model.status],
-        "status_message": model.status_message,
         "model_type": model.model_type,
         "source_run_id": model.source_run_id or "",
         "tags": pairs(found.tags),
         "registrations": [{"name": made.name, "version": str(made.version)} for made in found.registrations],
     }
+    if model.status_message:
+        info["status_message"] = model.status_message
     return {
         "info": info,
         "data": {"params": pairs(found.params), "metrics": [point_message(each) for each in found.metrics]},

@@ -1,40 +1,125 @@
-"""MLflow's uploads and downloads past this server, over presigned URLs: not offered, and answered with 501, as the reference
-does for a store that cannot. `server-info` says the same beforehand, so its clients do not ask.
+"""MLflow's uploads in parts and downloads that go past this server, over URLs signed for the S3 server.
 
-Such bytes would come in without their SHA-256 being seen (row X7), and every client would have to reach the object store.
+Only where there is an S3 server; a folder answers 501, as in MLflow. What comes in so is hashed once its parts are one
+object, before the client is told that it is stored, and what goes out is hashed before its URL is given away (row X7).
+A client does this by itself where `server-info` says that it may, which is where `storage.public_endpoint` is set: else
+nobody knows whether clients reach the S3 server at all.
 """
 
-from fastapi import APIRouter
+import re
+from collections.abc import Callable
+from typing import Annotated
 
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from api.artifact_places import Place
+from api.dependencies import ArtifactPlacesOf, CallerOf, SignedTransfersOf, VerifiedFilesOf
+from api.mlflow.bodies import Message, Required
+from api.mlflow.messages import answer
+from api.requests import StrictRoute
 from api.run_artifacts import checked_path
-from resources.errors import ErrorCode, HanzoError
+from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused
+from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
-router = APIRouter(tags=["mlflow"])
+router = APIRouter(prefix="/mlflow-artifacts", tags=["mlflow"], route_class=StrictRoute)
 
-
-@router.post("/mlflow-artifacts/mpu/create/{artifact_path:path}", status_code=501)
-@router.post("/mlflow-artifacts/mpu/complete/{artifact_path:path}", status_code=501)
-@router.post("/mlflow-artifacts/mpu/abort/{artifact_path:path}", status_code=501)
-async def multipart_upload(artifact_path: str) -> None:
-    checked_path(artifact_path)
-    raise unsupported("Multipart upload")
+SEPARATOR = re.compile(r"[/\\]")
+"""Of a path on the client's system, whichever that is."""
+PartNumber = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
-@router.get("/mlflow-artifacts/presigned/{artifact_path:path}", status_code=501)
-async def multipart_download(artifact_path: str) -> None:
-    checked_path(artifact_path)
-    raise unsupported("Multipart download")
+class OfFile(Message):
+    """`path` is the client's own name of the file: its last part is what it will be called."""
+
+    path: Required
+
+    def below(self, folder: str) -> str:
+        name = SEPARATOR.split(self.path)[-1]
+        return checked_path(f"{checked_path(folder)}/{name}")
 
 
-@router.post("/mlflow/artifacts/presigned-upload-url", status_code=501)
-async def presigned_upload() -> None:
-    raise unsupported("Presigned upload")
+class CreateUpload(OfFile):
+    num_parts: PartNumber = 1
 
 
-@router.post("/mlflow/artifacts/presigned-download-url", status_code=501)
-async def presigned_download() -> None:
-    raise unsupported("Presigned download")
+class PartBody(Message):
+    part_number: PartNumber
+    etag: str = ""
 
 
-def unsupported(what: str) -> HanzoError:
-    return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{what} is not supported for the current artifact repository")
+class CompleteUpload(OfFile):
+    upload_id: Required
+    parts: Annotated[tuple[PartBody, ...], Field(min_length=1, max_length=MAX_PARTS)]
+
+
+class AbortUpload(OfFile):
+    upload_id: Required
+
+
+@router.post("/mpu/create/{artifact_path:path}")
+def create(
+    artifact_path: str, body: CreateUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+) -> Response:
+    place = places.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    place.check_writable()
+    place.artifacts.check_free(place.owner, place.path)
+    begun = transfers.begin(uri_of(place), body.num_parts)
+    parts = [{"url": url, "part_number": number, "headers": {}} for number, url in enumerate(begun.part_urls, start=1)]
+    return answer(upload_id=begun.id, credentials=parts)
+
+
+@router.post("/mpu/complete/{artifact_path:path}")
+def complete(
+    artifact_path: str,
+    body: CompleteUpload,
+    places: ArtifactPlacesOf,
+    files: VerifiedFilesOf,
+    transfers: SignedTransfersOf,
+    caller: CallerOf,
+) -> Response:
+    place = places.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    place.check_writable()
+    place.artifacts.check_free(place.owner, place.path)
+    uri, parts = uri_of(place), [Part(part.part_number, part.etag) for part in body.parts]
+    told(lambda: files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts)))
+    return answer()
+
+
+@router.post("/mpu/abort/{artifact_path:path}")
+def abort(
+    artifact_path: str, body: AbortUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+) -> Response:
+    place = places.locate(body.below(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart upload")
+    told(lambda: transfers.abort(uri_of(place), body.upload_id))
+    return answer()
+
+
+@router.get("/presigned/{artifact_path:path}")
+def download_url(artifact_path: str, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf) -> Response:
+    place = places.locate(checked_path(artifact_path), caller.organization)
+    check_supported(transfers, "Multipart download")
+    file = place.artifacts.open(place.owner, place.path)
+    return answer(url=transfers.download_url(uri_of(place)), headers={}, file_size=file.size)
+
+
+def uri_of(place: Place) -> str:
+    return place.artifacts.uri(place.owner, place.path)
+
+
+def check_supported(transfers: SignedTransfers, what: str) -> None:
+    if not transfers.possible:
+        raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{what} is not supported for the current artifact repository")
+
+
+def told(call: Callable[[], object]) -> None:
+    """What the S3 server does not know or take, in words for the client."""
+    try:
+        call()
+    except FileNotFoundError:
+        raise not_found("No such upload is on its way there: it was completed or aborted, or is of another file") from None
+    except UploadRefused:
+        raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None

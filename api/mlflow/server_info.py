@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Response
 
+from api.dependencies import SettingsOf
 from api.mlflow.messages import answer
 
 router = APIRouter(prefix="/mlflow", tags=["mlflow"])
@@ -11,13 +12,16 @@ MLFLOW_API_VERSION = "3.17.2"
 
 
 @router.get("/server-info")
-def server_info() -> Response:
-    unsupported = (
-        "workspaces_enabled",
-        "trace_archival_enabled",
-        "multipart_uploads_enabled",
-        "multipart_downloads_enabled",
-        "presigned_upload_run_id_supported",
-        "presigned_upload_model_id_supported",
+def server_info(settings: SettingsOf) -> Response:
+    return answer(
+        store_type="SqlStore",
+        workspaces_enabled=False,
+        trace_archival_enabled=False,
+        # Downloads never: every one would go past this server, and only some clients reach the S3 server.
+        multipart_uploads_enabled=bool(settings.storage.endpoint and settings.storage.public_endpoint),
+        multipart_downloads_enabled=False,
+        # That the endpoint takes such requests, as in MLflow; whether it can sign for a file, it says itself.
+        presigned_upload_run_id_supported=True,
+        presigned_upload_model_id_supported=True,
+        features_enabled={"gateway": False},
     )
-    return answer(store_type="SqlStore", features_enabled=[], **dict.fromkeys(unsupported, False))

@@ -16,6 +16,7 @@ from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.model_key import ModelKey
 from resources.metadata.model_version_rules import version_number
+from resources.metadata.model_version_sources import is_stored
 from resources.metadata.model_versions import ModelVersion
 from resources.metadata.registry import Registry
 
@@ -58,7 +59,7 @@ def version_entries(database: Database, store: Store, proxied: str, organization
 
 def stored_version(database: Database, model: ModelKey, number: str) -> ModelVersion:
     version = Registry(database).read(model, version_number(number))
-    if not version.source.startswith("s3://"):
+    if not is_stored(version.source):
         raise not_found(f"{version.reference} has no files here: ask get-download-uri where they are")
     return version
 

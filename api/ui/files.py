@@ -6,13 +6,14 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
-from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
+from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
 from api.mlflow import version_files
-from api.mlflow.artifacts import artifact_response, locate
-from api.run_artifacts import checked_path, no_artifact
+from api.mlflow.artifacts import artifact_response, place_response
+from api.run_artifacts import checked_path
 from resources.errors import invalid
+from resources.metadata.artifact_locations import check_here, is_proxied, proxied_path
 from resources.metadata.model_version_rules import version_number
-from resources.metadata.model_version_sources import PROXY, download_uri
+from resources.metadata.model_version_sources import download_uri
 from resources.metadata.registry import Registry
 from resources.metadata.scope import Kind, Reference
 
@@ -32,7 +33,9 @@ def get_artifact(
     named = run_id or run_uuid
     if not named:
         raise invalid("Missing value for required parameter 'run_id'.")
-    return artifact_response(artifacts, tracking.runs.get(named).id, path, request)
+    run = tracking.runs.get(named)
+    check_here(run.artifact_uri)
+    return artifact_response(artifacts, run.id, path, request)
 
 
 @router.get("/model-versions/get-artifact")
@@ -45,6 +48,7 @@ def get_version_artifact(
     artifacts: RunArtifactsOf,
     database: DatabaseOf,
     files: VerifiedFilesOf,
+    places: ArtifactPlacesOf,
     caller: CallerOf,
 ) -> Response:
     """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
@@ -52,19 +56,15 @@ def get_version_artifact(
     with database.read() as connection:
         found = Registry(database).get(caller.model(name), version_number(version), connection)
         root = download_uri(connection, found).rstrip("/")
-    scheme, _, place = root.partition(":/")
-    if f"{scheme}:/" == PROXY and version_files.is_of_version(place):
-        _, stored, number = place.split("/")
+    if is_proxied(root) and version_files.is_of_version(proxied_path(root)):
+        _, stored, number = proxied_path(root).split("/")
         return version_files.download(stored, number, path, request, database, files, caller)
-    if scheme == "runs":
-        run_id, _, folder = place.partition("/")
+    if root.startswith("runs:/"):
+        run_id, _, folder = root.removeprefix("runs:/").partition("/")
         check_own(database, caller, Reference(Kind.RUN, run_id))
         return artifact_response(artifacts, tracking.runs.get(run_id).id, f"{folder}/{path}", request)
-    if f"{scheme}:/" != PROXY:
-        raise no_artifact(path)
-    owned = locate(tracking, f"{place}/{path}")
-    check_own(database, caller, Reference(Kind.LOGGED_MODEL if owned.is_model else Kind.RUN, owned.owner))
-    return artifact_response(artifacts, owned.owner, owned.path, request)
+    check_here(root)
+    return place_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
 
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy")

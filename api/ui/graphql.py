@@ -19,6 +19,7 @@ from api.mlflow.run_messages import run_message
 from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
 from api.run_artifacts import RunArtifacts
+from resources.metadata.artifact_locations import check_here
 from resources.metadata.filter_language import parse_filter, parse_orders
 from resources.metadata.logged_runs import LoggedRun
 from resources.metadata.registry_search import VERSION_GRAMMAR, RegistrySearch
@@ -100,6 +101,7 @@ class Questions:
     def mlflow_list_artifacts(self, given: Mapping[str, Any]) -> dict[str, Any]:
         run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
         self._check_own(Reference(Kind.RUN, run.id))
+        check_here(run.artifact_uri)
         found = self._artifacts.entries(run.id, given.get("path") or "")
         files = [{"path": entry.path, "is_dir": entry.is_dir, "file_size": entry.size or 0} for entry in found]
         return {"root_uri": run.artifact_uri, "files": files}

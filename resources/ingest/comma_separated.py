@@ -51,7 +51,9 @@ def kind_of(cell: str) -> Kind:
         return Kind.BOOLEAN
     if INTEGER.fullmatch(cell):
         return Kind.INTEGER if len(cell.lstrip("-")) <= EXACT_DIGITS else Kind.LONG
-    if (number := NUMBER.fullmatch(cell)) and sum(map(str.isdigit, cell[: number.start(3)] if number[3] else cell)) <= EXACT_DIGITS:
+    if (number := NUMBER.fullmatch(cell)) and sum(
+        map(str.isdigit, cell[: number.start(3)] if number[3] else cell)
+    ) <= EXACT_DIGITS:
         return Kind.NUMBER
     return Kind.TEXT
 

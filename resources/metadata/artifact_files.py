@@ -6,7 +6,9 @@ Object store and database commit one after the other, so a file may have several
   (`stored`). So whatever lies in the store has its row, also when the server dies in between;
 - `stored` deletes the rows that were marked before its own was written: those objects were visible before, so this one has
   taken their place. Rows of uploads that run at the same time stay, for nobody knows which of the two came last;
-- whatever lies in the store must have the hash of *one* of its rows. A flipped bit has none of them.
+- whatever lies in the store must have the hash of *one* of its rows. A flipped bit has none of them;
+- a client that sends its parts to the S3 server itself lets nobody hash them on the way. Its row is `UNSEEN` until the
+  object was read once, right after its parts became one; where the server died in between, the first reader fixes the hash.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from resources.metadata.tables import artifact_files as files
 LOST_MS = 24 * 3600 * 1000
 """An upload that did not end within a day of its last byte never will."""
 BATCH = 500
+UNSEEN = ""
+"""In the place of a hash: of bytes that did not come through this server and were not read yet."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,21 @@ class ArtifactFiles:
 
     def stored(self, arrival: Arrival) -> None:
         """Say that it lies there now."""
+        self._store(arrival, stored=True)
+
+    def seen(self, arrival: Arrival, sha256: str, size: int) -> None:
+        """Say that an `UNSEEN` one lies there now, and what it is."""
+        self._store(arrival, stored=True, sha256=sha256, size_bytes=size)
+
+    def first_seen(self, uri: str, sha256: str, size: int) -> None:
+        """Fix the hash of what nobody has read before."""
+        unseen = update(files).where(files.c.uri == uri, files.c.sha256 == UNSEEN)
         with self._database.write() as connection:
-            connection.execute(update(files).where(files.c.id == arrival.id).values(stored=True))
+            connection.execute(unseen.values(sha256=sha256, size_bytes=size, stored=True))
+
+    def _store(self, arrival: Arrival, **values: str | int | bool) -> None:
+        with self._database.write() as connection:
+            connection.execute(update(files).where(files.c.id == arrival.id).values(**values))
             if arrival.replaces:
                 connection.execute(delete(files).where(files.c.id.in_(arrival.replaces)))
 

@@ -8,16 +8,11 @@ from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from resources.errors import ErrorCode, HanzoError, already_exists, invalid, not_found
+from resources.metadata.artifact_locations import checked_location, default_location
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import experiment_tags, experiments, runs
-from resources.metadata.tracking_rules import (
-    MAX_INT64,
-    checked_artifact_location,
-    checked_experiment_name,
-    checked_experiment_tag,
-    checked_text,
-)
+from resources.metadata.tracking_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
 from resources.metadata.transactions import insert_into, reading, writing
 
 DEFAULT_ID = 0
@@ -50,7 +45,7 @@ class Experiments:
             if reader.execute(select(experiments.c.id).where(experiments.c.id == DEFAULT_ID)).first():
                 return
         with writing(self._database, connection) as writer:
-            row = _row(DEFAULT_NAME, DEFAULT_ORGANIZATION, artifact_location(DEFAULT_ID))
+            row = _row(DEFAULT_NAME, DEFAULT_ORGANIZATION, default_location(DEFAULT_ID))
             writer.execute(insert_into(writer, experiments).values(id=DEFAULT_ID, **row).on_conflict_do_nothing())
 
     def create(
@@ -63,11 +58,11 @@ class Experiments:
         connection: Connection | None = None,
     ) -> Experiment:
         checked_experiment_name(name)
-        checked_artifact_location(artifact_location)
+        location = checked_location(artifact_location)
         checked = dict(checked_experiment_tag(key, value) for key, value in (tags or {}).items())
         try:
             with writing(self._database, connection) as writer, writer.begin_nested():
-                identifier = _insert(writer, name, organization, artifact_location)
+                identifier = _insert(writer, name, organization, location)
                 if checked:
                     rows = [{"experiment_id": identifier, "key": key, "value": checked[key]} for key in sorted(checked)]
                     writer.execute(insert(experiment_tags), rows)
@@ -154,17 +149,12 @@ def check_active(experiment: Experiment) -> None:
         )
 
 
-def artifact_location(experiment_id: int) -> str:
-    """Where the artifacts of an experiment's runs are, in the words of MLflow's artifact proxy."""
-    return f"mlflow-artifacts:/{experiment_id}"
-
-
 def _insert(writer: Connection, name: str, organization: str, location: str) -> int:
     row = insert(experiments).values(_row(name, organization, location)).returning(experiments.c.id)
     identifier: int = writer.execute(row).scalar_one()
     if not location:
         own = update(experiments).where(experiments.c.id == identifier)
-        writer.execute(own.values(artifact_location=artifact_location(identifier)))
+        writer.execute(own.values(artifact_location=default_location(identifier)))
     return identifier
 
 

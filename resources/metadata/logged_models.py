@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from resources.errors import invalid, not_found
+from resources.metadata.artifact_locations import model_files
 from resources.metadata.database import Database
-from resources.metadata.experiments import Experiments, artifact_location, check_active
+from resources.metadata.experiments import Experiment, Experiments, check_active
 from resources.metadata.logged_model_points import load_model_points
 from resources.metadata.logged_model_states import (
     MAX_TYPE,
@@ -58,8 +59,9 @@ class LoggedModels:
         new_params = dict(checked_pair(key, value) for key, value in (params or {}).items())
         new_tags = dict(checked_pair(key, value) for key, value in (tags or {}).items())
         with writing(self._database, connection) as writer:
-            check_active(self._experiments.get(experiment_id, connection=writer))
-            model = _new(experiment_id, name or generated_name(), model_type, source_run_id or None)
+            experiment = self._experiments.get(experiment_id, connection=writer)
+            check_active(experiment)
+            model = _new(experiment, name or generated_name(), model_type, source_run_id or None)
             writer.execute(insert(logged_models).values(**vars(model)))
             _write_params(writer, model.id, new_params)
             _write_tags(writer, model.id, new_tags)
@@ -140,14 +142,14 @@ def load_details(reader: Connection, models: Sequence[LoggedModel]) -> list[Mode
     ]
 
 
-def _new(experiment_id: int, name: str, model_type: str, source_run_id: str | None) -> LoggedModel:
+def _new(experiment: Experiment, name: str, model_type: str, source_run_id: str | None) -> LoggedModel:
     identifier = f"m-{uuid.uuid4().hex}"
     now = now_ms()
     return LoggedModel(
         id=identifier,
-        experiment_id=experiment_id,
+        experiment_id=experiment.id,
         name=name,
-        artifact_uri=f"{artifact_location(experiment_id)}/models/{identifier}/artifacts",
+        artifact_uri=model_files(experiment.artifact_location, identifier),
         status="pending",
         status_message="",
         model_type=model_type,

@@ -2,8 +2,10 @@
 
 A source is checked before a version is made of it. The reference checks its form only and registers `s3://b/x` unseen; here
 
-- `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` must hold files, in the run that `run_id` names; the same path of a
-  logged model must lie in the one that `model_id` names;
+- `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` (or below the `artifact_location` of the experiment) must hold files, in
+  the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names;
+- a place below the files of the run or logged model that the request names, where its experiment keeps them outside of this
+  server's store (`artifact_locations`), is let through: only clients look there, nothing is ever read or served for it;
 - `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
   or model;
 - `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
@@ -26,6 +28,8 @@ from sqlalchemy import Connection, select
 
 from recipes.store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, invalid
+from resources.metadata.artifact_locations import OURS, VERSIONS, is_proxied
+from resources.metadata.artifact_owners import FOLDER, files_owner
 from resources.metadata.model_key import MODELS_BUCKET, ModelKey, organization_of_place
 from resources.metadata.model_version_rules import LATEST, no_model, no_version
 from resources.metadata.model_versions import ModelVersion, find_version
@@ -71,6 +75,8 @@ def check_source(
     if len(source) > MAX_SOURCE:
         raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
     checked_text(source, "source")
+    if kept_by_clients(connection, source, organization, run_id, model_id):
+        return Sourced(source, run_id or None, model_id or None)
     scheme, parts = parse(source)
     if scheme == "models" and not LOGGED_MODEL.fullmatch("/".join(parts)):
         original = referred(connection, source, parts, organization)
@@ -98,8 +104,9 @@ def named_in(source: str) -> dict[str, str]:
         return {"run_id": parts[0]}
     if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
         return {"model_id": parts[0]}
-    if scheme == "mlflow-artifacts" and len(parts) > 2:
-        return {"model_id": parts[2]} if parts[1] == "models" else {"run_id": parts[1]}
+    if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
+        owner = parts.index(FOLDER, 1) - 1
+        return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
     if scheme == "s3" and parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
         return {"run_id": parts[2]}
     return {}
@@ -109,7 +116,7 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
     """The URI at which an MLflow client downloads a version's files through this server."""
     for _ in range(MAX_DEPTH):
         scheme, _, rest = version.source.partition(":/")
-        if scheme == "s3":
+        if is_stored(version.source):
             return f"{PROXY}models/{version.name}/{version.version}"
         if scheme != "models":
             return version.source
@@ -124,6 +131,11 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
             raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
         version = original
     raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
+
+
+def is_stored(uri: str) -> bool:
+    """Whether a URI is one of this server's store, as the asset graph writes them."""
+    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in OURS))
 
 
 def parse(source: str) -> tuple[str, list[str]]:
@@ -205,6 +217,19 @@ def logged_model_root(connection: Connection, model_id: str, organization: str) 
     return LoggedModelRoot(row.artifact_uri, row.source_run_id) if row else None
 
 
+def kept_by_clients(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
+    """Whether a source is in files of the named run or logged model that are not in this server's store."""
+    if ".." in fully_unquoted(source).split("/"):
+        return False
+    if model_id:
+        root = logged_model_root(connection, model_id, organization)
+        place = root.artifact_uri if root else ""
+    else:
+        query = select(runs.c.artifact_uri).where(runs.c.id == run_id, runs.c.organization == organization)
+        place = connection.execute(query).scalar() or ""
+    return bool(place) and not is_proxied(place) and (source == place or source.startswith(f"{place}/"))
+
+
 def within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
     """Whether a source is a logged model, by its id or by a path below its files."""
     if scheme == "models":
@@ -223,23 +248,23 @@ def check_run_source(
     foreign_runs: bool,
 ) -> str:
     """The run of a source. Raises unless it is the one that the request names and it has files there."""
-    experiment = None
     if scheme == "runs":
         named, path = parts[0], parts[1:]
         if not path:
             raise bad_source(source, "Name a path in the run: runs:/RUN_ID/PATH")
-    elif len(parts) >= 3 and parts[2] == "artifacts":
-        experiment, named, path = parts[0], parts[1], parts[3:]
     else:
-        raise not_contained(source, "run_id")
+        owner = files_owner(connection, "/".join(parts))
+        if owner is None or owner.is_model:
+            raise not_contained(source, "run_id")
+        named, path = owner.id, owner.path.split("/") if owner.path else []
     if not run_id or named != run_id:
         raise not_contained(source, "run_id")
-    run = connection.execute(select(runs.c.experiment_id, runs.c.organization).where(runs.c.id == named)).first()
+    run = connection.execute(select(runs.c.artifact_uri, runs.c.organization).where(runs.c.id == named)).first()
     if run is None and scheme == "runs" and foreign_runs:
         return named
-    if run is None or run.organization != organization or experiment not in (None, str(run.experiment_id)):
+    if run is None or run.organization != organization:
         raise not_contained(source, "run_id")
-    if not holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
+    if is_proxied(run.artifact_uri) and not holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
         raise absent(source)
     return named
 

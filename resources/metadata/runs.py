@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from resources.errors import already_exists, not_found
+from resources.metadata.artifact_locations import run_files
 from resources.metadata.database import Database
-from resources.metadata.experiments import Experiments, artifact_location, check_active
+from resources.metadata.experiments import Experiments, check_active
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.run_data import NAME_TAG, check_run_active, write_tags
 from resources.metadata.run_states import Run, checked_name, chosen_name, known_status, status_change
@@ -141,7 +142,7 @@ class Runs:
             end_time=None,
             user_id=user_id,
             organization=experiment.organization,
-            artifact_uri=f"{artifact_location(experiment_id)}/{run_id}/artifacts",
+            artifact_uri=run_files(experiment.artifact_location, run_id),
             lifecycle_stage="active",
         )
         row = insert_into(writer, runs).values(**vars(run)).on_conflict_do_nothing()

@@ -21,7 +21,6 @@ MAX_RUN_NAME = 500
 MAX_USER = 250
 MAX_DATASET_NAME = 500
 MAX_DATASET_DIGEST = 36
-MAX_ARTIFACT_LOCATION = 2048
 MAX_INT64 = 2**63 - 1
 LARGEST_DOUBLE = 1.7976931348623157e308
 RUN_ID = re.compile(r"[a-zA-Z0-9][\w\-]{0,255}", re.ASCII)
@@ -140,18 +139,6 @@ def checked_text(text: str, path: str) -> str:
     if UNSTORABLE.search(text):
         raise invalid(f"Invalid value for parameter '{path}' supplied: it holds a character that cannot be stored")
     return text
-
-
-def checked_artifact_location(location: str) -> str:
-    """Where a client wants an experiment's files: kept and shown, though they always go to this server's store."""
-    if len(location) > MAX_ARTIFACT_LOCATION:
-        raise invalid(
-            "Invalid artifact path length. The length of the artifact path cannot be greater than "
-            f"{MAX_ARTIFACT_LOCATION} characters."
-        )
-    if "#" in location or ";" in location:
-        raise invalid("'artifact_location' URL can't include fragments or params.")
-    return checked_text(location, "artifact_location")
 
 
 def checked_time(value: int | None, path: str) -> int | None:

@@ -1,0 +1,70 @@
+"""What a path of the artifact proxy names: the files of a run or of a logged model, or a free path of an organization.
+
+- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place instead
+  of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
+- `models/NAME/VERSION/...`: a registered model's, read-only (`api.mlflow.version_files`);
+- everything else that begins with no number is a free path, as a script with its own layout uses them.
+
+Numbers stay the experiments': what names no run of that experiment is refused and not taken for a free path, so that a
+mistyped id never hides a file.
+"""
+
+from dataclasses import dataclass
+
+from api.run_artifacts import OwnedArtifacts, RunArtifacts, organization_folder
+from api.verified_files import VerifiedFiles
+from resources.errors import HanzoError, not_found
+from resources.metadata.artifact_locations import RESERVED, VERSIONS
+from resources.metadata.artifact_owners import files_owner
+from resources.metadata.database import Database
+from resources.metadata.logged_model_states import no_model
+from resources.metadata.run_data import check_run_active
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path below the files of a run, of a logged model or of an organization ("" for all of them)."""
+
+    artifacts: OwnedArtifacts
+    owner: str
+    path: str
+    is_model: bool = False
+    lifecycle_stage: str = "active"
+
+    def check_writable(self) -> None:
+        """Raises a 4xx where the owner is deleted."""
+        if self.is_model and self.lifecycle_stage != "active":
+            raise no_model(self.owner)
+        check_run_active(self.owner, self.lifecycle_stage)
+
+
+class ArtifactPlaces:
+    """The paths of the artifact proxy."""
+
+    def __init__(self, database: Database, files: VerifiedFiles) -> None:
+        self._database = database
+        self._of_runs = RunArtifacts(files)
+        self._free = OwnedArtifacts(files, organization_folder)
+
+    def locate(self, proxied: str, organization: str) -> Place:
+        """What a checked path ("" for the root) is to a caller of an organization.
+
+        Raises:
+            HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization, in
+                the same words whether there is none or it is another's.
+        """
+        with self._database.read() as connection:
+            found = files_owner(connection, proxied)
+        if found is not None and found.organization == organization:
+            return Place(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
+        first = proxied.partition("/")[0]
+        if first == VERSIONS or RESERVED.fullmatch(first):
+            raise nowhere()
+        return Place(self._free, organization, proxied)
+
+
+def nowhere() -> HanzoError:
+    return not_found(
+        "There is no such artifact location: it must be EXPERIMENT_ID/RUN_ID/artifacts/PATH or "
+        "EXPERIMENT_ID/models/MODEL_ID/artifacts/PATH of an experiment that exists, or begin with another name"
+    )
