@@ -5,6 +5,7 @@ Adding routes is one line in `MLFLOW_ROUTERS` or `ROUTERS`. What does not belong
 
 import logging
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -20,7 +21,8 @@ from api.auth.guard import Guard
 from api.auth.routes import Routes
 from api.auth.sign_in import token_verifier
 from api.host_guard import LOOPBACK_NAMES, HostGuard
-from api.hot.routes import hot_routes
+from api.hot.reads import read_routes
+from api.hot.writes import write_routes
 from api.leading_slashes import LeadingSlashes
 from api.mlflow import (
     artifacts,
@@ -93,6 +95,8 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
+READERS = 8
+"""Threads for the calls of `api.hot.reads`: they take turns anyway, and each holds a connection while it reads."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -100,7 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
     database = Database(settings.database_url)
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
-
+    readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
     trail = AuditTrail(database)
 
     @asynccontextmanager
@@ -114,6 +118,7 @@ def create_app(settings: Settings) -> FastAPI:
         async with trail.running():
             yield
         await run_in_threadpool(writer.close)
+        await run_in_threadpool(readers.shutdown)
         database.close()
 
     app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES)
@@ -129,7 +134,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
     errors.install(app)
     app.add_middleware(ReadOnlyPages)
-    app.router.routes[:0] = hot_routes(MLFLOW_PREFIXES, writer, app.router)
+    app.router.routes[:0] = [
+        *write_routes(MLFLOW_PREFIXES, writer, app.router),
+        *read_routes(MLFLOW_PREFIXES, app.state.tracking, readers, app.router),
+    ]
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
             app.include_router(router, prefix=prefix)

@@ -4,13 +4,16 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from benchmarks.tracking.cases import CASES, GOALS, Case, Loaded, prepare_reads
 from benchmarks.tracking.floors import copied_rows, sqlite_rows
 from benchmarks.tracking.load import median
+from benchmarks.tracking.processes import processor_seconds, with_children
 from benchmarks.tracking.servers import DURABILITY, KINDS, Place, Server, free_port
 from resources.settings import Settings
 from tests.postgres import PostgresServer
@@ -18,8 +21,17 @@ from tests.postgres import PostgresServer
 BARE = "bare"
 """FastAPI that does nothing: the floor of the calls that write."""
 
-Results = dict[tuple[str, int], dict[str, float]]
-"""Name and clients of a case -> server -> the median of its rounds."""
+
+@dataclass(frozen=True)
+class Result:
+    """The medians of the rounds: the case's figure, and milliseconds of processor (of the database server too) a call."""
+
+    figure: float
+    processor: float
+
+
+Results = dict[tuple[str, int], dict[str, Result]]
+"""Name and clients of a case -> server -> what was measured."""
 
 
 def main() -> int:
@@ -63,12 +75,15 @@ def measure(
     print(f"\n{database} ({DURABILITY[database]})")
     with ExitStack() as stack:
         loaded: dict[str, Loaded] = {}
+        used: dict[str, Callable[[], float]] = {}
+        of_database = postgres_seconds(postgres) if postgres is not None else lambda: 0.0
         for name in options.servers:
             place = new_place(folder / name, postgres)
             server = Server(name, place, cache)
             stack.callback(server.stop)
             print(f"  {name}: healthy after {server.ready_after:.2f} s, {server.memory():.0f} MB PSS")
             loaded[name] = Loaded(place.port)
+            used[name] = server.processor_seconds
             if name != BARE and any(case.reads for case in cases):
                 prepare_reads(loaded[name], options.runs)
         floor = copied_rows(postgres.url("postgres")) if postgres is not None else sqlite_rows(folder)
@@ -76,13 +91,16 @@ def measure(
         results: Results = {}
         for case in cases:
             names = [name for name in loaded if not (case.reads and name == BARE)]
-            rounds: dict[str, list[float]] = {name: [] for name in names}
+            rounds: dict[str, list[Result]] = {name: [] for name in names}
             for number in range(options.rounds):
                 # Each round begins with another server, so that none is always the one after a pause.
                 first = number % len(names)
                 for name in names[first:] + names[:first]:
-                    rounds[name].append(case.measure(loaded[name], case.clients, options.seconds))
-            results[case.name, case.clients] = {name: median(values) for name, values in rounds.items()}
+                    before = used[name]() + of_database()
+                    measured = case.measure(loaded[name], case.clients, options.seconds)
+                    seconds = used[name]() + of_database() - before
+                    rounds[name].append(Result(measured.figure, seconds * 1000 / measured.calls))
+            results[case.name, case.clients] = {name: medians(found) for name, found in rounds.items()}
             print_case(case, results[case.name, case.clients])
         return goals_missed(database, cases, results)
 
@@ -96,19 +114,36 @@ def new_place(folder: Path, postgres: PostgresServer | None) -> Place:
     return Place(folder, free_port(), postgres.url(name))
 
 
-def print_case(case: Case, results: dict[str, float]) -> None:
-    title = f"{case.name}, {case.clients} client{'s' if case.clients > 1 else ''}, {case.unit}"
-    shown = [f"{name} {value:,.2f}" if value < 100 else f"{name} {value:,.0f}" for name, value in results.items()]
-    ratios = [
-        f"{times(case, results, name):.1f}x {name}" for name in results if "ours" in results and name not in ("ours", BARE)
-    ]
-    print(f"  {title}: {' | '.join(shown)}   {'   '.join(ratios)}", flush=True)
+def postgres_seconds(server: PostgresServer) -> Callable[[], float]:
+    """The processor time that a PostgreSQL server has used. It serves only whom a round loads."""
+    main = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+    return lambda: processor_seconds(with_children(main))
 
 
-def times(case: Case, results: dict[str, float], name: str) -> float:
+def medians(rounds: list[Result]) -> Result:
+    return Result(median([result.figure for result in rounds]), median([result.processor for result in rounds]))
+
+
+def print_case(case: Case, results: dict[str, Result]) -> None:
+    title = f"{case.name}, {case.clients} client{'s' if case.clients > 1 else ''}"
+    print(f"  {title}:", flush=True)
+    for name, found in results.items():
+        figure = f"{found.figure:,.2f}" if found.figure < 100 else f"{found.figure:,.0f}"
+        line = f"    {name:16}{figure:>10} {case.unit:9}{found.processor:9.3f} ms of processor a call"
+        if "ours" in results and name not in ("ours", BARE):
+            line += f"   ours: {times(case, results, name):.1f}x, {cheaper(results, name):.1f}x by processor"
+        print(line, flush=True)
+
+
+def times(case: Case, results: dict[str, Result], name: str) -> float:
     """How many times better ours is."""
-    ours, theirs = results["ours"], results[name]
+    ours, theirs = results["ours"].figure, results[name].figure
     return ours / theirs if case.more_is_better else theirs / ours
+
+
+def cheaper(results: dict[str, Result], name: str) -> float:
+    """How many times less processor a call of ours takes."""
+    return results[name].processor / results["ours"].processor
 
 
 def goals_missed(database: str, cases: list[Case], results: Results) -> list[str]:

@@ -21,8 +21,19 @@ class Loaded:
     port: int
     experiment: str = ""
     run: str = ""
+    """With the long history."""
+    small: str = ""
+    """One of those that are searched."""
     made: dict[int, str] = field(default_factory=dict)
     calls: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figure of one round in its case's unit, and the calls that it took."""
+
+    figure: float
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Case:
     clients: int
     unit: str
     more_is_better: bool
-    measure: Callable[[Loaded, int, float], float]
+    measure: Callable[[Loaded, int, float], Measured]
     reads: bool = False
 
 
@@ -51,17 +62,18 @@ def own_runs(server: Loaded, clients: int) -> list[str]:
     return [server.made[number] for number in range(clients)]
 
 
-def log_metric(server: Loaded, clients: int, seconds: float) -> float:
+def log_metric(server: Loaded, clients: int, seconds: float) -> Measured:
     runs, base = own_runs(server, clients), server.calls
 
     def call(number: int, n: int) -> Call:
         body = {"run_id": runs[number], "run_uuid": runs[number], "key": "loss", "value": random.random()}
         return "POST", API + "runs/log-metric", json.dumps({**body, "timestamp": NOW + base + n, "step": base + n}).encode()
 
-    return len(latencies(server.port, clients, seconds, call)) / seconds
+    calls = len(latencies(server.port, clients, seconds, call))
+    return Measured(calls / seconds, calls)
 
 
-def log_batch(server: Loaded, clients: int, seconds: float) -> float:
+def log_batch(server: Loaded, clients: int, seconds: float) -> Measured:
     runs, base = own_runs(server, clients), server.calls
 
     def call(number: int, n: int) -> Call:
@@ -71,7 +83,8 @@ def log_batch(server: Loaded, clients: int, seconds: float) -> float:
             json.dumps({"run_id": runs[number], "metrics": points(base + n * 100)}).encode(),
         )
 
-    return len(latencies(server.port, clients, seconds, call)) / seconds * BATCH
+    calls = len(latencies(server.port, clients, seconds, call))
+    return Measured(calls / seconds * BATCH, calls)
 
 
 def points(first: int) -> list[dict[str, object]]:
@@ -87,21 +100,39 @@ def points(first: int) -> list[dict[str, object]]:
     ]
 
 
-def search(server: Loaded, clients: int, seconds: float) -> float:
+def search(server: Loaded, clients: int, seconds: float) -> Measured:
     query = {"filter": "params.p1 = 'v3' and metrics.m2 > 2.5", "order_by": ["metrics.m3 DESC"], "max_results": 100}
-    return _search(server, clients, seconds, query)
+    return asked(server, clients, seconds, searching(server, query))
 
 
-def search_all(server: Loaded, clients: int, seconds: float) -> float:
-    return _search(server, clients, seconds, {"max_results": 1000})
+def search_all(server: Loaded, clients: int, seconds: float) -> Measured:
+    return asked(server, clients, seconds, searching(server, {"max_results": 1000}))
 
 
-def _search(server: Loaded, clients: int, seconds: float, query: dict[str, object]) -> float:
-    body = json.dumps({"experiment_ids": [server.experiment], **query}).encode()
-    return median(latencies(server.port, clients, seconds, lambda *_: ("POST", API + "runs/search", body))) * 1000
+def searching(server: Loaded, query: dict[str, object]) -> Call:
+    return "POST", API + "runs/search", json.dumps({"experiment_ids": [server.experiment], **query}).encode()
 
 
-def history(server: Loaded, clients: int, seconds: float) -> float:
+def get_run(server: Loaded, clients: int, seconds: float) -> Measured:
+    """A run of ten params, ten metrics and three tags."""
+    return asked(server, clients, seconds, ("GET", f"{API}runs/get?run_id={server.small}", b""))
+
+
+def get_experiment(server: Loaded, clients: int, seconds: float) -> Measured:
+    return asked(server, clients, seconds, ("GET", f"{API}experiments/get?experiment_id={server.experiment}", b""))
+
+
+def find_experiment(server: Loaded, clients: int, seconds: float) -> Measured:
+    return asked(server, clients, seconds, ("GET", f"{API}experiments/get-by-name?experiment_name={EXPERIMENT}", b""))
+
+
+def asked(server: Loaded, clients: int, seconds: float, call: Call) -> Measured:
+    """The median time of a call that is made again and again."""
+    taken = latencies(server.port, clients, seconds, lambda *_: call)
+    return Measured(median(taken) * 1000, len(taken))
+
+
+def history(server: Loaded, clients: int, seconds: float) -> Measured:
     """All pages of a history: a server that cuts it into pages is asked for them all. Parsing them is not counted."""
     client = Client(server.port)
     token, found, taken = "", 0, 0.0
@@ -118,7 +149,7 @@ def history(server: Loaded, clients: int, seconds: float) -> float:
     client.close()
     if found != HISTORY:
         raise RuntimeError(f"the history has {found} points, {HISTORY} were logged")
-    return taken
+    return Measured(taken, 1)
 
 
 CASES = (
@@ -129,6 +160,9 @@ CASES = (
     Case("search", 1, "ms", False, search, reads=True),
     Case("search-all", 1, "ms", False, search_all, reads=True),
     Case("get-history", 1, "s", False, history, reads=True),
+    Case("get-run", 1, "ms", False, get_run, reads=True),
+    Case("get-experiment", 1, "ms", False, get_experiment, reads=True),
+    Case("find-experiment", 1, "ms", False, find_experiment, reads=True),
 )
 GOALS = {"mlflow": 15.0, "fasttrackml": 2.0}
 """Times better than these, in every case."""
@@ -139,11 +173,12 @@ def prepare_reads(server: Loaded, runs: int) -> None:
     client = Client(server.port)
     server.experiment = str(client.json("POST", "experiments/create", {"name": EXPERIMENT})["experiment_id"])
     for number in range(runs):
+        server.small = new_run(client, server.experiment)
         client.json(
             "POST",
             "runs/log-batch",
             {
-                "run_id": new_run(client, server.experiment),
+                "run_id": server.small,
                 "metrics": [{"key": f"m{k}", "value": number * 7919 % 2000 / 2000 + k, "timestamp": NOW} for k in range(10)],
                 "params": [{"key": f"p{k}", "value": f"v{number % 5}"} for k in range(10)],
                 "tags": [{"key": f"t{k}", "value": f"v{number % 7}"} for k in range(3)],

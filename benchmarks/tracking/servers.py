@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tracking.load import Client
+from benchmarks.tracking.processes import memory, of_session, processor_seconds
 from resources.metadata.database import Database
 
 REPOSITORY = Path(__file__).parents[2]
@@ -115,11 +116,10 @@ class Server:
 
     def memory(self) -> float:
         """Proportional set size of the server and all its children, in MiB."""
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "-g", str(self._process.pid)], capture_output=True, text=True, check=True
-        )
-        sizes = [pss(int(pid)) for pid in listed.stdout.split()]
-        return sum(sizes) / 1024
+        return memory(of_session(self._process.pid))
+
+    def processor_seconds(self) -> float:
+        return processor_seconds(of_session(self._process.pid))
 
     def stop(self) -> None:
         os.killpg(self._process.pid, 15)
@@ -137,14 +137,6 @@ class Server:
         except (OSError, RuntimeError):
             return False
         return True
-
-
-def pss(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def installed(packages: tuple[str, ...], cache: Path) -> Path:
