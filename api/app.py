@@ -45,7 +45,7 @@ from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, static_files
 from api.ui.read_only import ReadOnlyPages
-from api.v1 import audit, datasets, events, jobs, models
+from api.v1 import audit, datasets, estimate, events, jobs, models
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.verified_files import VerifiedFiles
@@ -85,6 +85,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     audit.router,
     datasets.router,
     jobs.router,
+    estimate.router,
     models.router,
     models.aliases,
     static_files.router,

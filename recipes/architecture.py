@@ -20,7 +20,7 @@ NORMED_HEADS = ("qwen3",)
 
 @dataclass(frozen=True)
 class Tensors:
-    """`copies` parameter tensors of `elements` elements each; `projection` says that a linear layer of a block holds them."""
+    """`copies` parameter tensors of `elements` elements each; `projection`: of a linear layer of a block."""
 
     name: str
     elements: int

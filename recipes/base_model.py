@@ -24,9 +24,11 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
     """The base model as an artifact of the store.
 
     Raises:
-        BadConfiguration: nobody knows the reference, or its bytes do not have the recipe's hash.
+        BadConfiguration: nobody knows the reference, it is not pinned, or its bytes do not have the recipe's hash.
     """
-    uri = f"s3://hanzo-models/base/{reference.sha256}"
+    uri = reference.artifact_uri
+    if uri is None:
+        raise BadConfiguration(f"base model {reference.uri} is not pinned: give its uri and sha256 in the recipe")
     if found := store.find(uri):
         return found
     scheme = urlparse(reference.uri).scheme

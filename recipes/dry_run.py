@@ -27,8 +27,8 @@ from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
 class Tried(Frozen):
     """What a dry run found; counts are numbers of elements, sizes bytes.
 
-    `kept` and `kept_expected` are the activations of a micro-batch, as autograd kept them and as the memory budget says. They
-    are none without checkpointing: on the meta device attention is not fused, and keeps what no real run keeps.
+    `kept` and `kept_expected` are the activations of a micro-batch, as autograd kept them and as the memory budget says.
+    They are none without checkpointing: on the meta device attention is not fused, and keeps what no real run keeps.
     """
 
     recipe: str

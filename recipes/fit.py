@@ -36,8 +36,8 @@ def fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Fit:
     """Compare a recipe's budget with its hardware.
 
     On GPUs the budget with its allowances must fit into each. Without GPUs the host's memory counts: that is the larger of
-    what the recipe asks for and `host_memory`, the bytes of this machine; allowances are left out, so that nothing is refused
-    that could run.
+    what the recipe asks for and `host_memory`, the bytes of this machine; allowances are left out, so that nothing is
+    refused that could run.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.

@@ -25,7 +25,7 @@ def torchrun(recipe: Recipe) -> tuple[str, ...]:
 def sharding(recipe: Recipe, model_type: str) -> dict[str, Any]:
     """The arguments of transformers' TrainingArguments that hand a strategy to accelerate; none for ddp and one process.
 
-    FSDP is version 2. `reshard_after_forward` is `full_shard`: a block's weights go back to shards as soon as they were used.
+    FSDP is version 2. `reshard_after_forward` is `full_shard`: a block's weights are shards again once they were used.
     """
     strategy = recipe.distributed.strategy if recipe.distributed else "ddp"
     if strategy == "fsdp":

@@ -1,4 +1,4 @@
-"""How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; all figures in bytes.
+"""How much memory one GPU needs for a recipe, part by part, before anything is started. Pure functions; figures in bytes.
 
 What is exact: weights, gradients and optimizer states, which a test compares with the tensors of real runs. What is a model:
 activations (`recipes.activations`). What is an allowance: `CONTEXT`, `COMMUNICATION`, `FRAGMENTATION`.
@@ -50,7 +50,8 @@ class MemoryBudget:
 
     @property
     def needed(self) -> float:
-        return sum(asdict(self).values())
+        parts: dict[str, float] = asdict(self)
+        return sum(parts.values())
 
     @property
     def certain(self) -> float:
@@ -61,8 +62,8 @@ class MemoryBudget:
 def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     """The budget of a recipe with a base model of that shape, for each GPU.
 
-    Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and optimizer
-    states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed.
+    Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
+    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.

@@ -25,6 +25,11 @@ class BaseModelRef(Frozen):
     uri: str = Field(description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet")
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
 
+    @property
+    def artifact_uri(self) -> str | None:
+        """Where in the object store the model lies once it was resolved; none of one that is not pinned."""
+        return f"s3://hanzo-models/base/{self.sha256}" if self.sha256 else None
+
     @model_validator(mode="before")
     @classmethod
     def may_be_a_name(cls, value: Any) -> Any:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -197,6 +197,15 @@ class Scheduler(Section):
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
 
 
+class Prices(Section):
+    """The price book (row Z26). The defaults are the specification's two to three dollars for an A100, and list prices."""
+
+    gpu_hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0, "nvidia-h100-80gb": 4.0, "nvidia-h200-141gb": 5.0},
+        description="dollars an hour of one GPU, by its type; a list of your own replaces this one",
+    )
+
+
 class Hpo(Section):
     max_concurrent_trials: int = Field(8, ge=1)
     default_strategy: Literal["grid", "random", "bayesian", "pbt"] = "bayesian"
@@ -227,6 +236,7 @@ class Settings(Section):
     stream: Stream = Stream()
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
+    prices: Prices = Prices()
     hpo: Hpo = Hpo()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()

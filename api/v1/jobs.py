@@ -9,11 +9,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from resources.detached import LOG
 from resources.errors import invalid
+from resources.estimate.admission import admit
+from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import ENDED, JobRecord, Jobs
@@ -41,11 +43,13 @@ class NewJob(BaseModel):
 
 
 @router.post("", status_code=201)
-def submit(body: NewJob, database: DatabaseOf, caller: CallerOf) -> Response:
-    """Queue a job. Its dataset, where one is named, is pinned to the version of now."""
+def submit(body: NewJob, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused."""
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
-    check_recipe(body.recipe, body.parameters)
+    recipe = checked_recipe(body.recipe, body.parameters)
+    if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
+        admit(recipe, shape_of_base(recipe, store))
     config = body.model_dump(mode="json", exclude_none=True)
     if body.dataset is not None:
         config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
@@ -53,10 +57,10 @@ def submit(body: NewJob, database: DatabaseOf, caller: CallerOf) -> Response:
     return JSONResponse(as_json(job), 201)
 
 
-def check_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> None:
+def checked_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> Recipe:
     """Refuse now what would fail when the job is started: a recipe that is not there, parameters that do not fit it."""
     try:
-        Recipe.named(name or DEFAULT_RECIPE).changed(parameters)
+        return Recipe.named(name or DEFAULT_RECIPE).changed(parameters)
     except BadConfiguration as problem:
         raise invalid(str(problem)) from None
 

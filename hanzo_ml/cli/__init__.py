@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from hanzo_ml import demo
-from hanzo_ml.cli import dataset, experiment, job, local, model, run
+from hanzo_ml.cli import dataset, estimate, experiment, job, local, model, recipe, run
 from hanzo_ml.cli.connection import Refused, tracking_uri
 
 EXIT_REFUSED = 1
@@ -15,7 +15,9 @@ EXIT_REFUSED = 1
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(job.app, name="job")
+job.app.command("estimate")(estimate.estimate)
 app.add_typer(model.app, name="model")
+app.add_typer(recipe.app, name="recipe")
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(run.app, name="run")
 app.add_typer(local.config, name="config")

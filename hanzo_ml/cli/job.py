@@ -15,17 +15,34 @@ from hanzo_ml.cli.output import AsJson, show, table
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
+Config = Annotated[Path | None, typer.Option(help="A YAML file: name, model, dataset, recipe, parameters.")]
+Model = Annotated[str | None, typer.Option(help="A model definition; enough by itself.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")]
+
+
 @app.command()
 def submit(
-    config: Annotated[Path | None, typer.Option(help="A YAML file: name, model, dataset, recipe, parameters.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model definition; enough by itself.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")] = None,
+    config: Config = None,
+    model: Model = None,
+    set_: Changes = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Queue a training job."""
+    document = document_of(config, model, set_)
+    if dry_run:
+        if as_json:
+            raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
+        module("hanzo_ml_assets.dry_run", json.dumps(document))
+        return
+    job = call("POST", "/v1/jobs", json=document)
+    show(job) if as_json else print(f"{job['id']} {job['status']}")
+
+
+def document_of(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
+    """The body of `POST /v1/jobs` from the options of a command. Raises Refused where it is none."""
     document = read(config) if config else {}
     if model:
         document["model"] = model
@@ -40,13 +57,7 @@ def submit(
         document["parameters"] |= dict(assignment(text) for text in set_)
     for key, value in document.items():
         check_json(key, value)
-    if dry_run:
-        if as_json:
-            raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
-        module("hanzo_ml_assets.dry_run", json.dumps(document))
-        return
-    job = call("POST", "/v1/jobs", json=document)
-    show(job) if as_json else print(f"{job['id']} {job['status']}")
+    return document
 
 
 def read(path: Path) -> dict[str, Any]:

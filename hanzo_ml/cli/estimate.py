@@ -1,0 +1,61 @@
+"""`hanzo-ml job estimate`: what a job would need, before it is launched."""
+
+from typing import Any
+
+from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.job import Changes, Config, Model, document_of
+from hanzo_ml.cli.output import AsJson, show
+
+GIB = 1024**3
+
+
+def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: AsJson = False) -> None:
+    """Tokens, steps, memory, hours and dollars of a job. One that cannot fit its memory is refused, with what would."""
+    found = call("POST", "/v1/jobs/estimate", json=document_of(config, model, set_))
+    show(found) if as_json else print("\n".join(lines(found)))
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    seed = found["seed_estimate"]
+    said = [
+        f"recipe    {found['recipe']} ({found['method']}, {found['objective']}) on {found['hardware']}",
+        f"steps     {found['steps']:,} of {found['tokens_per_step']:,} tokens: {found['tokens']:,} tokens",
+        f"dataset   {dataset_words(found)}",
+        f"memory    {memory_words(found['memory'])}",
+        f"time      {range_words(found['hours'], hours)}",
+        f"cost      {range_words(found['dollars'], dollars)}",
+        f"source    {found['source']}",
+        f"seed      {seed['time'] or '-'}, {seed['cost'] or '-'} (the recipe's own figures)",
+    ]
+    return said + [f"note      {note}" for note in found["notes"]]
+
+
+def dataset_words(found: dict[str, Any]) -> str:
+    if found["dataset"] is None:
+        return "not known"
+    return f"{found['dataset']['count']:,} tokens ({found['dataset']['source']}); up to {found['epochs']:.1f} epochs"
+
+
+def memory_words(memory: dict[str, Any] | None) -> str:
+    if memory is None:
+        return "not known"
+    there = f" of {memory['available'] / GIB:.1f} GiB" if memory["available"] else ""
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in memory["parts"].items() if size >= GIB / 200)
+    return f"{memory['needed'] / GIB:.1f}{there} on {memory['where']} ({parts})"
+
+
+def range_words(found: dict[str, float] | None, words: Any) -> str:
+    return "not known" if found is None else f"{words(found['likely'])} ({words(found['low'])} to {words(found['high'])})"
+
+
+def hours(value: float) -> str:
+    """In the unit that people would say it in."""
+    if value < 2 / 60:
+        return f"{value * 3600:.0f} s"
+    if value < 2:
+        return f"{value * 60:.0f} min"
+    return f"{value:.1f} h" if value < 100 else f"{value / 24:.1f} days"
+
+
+def dollars(value: float) -> str:
+    return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"

@@ -1,0 +1,37 @@
+"""Whether a job may be launched: one whose recipe cannot fit its memory is refused, with what would fit (row L8)."""
+
+import psutil
+
+from recipes.architecture import Architecture
+from recipes.fit import Fit, fit, nearest
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from resources.errors import invalid
+
+
+def memory_of(recipe: Recipe, shape: Architecture | None) -> Fit | None:
+    """How a recipe fits; none where the base model's shape, or a module that the adapter is put on, is not known here."""
+    if shape is None:
+        return None
+    try:
+        return fit(recipe, shape, psutil.virtual_memory().total)
+    except BadConfiguration:
+        return None
+
+
+def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
+    """How a recipe fits; one that cannot is refused. Nothing is refused of which too little is known.
+
+    Raises:
+        HanzoError: it cannot fit; the message has both sizes and the nearest recipe that fits.
+    """
+    found = memory_of(recipe, shape)
+    if found is not None and shape is not None and not found.fits:
+        raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")
+    return found
+
+
+def advice(recipe: Recipe, shape: Architecture) -> str:
+    others = [Recipe.named(name) for name in Recipe.names()]
+    found = nearest(recipe, shape, others, psutil.virtual_memory().total)
+    return f"use {found.words}" if found else "no recipe of this base model fits: lower batch_size or sequence_length"

@@ -1,0 +1,109 @@
+"""How many tokens a dataset version has for a model, from a sample of its records and the base model's own tokenizer.
+
+The tokenizer and its chat template are read from the object store, where the first job that uses a base model puts them;
+until then four bytes count as a token. The answer always says which of these it is.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from recipes.recipe import Recipe
+from recipes.schema import FileRecord
+from recipes.store import Store
+from resources.metadata.datasets import DatasetVersion
+
+WINDOWS = 16
+WINDOW_BYTES = 64 << 10
+"""A sample is that many places of a file, evenly spread; a file that is no larger is counted whole."""
+BYTES_PER_TOKEN = 4.0
+"""Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
+
+
+@dataclass(frozen=True)
+class DatasetTokens:
+    """`count` tokens in all records of a version; `source` says how that is known."""
+
+    count: int
+    source: str
+
+
+class ChatTokens:
+    """Counts a record's tokens as the program train makes them: chat template, answer, end token."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
+        self._tokenizer = tokenizer
+        # As transformers compiles chat templates: sandboxed, since a model's file is not to be trusted.
+        self._template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+        self._variables = variables
+        self._system_prompt = system_prompt
+
+    def count(self, record: dict[str, Any]) -> int:
+        """Tokens of one record. Raises KeyError where it is no instruction with an answer, TemplateError of the template."""
+        messages = [{"role": "user", "content": record["instruction"]}]
+        if self._system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._system_prompt})
+        prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
+        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in (prompt, record["answer"])) + 1
+
+
+def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
+    """Tokens of a whole version. What cannot be read as a conversation is estimated by its bytes."""
+    files = store.manifest(version.artifact).files
+    counter = chat_tokens(recipe, store)
+    if counter is not None and all(file.path.endswith(".jsonl") for file in files):
+        try:
+            return sampled(version, files, counter, store)
+        except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
+            pass
+    return DatasetTokens(int(version.size_bytes / BYTES_PER_TOKEN), f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token")
+
+
+def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
+    """The base model's tokenizer with its chat template; none where the store does not have both."""
+    uri = recipe.base_model.artifact_uri
+    if uri is None:
+        return None
+    try:
+        tokenizer = Tokenizer.from_buffer(store.get_bytes(f"{uri}/tokenizer.json"))
+        config = json.loads(store.get_bytes(f"{uri}/tokenizer_config.json"))
+        template = config.get("chat_template") or store.get_bytes(f"{uri}/chat_template.jinja").decode()
+    except FileNotFoundError:
+        return None
+    special = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str)}
+    return ChatTokens(tokenizer, template, special, recipe.system_prompt)
+
+
+def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatTokens, store: Store) -> DatasetTokens:
+    """Tokens for each byte of the sample, times all bytes. Raises ValueError on what is no record."""
+    read = tokens = records = 0
+    for file in files:
+        for line in sample_lines(store, f"{version.artifact.uri}/{file.path}", file.size):
+            read += len(line)
+            records += 1
+            tokens += counter.count(json.loads(line))
+    if not read:
+        raise ValueError("no record is short enough to be sampled")
+    whole = records >= version.num_records
+    count = tokens if whole else round(tokens / read * version.size_bytes)
+    how = "counted" if whole else f"sampled: {records} of {version.num_records} records"
+    return DatasetTokens(count, f"{how}, with the base model's tokenizer")
+
+
+def sample_lines(store: Store, uri: str, size: int) -> Iterator[bytes]:
+    """Whole lines of an object with their newlines, from places evenly spread over it."""
+    stored = store.open(uri)
+    if size <= WINDOWS * WINDOW_BYTES:
+        yield from (line for line in b"".join(stored.chunks()).splitlines(keepends=True) if line.strip())
+        return
+    for place in range(WINDOWS):
+        start = place * (size - WINDOW_BYTES) // (WINDOWS - 1)
+        window = b"".join(stored.chunks(start, start + WINDOW_BYTES))
+        lines = window.split(b"\n")
+        # The first line began before the window and the last one ends behind it.
+        yield from (line + b"\n" for line in lines[bool(start) : -1] if line.strip())

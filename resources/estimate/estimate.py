@@ -1,0 +1,112 @@
+"""The estimate of a job: steps, tokens, memory, hours and dollars, each with what it rests on. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from recipes.architecture import Architecture
+from recipes.fit import Fit
+from recipes.recipe import Recipe
+from recipes.throughput import Range, assumed_flops
+from resources.estimate.dataset_tokens import DatasetTokens
+from resources.estimate.past_runs import PastRun, work_per_token
+
+MARGIN_OF_ONE = 0.30
+"""How far a run may be from the only one that was measured: other load, other lengths of texts."""
+MARGIN = 0.10
+"""How far beyond the slowest and the fastest of several."""
+AROUND = Range(20.0, 120.0, 900.0)
+"""Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
+parameters from an object store."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why."""
+
+    recipe: Recipe
+    steps: int
+    tokens: int
+    dataset: DatasetTokens | None
+    memory: Fit | None
+    hours: Range | None
+    dollars: Range | None
+    gpus: int
+    source: str
+    past_runs: Sequence[PastRun]
+    notes: Sequence[str]
+
+    @property
+    def epochs(self) -> float | None:
+        """How often each token is seen at most: rows of packed texts have some padding."""
+        return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
+
+
+def estimate(
+    recipe: Recipe,
+    shape: Architecture | None,
+    *,
+    memory: Fit | None,
+    dataset: DatasetTokens | None,
+    past: Sequence[PastRun],
+    prices: Mapping[str, float],
+    notes: Sequence[str] = (),
+) -> Estimate:
+    """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
+    said = list(notes)
+    tokens = recipe.tokens_per_step * recipe.max_steps
+    if memory is None:
+        said.append("memory: the base model's shape is not known until the first job has stored it")
+    speed, source = expected_speed(recipe, shape, past)
+    if speed is None:
+        said.append(f"hours: no past run, and {source}")
+    hours = hours_of(tokens * work_per_token(recipe, shape), speed, past) if speed else None
+    gpus = recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
+    price = prices.get(recipe.hardware.gpu_type or "") if gpus else 0.0
+    if price is None:
+        said.append(f"dollars: add the price of {recipe.hardware.gpu_type} to prices.gpu_hour in config.yaml")
+    dollars = scaled(hours, gpus * price) if hours and price is not None else None
+    return Estimate(
+        recipe=recipe,
+        steps=recipe.max_steps,
+        tokens=tokens,
+        dataset=dataset,
+        memory=memory,
+        hours=hours,
+        dollars=dollars,
+        gpus=gpus,
+        source=source,
+        past_runs=past,
+        notes=said,
+    )
+
+
+def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[PastRun]) -> tuple[Range | None, str]:
+    """Work a second, as `past_runs.work_per_token` counts it, and what that rests on."""
+    if past:
+        found = [run.speed for run in past]
+        margin = MARGIN if len(found) > 1 else MARGIN_OF_ONE
+        speed = Range(min(found) * (1 - margin), median(found), max(found) * (1 + margin))
+        return speed, f"measured: {len(found)} past run{'s' if len(found) > 1 else ''} of this recipe on this hardware"
+    if shape is None:
+        return None, "the base model's shape is not known"
+    assumed = assumed_flops(recipe)
+    if assumed is None:
+        return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is not known"
+    what = "12 to 50 % of the GPU's peak" if recipe.hardware.gpus else "5 to 150 billion operations a second of a core"
+    return assumed, f"assumed: no past run of this recipe on this hardware; {what}"
+
+
+def hours_of(work: float, speed: Range, past: Sequence[PastRun]) -> Range:
+    """Hours for that much work: the steps, and what a job takes beside them."""
+    measured = [run.around_seconds for run in past if run.around_seconds is not None]
+    around = Range(min(measured), median(measured), max(measured)) if measured else AROUND
+    return Range(
+        low=(work / speed.high + around.low) / 3600,
+        likely=(work / speed.likely + around.likely) / 3600,
+        high=(work / speed.low + around.high) / 3600,
+    )
+
+
+def scaled(found: Range, factor: float) -> Range:
+    return Range(found.low * factor, found.likely * factor, found.high * factor)

@@ -1,0 +1,138 @@
+"""How fast runs of the same kind were, by the times of the losses that they logged."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from sqlalchemy import Connection, select
+
+from recipes.architecture import Architecture
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from recipes.throughput import flops_per_token
+from resources.metadata.database import Database
+from resources.metadata.jobs import JobRecord
+from resources.metadata.metrics import Metrics
+from resources.metadata.tables import jobs, params
+
+LOSS = "train/loss"
+NEWEST = 20
+"""Runs that are looked at: older ones ran other code."""
+POINTS = 2000
+"""Steps of a run that are enough to know its speed."""
+FEWEST_STEPS = 5
+PAUSE = 10.0
+"""An interval that many times the median is no step: the run was killed, and went on later."""
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """What a run measured. `speed` is operations a second where the base model's shape is known, else tokens a second.
+
+    `around_seconds` is what the job took beside its steps; none while it has not ended well.
+    """
+
+    run_id: str
+    tokens_per_second: float
+    speed: float
+    around_seconds: float | None
+
+
+def work_per_token(recipe: Recipe, shape: Architecture | None) -> float:
+    """What `PastRun.speed` counts for a token."""
+    try:
+        return flops_per_token(recipe, shape) if shape else 1.0
+    except BadConfiguration:  # an adapter on a module that is not known here
+        return 1.0
+
+
+def past_runs(database: Database, recipe: Recipe, shape: Architecture | None, organization: str) -> list[PastRun]:
+    """The newest runs of a recipe that were comparable and long enough to be measured, newest first."""
+    with database.read() as connection:
+        found = []
+        for job in jobs_of(connection, recipe.name, organization):
+            then = recipe_of(job, recipe.name)
+            if then is None or kind(then) != kind(recipe):
+                continue
+            history = Metrics(database).history(job.id, LOSS, POINTS, connection=connection).points
+            times = {point.step: point.timestamp for point in history}  # of a step that was repeated, the last
+            seconds = seconds_per_step(times)
+            if seconds is None:
+                continue
+            tokens = then.tokens_per_step / seconds
+            around = around_steps(job, times, then.max_steps)
+            found.append(PastRun(job.id, tokens, tokens * work_per_token(then, shape), around))
+        return found
+
+
+def jobs_of(connection: Connection, recipe: str, organization: str) -> list[JobRecord]:
+    """The newest jobs whose runs say that they used the recipe of that name."""
+    query = (
+        select(jobs)
+        .join(params, params.c.run_id == jobs.c.id)
+        .where(params.c.key == "recipe", params.c.value == recipe, jobs.c.organization == organization)
+        .order_by(jobs.c.submitted_at.desc())
+        .limit(NEWEST)
+    )
+    return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def newest_job_of(connection: Connection, model: str, organization: str) -> JobRecord | None:
+    """The newest job of a model definition that was started, which says which recipe and dataset that has."""
+    query = (
+        select(jobs)
+        .where(jobs.c.organization == organization, jobs.c.started_at.is_not(None))
+        .order_by(jobs.c.submitted_at.desc())
+        .limit(10 * NEWEST)
+    )
+    found = (JobRecord(**row) for row in connection.execute(query).mappings())
+    return next((job for job in found if job.config.get("model") == model), None)
+
+
+def params_of(connection: Connection, run_id: str) -> dict[str, str]:
+    rows = connection.execute(select(params.c.key, params.c.value).where(params.c.run_id == run_id))
+    return {row.key: row.value for row in rows}
+
+
+def recipe_of(job: JobRecord, name: str) -> Recipe | None:
+    """The recipe as the job changed it; none where it is no longer there or does not fit today's schema."""
+    try:
+        return Recipe.named(name).changed(job.config.get("parameters") or {})
+    except BadConfiguration:
+        return None
+
+
+def kind(recipe: Recipe) -> tuple[object, ...]:
+    """What two runs must share so that the speed of one says something about the other."""
+    return (
+        recipe.base_model,
+        recipe.method,
+        recipe.objective,
+        recipe.gradient_checkpointing,
+        recipe.hardware.gpus,
+        recipe.hardware.gpu_type,
+        recipe.hardware.cpu,
+        recipe.distributed,
+    )
+
+
+def seconds_per_step(times: dict[int, int]) -> float | None:
+    """Mean seconds of a step, evaluations and checkpoints included, from the milliseconds at which steps ended."""
+    steps = sorted(times)
+    each = [
+        (times[after] - times[before]) / 1000 / (after - before)
+        for before, after in pairwise(steps)
+        if times[after] > times[before]
+    ]
+    if len(each) < FEWEST_STEPS:
+        return None
+    usual = median(each)
+    steady = [seconds for seconds in each if seconds <= PAUSE * usual]
+    return sum(steady) / len(steady)
+
+
+def around_steps(job: JobRecord, times: dict[int, int], steps: int) -> float | None:
+    """Seconds before the first step and after the last one of a job that ran through."""
+    if job.status != "completed" or job.started_at is None or job.ended_at is None or max(times) != steps:
+        return None
+    return max(0.0, (job.ended_at - job.started_at - (max(times.values()) - min(times.values()))) / 1000)
