@@ -51,11 +51,10 @@ def get_history(tracking: Tracking, _: Caller, query: str) -> Answer | None:
     if given is None or "metric_key" not in given:
         return None
     limit = given.pop("max_results", "")
-    if not limit:
-        return partial(metrics.get_history, tracking, **given)
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= metrics.MAX_HISTORY):
+    if limit and not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= metrics.MAX_HISTORY):
         return None
-    return partial(metrics.get_history, tracking, max_results=int(limit), **given)
+    history = partial(metrics.get_history, tracking, max_results=int(limit) if limit else None)
+    return partial(history, **given)
 
 
 def search_runs(tracking: Tracking, asking: Caller, body: bytes) -> Answer | None:

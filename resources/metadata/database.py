@@ -1,5 +1,6 @@
 """Connections and transactions. SQLite in WAL mode by default, PostgreSQL in production, through one interface."""
 
+import select
 import sqlite3
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DisconnectionError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -17,11 +19,14 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = with_driver(url)
         self.engine = open_engine(self.url)
+        # Each of PostgreSQL's statements sees the newest state anyway: a transaction around them is two answers to wait for.
+        committing = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        self._reader = self.engine.execution_options(**committing)
         self._writer = self.engine.execution_options(hanzo_ml_write=True)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """A transaction that sees one state of the database."""
-        return self.engine.begin()
+        """For statements that read. Those of SQLite see one state of the database, those of PostgreSQL the newest each."""
+        return self._reader.begin()
 
     def write(self) -> AbstractContextManager[Connection]:
         """A transaction that changes it: all of it or nothing."""
@@ -55,8 +60,22 @@ def with_driver(url: str) -> str:
 
 
 def open_engine(url: str) -> Engine:
-    if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True, connect_args={"client_encoding": "utf8"})
+    return open_sqlite(url) if make_url(url).get_backend_name() == "sqlite" else open_postgresql(url)
+
+
+def open_postgresql(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"client_encoding": "utf8"})
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: Any, *_: Any) -> None:
+        # A server that is not asked says nothing, but farewell. To ask it each time would cost another answer to wait for.
+        if readable(connection.pgconn.socket):
+            raise DisconnectionError
+
+    return engine
+
+
+def open_sqlite(url: str) -> Engine:
     engine = create_engine(url, connect_args={"timeout": 60})
 
     @event.listens_for(engine, "connect")
@@ -77,3 +96,10 @@ def open_engine(url: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def readable(socket: int) -> bool:
+    """Whether something came in, or the other side has closed."""
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,7 +1,7 @@
 """Experiments: named groups of runs, with their tags and their life (active or deleted)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -11,6 +11,7 @@ from resources.errors import ErrorCode, HanzoError, already_exists, invalid, not
 from resources.metadata.artifact_locations import checked_location, default_location
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.statements import Row, Statement, parameter
 from resources.metadata.tables import experiment_tags, experiments, runs
 from resources.metadata.tracking_rules import MAX_INT64, checked_experiment_name, checked_experiment_tag, checked_text
 from resources.metadata.transactions import insert_into, reading, writing
@@ -31,6 +32,16 @@ class Experiment:
     creation_time: int
     last_update_time: int
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+_COLUMNS = [experiments.c[field.name] for field in fields(Experiment) if field.name != "tags"]
+_BY_ID = Statement(select(*_COLUMNS).where(experiments.c.id == parameter("id")))
+_BY_NAME = Statement(
+    select(*_COLUMNS).where(experiments.c.name == parameter("name"), experiments.c.organization == parameter("organization"))
+)
+_TAGS = Statement(
+    select(experiment_tags.c.key, experiment_tags.c.value).where(experiment_tags.c.experiment_id == parameter("id"))
+)
 
 
 class Experiments:
@@ -84,9 +95,8 @@ class Experiments:
             return _get(reader, experiment_id)
 
     def find(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment | None:
-        query = select(experiments).where(experiments.c.name == name, experiments.c.organization == organization)
         with reading(self._database, connection) as reader:
-            row = reader.execute(query).mappings().first()
+            row = _BY_NAME.first(reader, name=name, organization=organization)
             return None if row is None else _with_tags(reader, row)
 
     def get_by_name(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment:
@@ -172,15 +182,15 @@ def _row(name: str, organization: str, location: str) -> dict[str, Any]:
 
 def _get(reader: Connection, experiment_id: int) -> Experiment:
     known = abs(experiment_id) <= MAX_INT64
-    row = reader.execute(select(experiments).where(experiments.c.id == experiment_id)).mappings().first() if known else None
+    row = _BY_ID.first(reader, id=experiment_id) if known else None
     if row is None:
         raise not_found(f"No Experiment with id={experiment_id} exists")
     return _with_tags(reader, row)
 
 
-def _with_tags(reader: Connection, row: Mapping[Any, Any]) -> Experiment:
-    tags = select(experiment_tags.c.key, experiment_tags.c.value).where(experiment_tags.c.experiment_id == row["id"])
-    return Experiment(**row, tags={tag.key: tag.value for tag in reader.execute(tags)})
+def _with_tags(reader: Connection, row: Row) -> Experiment:
+    tags: dict[str, str] = dict(_TAGS.rows(reader, id=row[0]))  # type: ignore[arg-type]
+    return Experiment(*row, tags)
 
 
 def _change(writer: Connection, experiment_id: int, **values: str) -> None:

@@ -3,24 +3,25 @@
 import re
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, not_, or_
+from sqlalchemy import BindParameter, ColumnElement, and_, exists, not_, or_, true
 from sqlalchemy.sql.expression import FromClause
 
 from resources.metadata.filter_language import Condition, Value
 
+Parameters = BindParameter[Any] | tuple[BindParameter[Any], ...]
+"""In the place of a value, or of several, that a statement is given when it is executed: `written` ones."""
 
-def compare(column: ColumnElement[Any], operator: str, value: Value, dialect: str) -> ColumnElement[bool]:
+
+def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
     """One comparison. LIKE heeds case, ILIKE does not, and a backslash is an ordinary character."""
-    if operator in ("LIKE", "ILIKE"):
-        pattern = str(value)
-        if dialect == "postgresql":
-            escaped = pattern.replace("\\", "\\\\")
-            return column.like(escaped) if operator == "LIKE" else column.ilike(escaped)
+    operand: Any = value if isinstance(value, BindParameter) else written(operator, value, dialect)
+    if operator == "LIKE":
         # LIKE of SQLite does not heed case, GLOB does.
-        return column.op("GLOB")(as_glob(pattern)) if operator == "LIKE" else column.ilike(pattern)
+        return column.like(operand) if dialect == "postgresql" else column.op("GLOB")(operand)
+    if operator == "ILIKE":
+        return column.ilike(operand)
     if operator in ("IN", "NOT IN"):
-        assert isinstance(value, tuple)
-        return column.in_(value) if operator == "IN" else column.not_in(value)
+        return column.in_(operand) if operator == "IN" else column.not_in(operand)
     return {
         "=": column.__eq__,
         "!=": column.__ne__,
@@ -28,7 +29,16 @@ def compare(column: ColumnElement[Any], operator: str, value: Value, dialect: st
         "<=": column.__le__,
         ">": column.__gt__,
         ">=": column.__ge__,
-    }[operator](value)
+    }[operator](operand)
+
+
+def written(operator: str, value: Any, dialect: str) -> Any:
+    """A value as the dialect's operator takes it: what differs is how a pattern is written."""
+    if operator not in ("LIKE", "ILIKE"):
+        return value
+    if dialect == "postgresql":
+        return str(value).replace("\\", "\\\\")
+    return as_glob(str(value)) if operator == "LIKE" else str(value)
 
 
 def as_glob(pattern: str) -> str:
@@ -36,15 +46,26 @@ def as_glob(pattern: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", pattern).replace("%", "*").replace("_", "?")
 
 
-def compare_keyed(table: FromClause, owner: ColumnElement[bool], condition: Condition, dialect: str) -> ColumnElement[bool]:
-    """A condition on a (key, value) table: one look-up by its primary key for each candidate."""
+def compare_keyed(
+    table: FromClause, owner: ColumnElement[bool], condition: Condition, dialect: str, asked: Parameters | None = None
+) -> ColumnElement[bool]:
+    """A condition on a (key, value) table: one look-up by its primary key for each candidate.
+
+    Args:
+        asked: a parameter in the place of the condition's own value.
+    """
     row = and_(owner, table.c.key == condition.key)
     if condition.operator == "IS NULL":
         return not_(exists().where(row))
+    return exists().where(row, matches(table, condition, condition.value if asked is None else asked, dialect))
+
+
+def matches(table: FromClause, condition: Condition, value: Value | Parameters, dialect: str) -> ColumnElement[bool]:
+    """Whether a row of a (key, value) table that has the condition's key is one that the condition asks for."""
     if condition.operator == "IS NOT NULL":
-        return exists().where(row)
-    matches = compare(table.c.value, condition.operator, condition.value, dialect)
-    if condition.entity == "metric":
-        # NaN is stored as 0.0, but it is neither above nor below nor equal to anything.
-        matches = or_(table.c.is_nan, matches) if condition.operator == "!=" else and_(not_(table.c.is_nan), matches)
-    return exists().where(row, matches)
+        return true()
+    compared = compare(table.c.value, condition.operator, value, dialect)
+    if condition.entity != "metric":
+        return compared
+    # NaN is stored as 0.0, but it is neither above nor below nor equal to anything.
+    return or_(table.c.is_nan, compared) if condition.operator == "!=" else and_(not_(table.c.is_nan), compared)

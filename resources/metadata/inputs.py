@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, exists, select
 
 from resources.metadata.database import Database
 from resources.metadata.filter_language import Condition
-from resources.metadata.filter_sql import compare
+from resources.metadata.filter_sql import Parameters, compare
 from resources.metadata.run_data import require_active
 from resources.metadata.run_models import write_run_models
 from resources.metadata.tables import inputs, run_inputs, runs
@@ -134,14 +134,14 @@ def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[Da
     return loaded
 
 
-def used_dataset(condition: Condition, dialect: str) -> ColumnElement[bool]:
-    """Whether a row of `runs` used a dataset that a condition on datasets.name, .digest or .context holds for."""
+def used_dataset(condition: Condition, asked: Parameters, dialect: str) -> ColumnElement[bool]:
+    """Whether a row of `runs` used a dataset whose name, digest or context a condition compares with what is asked."""
     context = condition.key == "context"
     value = run_inputs.c.tags[CONTEXT_TAG].as_string() if context else inputs.c[condition.key]
     return exists().where(
         run_inputs.c.run_id == runs.c.id,
         inputs.c.id == run_inputs.c.input_id,
-        compare(value, condition.operator, condition.value, dialect),
+        compare(value, condition.operator, asked, dialect),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, false, or_
+from sqlalchemy import ColumnElement, Select, and_, case, false, or_
 
 from resources.metadata.page_token import Kind, decode_token, encode_token, not_ours
 
@@ -40,15 +40,25 @@ class Keyset:
 
     def page(self, query: Select[Any], limit: int, page_token: str | None) -> Select[Any]:
         """The query for one page and one row more, which tells whether there is another page."""
-        if page_token:
-            scope, *position = decode_token(page_token, (str, *(key.kind for key in self._keys)))
-            if scope != self._scope:
-                raise not_ours()
+        return self.ordered(query, self.position(page_token)).limit(limit + 1)
+
+    def position(self, page_token: str | None) -> list[Any] | None:
+        """The values of the keys that the last page ended with; None for the first page. Raises a 400 for a bad token."""
+        if not page_token:
+            return None
+        scope, *position = decode_token(page_token, (str, *(key.kind for key in self._keys)))
+        if scope != self._scope:
+            raise not_ours()
+        return position
+
+    def ordered(self, query: Select[Any], position: Sequence[Any] | None) -> Select[Any]:
+        """The query from a position on, with the keys as its last columns. A value may be a parameter for it."""
+        if position is not None:
             query = query.where(after(self._keys, position))
         order = [key.column if key.ascending else key.column.desc() for key in self._keys]
-        return query.add_columns(*(key.column for key in self._keys)).order_by(*order).limit(limit + 1)
+        return query.add_columns(*(key.column for key in self._keys)).order_by(*order)
 
-    def next_token(self, rows: Sequence[Row[Any]], limit: int) -> str | None:
+    def next_token(self, rows: Sequence[Sequence[Any]], limit: int) -> str | None:
         """The token of the page after these rows of `page`, whose last columns are the keys."""
         if len(rows) <= limit:
             return None

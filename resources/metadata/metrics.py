@@ -6,6 +6,7 @@ from sqlalchemy import Connection, select, tuple_
 
 from resources.metadata.database import Database
 from resources.metadata.page_token import decode_token, encode_token
+from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import latest_metrics, metrics
 from resources.metadata.tracking_rules import MetricPoint, checked_text
 from resources.metadata.transactions import reading
@@ -14,6 +15,16 @@ POINT = (metrics.c.value, metrics.c.step, metrics.c.timestamp, metrics.c.is_nan)
 """A point as `MetricPoint` has it, without its key."""
 ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
 """That of the primary key: a page costs what it returns, however long the history is."""
+
+AFTER = ("step", "timestamp", "value", "is_nan")
+_SERIES = Statement(
+    select(latest_metrics.c.id).where(
+        latest_metrics.c.run_id == parameter("run_id"), latest_metrics.c.key == parameter("key")
+    )
+)
+_PAGE = select(*POINT).where(metrics.c.series == parameter("series")).order_by(*ORDER).limit(parameter("limit"))
+_FIRST = Statement(_PAGE)
+_LATER = Statement(_PAGE.where(tuple_(*ORDER) > tuple_(*(parameter(name) for name in AFTER))))
 
 
 @dataclass(frozen=True)
@@ -38,15 +49,14 @@ class Metrics:
         self, run_id: str, key: str, limit: int, page_token: str | None = None, *, connection: Connection | None = None
     ) -> HistoryPage:
         """At most `limit` points of one key in the order of steps, from where the token's page ended."""
-        named = select(latest_metrics.c.id).where(
-            latest_metrics.c.run_id == run_id, latest_metrics.c.key == checked_text(key, "metric_key")
-        )
-        query = select(*POINT).order_by(*ORDER).limit(limit + 1)
-        if page_token:
-            query = query.where(tuple_(*ORDER) > tuple_(*decode_token(page_token, (int, int, float, bool))))
+        checked_text(key, "metric_key")
+        position = decode_token(page_token, (int, int, float, bool)) if page_token else []
+        after = dict(zip(AFTER, position, strict=False))
         with reading(self._database, connection) as reader:
-            rows = reader.execute(query.where(metrics.c.series == reader.execute(named).scalar()))
-            points = [MetricPoint(key, *row) for row in rows.all()]
+            found = _SERIES.first(reader, run_id=run_id, key=key)
+            statement = _LATER if after else _FIRST
+            rows = statement.rows(reader, series=found[0], limit=limit + 1, **after) if found else []
+        points = [MetricPoint(key, value, step, time, is_nan == 1) for value, step, time, is_nan in rows]
         if len(points) <= limit:
             return HistoryPage(points, None)
         last = points[limit - 1]

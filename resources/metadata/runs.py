@@ -6,6 +6,7 @@ how runs are found (`run_search`).
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -17,6 +18,7 @@ from resources.metadata.experiments import Experiments, check_active
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.run_data import NAME_TAG, check_run_active, write_tags
 from resources.metadata.run_states import Run, checked_name, chosen_name, known_status, status_change
+from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import runs
 from resources.metadata.tracking_rules import (
     MAX_USER,
@@ -27,6 +29,8 @@ from resources.metadata.tracking_rules import (
     checked_time,
 )
 from resources.metadata.transactions import insert_into, reading, writing
+
+_BY_ID = Statement(select(*(runs.c[field.name] for field in fields(Run))).where(runs.c.id == parameter("id")))
 
 
 class Runs:
@@ -168,8 +172,8 @@ def _event(run: Run) -> dict[str, Any]:
 
 
 def _find(reader: Connection, run_id: str) -> Run | None:
-    row = reader.execute(select(runs).where(runs.c.id == checked_text(run_id, "run_id"))).mappings().first()
-    return None if row is None else Run(**row)
+    row = _BY_ID.first(reader, id=checked_text(run_id, "run_id"))
+    return None if row is None else Run(*row)
 
 
 def _get(reader: Connection, run_id: str) -> Run:

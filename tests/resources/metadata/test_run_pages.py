@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -108,17 +107,33 @@ def test_values_are_looked_up_run_by_run(sqlite_url: str) -> None:
     """No table of what runs logged is read from end to end: that would cost more with every metric of every other run."""
     database = Database(sqlite_url)
     tracking = ten_runs(database)
-    statements: list[tuple[str, Any]] = []
-    event.listen(database.engine, "before_cursor_execute", lambda *args: statements.append((args[2], args[3])))
+    statements: list[str] = []
+    event.listen(database.engine, "checkout", lambda driver, *_: driver.set_trace_callback(statements.append))
     pages(tracking, ["metrics.loss DESC", "params.p", "tags.t"], 3)
-    searches = [(text, values) for text, values in statements if "ORDER BY" in text and "LEFT OUTER JOIN" in text]
+    searches = [text for text in statements if "ORDER BY" in text and "LEFT OUTER JOIN" in text]
     assert len(searches) == 4
-    for text, values in searches:
-        with database.read() as connection:
-            plan = [str(row.detail) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]
-        reads = [step for step in plan if step.startswith(("SCAN", "SEARCH"))]
-        assert len(reads) == 4
-        assert [step for step in reads if step.startswith("SCAN")] == []
+    for text in searches:
+        plan = plan_of(database, text)
+        assert len(plan) == 4
+        assert [step for step in plan if step.startswith("SCAN")] == []
+
+
+def test_what_is_ordered_by_is_looked_up_for_what_the_filter_leaves(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    tracking = ten_runs(database)
+    statements: list[str] = []
+    event.listen(database.engine, "checkout", lambda driver, *_: driver.set_trace_callback(statements.append))
+    conditions = parse_filter("params.p = '1' and metrics.loss > 0", RUN_GRAMMAR)
+    tracking.run_search.search([0], conditions=conditions, orders=parse_orders(["tags.t"], RUN_GRAMMAR))
+    [search] = [text for text in statements if "LEFT OUTER JOIN" in text]
+    assert plan_of(database, search)[-1].endswith("LEFT-JOIN")
+
+
+def plan_of(database: Database, statement: str) -> list[str]:
+    """Which tables SQLite reads for a statement, in the order in which it does."""
+    with database.read() as connection:
+        plan = [str(row.detail) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}")]
+    return [step for step in plan if step.startswith(("SCAN", "SEARCH"))]
 
 
 def test_experiments_are_ordered_and_paged_as_in_mlflow(tracking: Tracking) -> None:
