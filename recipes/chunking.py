@@ -9,56 +9,74 @@ from collections.abc import Iterator
 
 import numpy as np
 
-MIN, AVERAGE, MAX = 256 << 10, 1 << 20, 4 << 20
-"""Sizes of a chunk in bytes; the last one of a stream may be smaller."""
+MIN, USUAL, MAX = 256 << 10, 768 << 10, 4 << 20
+"""Sizes of a chunk in bytes, 1 MiB on average. The last one of a stream may be smaller."""
 WINDOW = 32
 BLOCK = 128 << 10
 """Positions that are looked at together: what is computed for them stays in the processor's cache."""
 OVER_FOUR = np.uint32(0x9E3779B1)
 DOUBLINGS = ((1, np.uint32(0x85EBCA77)), (2, np.uint32(0xC2B2AE3D)), (4, np.uint32(0x27D4EB2F)))
 """Distance in 4 bytes, and the odd factor of the earlier half."""
-SMALL = np.uint32((1 << 32) // (AVERAGE - MIN))
+RARE, OFTEN = np.uint32((1 << 32) // (2 << 20)), np.uint32((1 << 32) // (512 << 10))
+"""Below which a hash cuts, before and from the usual size on: so that chunks are of similar size, and few at their largest
+(normalized chunking, Xia et al. 2016)."""
 
 
 class Chunker:
     """Cuts what is pushed into chunks. The cuts depend on the bytes alone, and not on the pieces in which they came."""
 
     def __init__(self) -> None:
-        self._waiting = bytearray()
+        self._buffer = bytearray(2 * MAX)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
         self._hashes = np.empty((2, BLOCK // 4 + WINDOW), np.uint32)
         self._small = np.empty(BLOCK // 4 + WINDOW, np.bool_)
 
     def push(self, data: bytes) -> Iterator[bytes]:
         """Take more bytes; the chunks that are complete by now."""
-        self._waiting += data
-        while len(self._waiting) >= MAX:
-            yield self._take()
+        rest = memoryview(data)
+        while rest:
+            if self._end == len(self._buffer):
+                self._move_to_front()
+            taken = min(len(rest), len(self._buffer) - self._end)
+            self._view[self._end : self._end + taken] = rest[:taken]
+            self._end += taken
+            rest = rest[taken:]
+            while self._end - self._start >= MAX:
+                yield self._take()
 
     def finish(self) -> Iterator[bytes]:
         """The chunks that are left."""
-        while self._waiting:
+        while self._start < self._end:
             yield self._take()
 
+    def _move_to_front(self) -> None:
+        length = self._end - self._start
+        self._view[:length] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, length
+
     def _take(self) -> bytes:
-        end = self._cut()
-        chunk = bytes(memoryview(self._waiting)[:end])
-        del self._waiting[:end]
-        return chunk
+        begin = self._start
+        self._start += self._cut()
+        return bytes(self._view[begin : self._start])
 
     def _cut(self) -> int:
-        limit = min(len(self._waiting), MAX)
+        """How long the next chunk is."""
+        limit = min(self._end - self._start, MAX)
         for start in range(MIN, limit, BLOCK):
-            window = bytes(memoryview(self._waiting)[start - WINDOW : min(start + BLOCK, limit)])
-            if (found := self._first_small(window)) is not None:
+            window = self._view[self._start + start - WINDOW : self._start + min(start + BLOCK, limit)]
+            if (found := self._first_small(window, RARE if start < USUAL else OFTEN)) is not None:
                 return start + found
         return limit
 
-    def _first_small(self, data: bytes) -> int | None:
+    def _first_small(self, data: memoryview, bound: np.uint32) -> int | None:
         """How far behind the first `WINDOW` bytes the first cut lies."""
-        found = [place * 4 + offset for offset in range(4) if (place := self._first_of_fourth(data, offset)) is not None]
+        found = [
+            place * 4 + offset for offset in range(4) if (place := self._first_of_fourth(data, offset, bound)) is not None
+        ]
         return min(found, default=None)
 
-    def _first_of_fourth(self, data: bytes, offset: int) -> int | None:
+    def _first_of_fourth(self, data: memoryview, offset: int, bound: np.uint32) -> int | None:
         """The first window with a small hash among those that begin at every fourth byte."""
         count = (len(data) - offset) // 4
         if count < WINDOW // 4:
@@ -70,6 +88,6 @@ class Chunker:
             doubled = np.multiply(hashes[:-distance], factor, out=spare[:count])
             doubled += hashes[distance:]
             hashes, values, spare = doubled, spare, values
-        small = np.less(hashes, SMALL, out=self._small[:count])
+        small = np.less(hashes, bound, out=self._small[:count])
         first = int(small.argmax())
         return first if small[first] else None

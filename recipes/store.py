@@ -106,9 +106,7 @@ class Store(Objects):
             BrokenArtifact: a chunk has other bytes than its name says. A file without chunks is not verified here.
         """
         if not file.chunks:
-            if file.size:
-                yield from self.open(f"{artifact_uri}/{file.path}").chunks()
-            return
+            yield from self.open(f"{artifact_uri}/{file.path}").chunks()
         for chunk in file.chunks:
             where = chunk_uri(artifact_uri, chunk.sha256)
             data = self.get_bytes(where)

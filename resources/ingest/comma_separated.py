@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from resources.ingest.problems import Problem
 
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
-NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?", re.ASCII)
+NUMBER = re.compile(r"-?(?P<digits>(0|[1-9]\d*)(\.\d+)?)([eE][-+]?\d{1,2})?", re.ASCII)
 EXACT_DIGITS = 15
 """Decimal digits that every double keeps."""
 
@@ -51,11 +51,8 @@ def kind_of(cell: str) -> Kind:
         return Kind.BOOLEAN
     if INTEGER.fullmatch(cell):
         return Kind.INTEGER if len(cell.lstrip("-")) <= EXACT_DIGITS else Kind.LONG
-    if (number := NUMBER.fullmatch(cell)) and sum(
-        map(str.isdigit, cell[: number.start(3)] if number[3] else cell)
-    ) <= EXACT_DIGITS:
-        return Kind.NUMBER
-    return Kind.TEXT
+    number = NUMBER.fullmatch(cell)
+    return Kind.NUMBER if number and sum(map(str.isdigit, number["digits"])) <= EXACT_DIGITS else Kind.TEXT
 
 
 def joined(first: Kind, second: Kind) -> Kind:

@@ -4,6 +4,7 @@ One pass, in which memory stays flat: whatever is stored until something is foun
 exists from the moment on in which its row is committed. So neither a refusal nor a kill leaves anything that can be seen.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,9 @@ def create_from(
 
 
 def refuse_doubles(files: Sequence[SourceFile]) -> None:
-    paths = [file.path for file in files]
-    if double := next((path for index, path in enumerate(paths) if path in paths[:index]), None):
-        raise invalid(f"two files are called '{double}': rename one of them")
+    path, count = Counter(file.path for file in files).most_common(1)[0]
+    if count > 1:
+        raise invalid(f"{count} files are called '{path}': rename all but one")
 
 
 def read_all(
@@ -168,7 +169,6 @@ class Publication:
         Where another took the number meanwhile, the manifests are written again under the next one: nobody waits for the
         object store while he holds the database.
         """
-        wanted, datasets = self.wanted, Datasets(self.database)
         while (made := self._try(holder)) is None:
             pass
         return made

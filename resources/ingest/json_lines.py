@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -10,37 +9,46 @@ import msgspec
 from recipes.schema import canonical_json
 from resources.ingest.problems import Problem
 
+BLOCK = 1 << 20
 LONGEST = 64 << 20
 """Bytes of a line: one that never ends would take all memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def lines_of(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold something, with their numbers. A line ends at "\\n" and nowhere else; one too long is cut."""
-    number = 0
-    is_rest = False
-    for raw in iter(partial(stream.readline, LONGEST), b""):
-        if not is_rest:
-            number += 1
-            if not raw.isspace():
-                yield number, raw
-        is_rest = len(raw) == LONGEST and not raw.endswith(b"\n")
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines without their ends. A line ends at "\\n" and nowhere else; one too long comes cut to `LONGEST` bytes."""
+    waiting: list[bytes] = []
+    length = 0
+    while block := stream.read(BLOCK):
+        *whole, rest = block.split(b"\n")
+        if whole:
+            whole[0] = b"".join([*waiting, whole[0]])[:LONGEST]
+            yield from whole
+            waiting, length = [], 0
+        if length < LONGEST:
+            waiting.append(rest)
+            length += len(rest)
+    if length:
+        yield b"".join(waiting)[:LONGEST]
 
 
 def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
-    """The records, and in their place what is wrong with lines that are none."""
+    """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out."""
     decode = msgspec.json.Decoder().decode
-    number = 0
-    for number, raw in lines_of(stream):
+    is_empty = True
+    for number, raw in enumerate(lines_of(stream), start=1):
         try:
             row = decode(raw)
         except (ValueError, RecursionError):
+            if not raw or raw.isspace():
+                continue
             row = slowly(raw)
+        is_empty = False
         if type(row) is dict:
             yield row
         else:
             yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")
-    if not number:
+    if is_empty:
         yield Problem("is empty: a dataset needs at least one record")
 
 

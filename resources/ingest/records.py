@@ -24,7 +24,6 @@ class RecordsWriter:
         self._chunks = chunks
         self._file_bytes = file_bytes
         self._file: ChunkedFile | None = None
-        self._digest = hashlib.sha256()
         self._lines: list[bytes] = []
         self._length = 0
         self._written: list[FileRecord] = []
@@ -39,17 +38,18 @@ class RecordsWriter:
             self._flush()
 
     def close(self) -> tuple[tuple[FileRecord, ...], str]:
-        """The files, once all are in the store, and the SHA-256 of all lines."""
+        """The files, once all are in the store, and the identity of their content: the SHA-256 of the one file, or of those
+        of all files, which are cut at places that depend on the lines alone."""
         self._flush()
         self._end_file()
-        return tuple(self._written), self._digest.hexdigest()
+        hashes = [file.sha256 for file in self._written]
+        return tuple(self._written), hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def _flush(self) -> None:
         if not self._lines:
             return
         data = b"\n".join(self._lines) + b"\n"
         self._lines, self._length = [], 0
-        self._digest.update(data)
         if self._file is None:
             self._file = ChunkedFile(self._chunks, f"records-{len(self._written):05}.jsonl")
         self._file.write(data)

@@ -4,7 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-NAMES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+NAMES: Mapping[object, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 SHAPES = 4096
 """Kinds of records that are told apart at a time: most datasets have a handful."""
 
@@ -14,18 +21,19 @@ class SchemaOfMany:
 
     def __init__(self) -> None:
         self._folded = 0
-        self._shapes: Counter[tuple[tuple[str, ...], tuple[type, ...]]] = Counter()
+        self._shapes: dict[tuple[object, ...], int] = {}
         self._columns: dict[str, Counter[str]] = {}
 
     def see(self, row: Mapping[str, Any]) -> None:
         # One step for a record instead of one for each of its values.
-        self._shapes[tuple(row), tuple(map(type, row.values()))] += 1
+        shape = (*row, *map(type, row.values()))
+        self._shapes[shape] = self._shapes.get(shape, 0) + 1
         if len(self._shapes) > SHAPES:
             self._fold()
 
     @property
     def records(self) -> int:
-        return self._folded + self._shapes.total()
+        return self._folded + sum(self._shapes.values())
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Column -> type name -> number of records."""
@@ -40,8 +48,9 @@ class SchemaOfMany:
         }
 
     def _fold(self) -> None:
-        for (columns, types), count in self._shapes.items():
+        for shape, count in self._shapes.items():
             self._folded += count
-            for column, kind in zip(columns, types, strict=True):
-                self._columns.setdefault(column, Counter())[NAMES.get(kind, "null")] += count
+            half = len(shape) // 2
+            for column, kind in zip(shape[:half], shape[half:], strict=True):
+                self._columns.setdefault(str(column), Counter())[NAMES.get(kind, "null")] += count
         self._shapes.clear()

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,14 +22,18 @@ class SourceFile:
         return self.path.rpartition("/")[2]
 
 
+def opener(path: Path) -> Callable[[], BinaryIO]:
+    return lambda: path.open("rb")
+
+
 def local_files(path: Path, format: Format) -> list[SourceFile]:
     """The files that `--path` means: one file, whatever it is called, or all of that format in a folder."""
     if path.is_file():
-        return [SourceFile(path.name, partial(path.open, "rb"))]
+        return [SourceFile(path.name, opener(path))]
     if not path.is_dir():
         raise invalid(f"there is no file or folder {path.name}: check --path")
     endings = suffixes(format)
     found = sorted(file for file in path.rglob("*") if file.name.endswith(endings) and file.is_file())
     if not found:
         raise invalid(f"folder {path.name} holds no *{endings[0]} file")
-    return [SourceFile(file.relative_to(path).as_posix(), partial(file.open, "rb")) for file in found]
+    return [SourceFile(file.relative_to(path).as_posix(), opener(file)) for file in found]

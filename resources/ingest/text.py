@@ -8,14 +8,17 @@ from resources.ingest.problems import Problem
 
 
 def text_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
-    number = 0
-    for number, raw in lines_of(stream):
+    is_empty = True
+    for number, raw in enumerate(lines_of(stream), start=1):
+        if not raw or raw.isspace():
+            continue
+        is_empty = False
         if len(raw) == LONGEST:
             yield Problem(f"longer than {LONGEST >> 20} MiB", f"line {number}")
             continue
         try:
-            yield {"text": raw.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").removesuffix(b"\r").decode()}
+            yield {"text": raw.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\r").decode()}
         except UnicodeDecodeError:
             yield Problem("not UTF-8", f"line {number}")
-    if not number:
+    if is_empty:
         yield Problem("is empty: a dataset needs at least one record")

@@ -4,6 +4,7 @@ A node is proved when its manifest has the recorded digest, its files have the m
 the same parents. Nothing is believed that can be hashed.
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,13 +125,18 @@ class Prover:
     def _hash_files(self, artifact: Artifact, manifest: Manifest, node: ProofNode, edge: str) -> None:
         for file in manifest.files:
             where = f"{artifact.uri}/{file.path}"
+            digest = hashlib.sha256()
             try:
-                found = self._store.sha256(where)
-            except FileNotFoundError:
-                self._problem(node, edge, f"{where} is missing")
+                for piece in self._store.pieces(artifact.uri, file):
+                    digest.update(piece)
+            except FileNotFoundError as error:
+                self._problem(node, edge, f"a chunk of {where}: {error}" if file.chunks else f"{where} is missing")
+                continue
+            except BrokenArtifact as error:
+                self._problem(node, edge, str(error))
                 continue
             self.bytes_hashed += file.size
-            if found != file.sha256:
+            if (found := digest.hexdigest()) != file.sha256:
                 self._problem(node, edge, f"{where} has SHA-256 {found}, recorded is {file.sha256}")
 
     def _file_hashes(self, artifact: Artifact) -> set[str]:

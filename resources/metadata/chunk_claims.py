@@ -1,4 +1,4 @@
-"""Which chunks are held by whom: what makes it safe to leave out a chunk that is there, and to remove one that is not needed.
+"""Which chunks are held by whom: so it is safe to leave out a chunk that is there, and to remove one that nobody needs.
 
 A holder claims chunks before it looks which of them are there, and whoever removes one does so under a lock that no claim
 passes: so what was there after the claim stays. A holder is a dataset version, or what is on its way to become one; whatever
