@@ -45,9 +45,13 @@ from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, static_files
 from api.ui.read_only import ReadOnlyPages
-from api.v1 import audit, datasets, estimate, events, jobs, models
+from api.v1 import audit, estimate, events, jobs, models
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
+from api.v1.datasets import change as dataset_changes
+from api.v1.datasets import create as dataset_uploads
+from api.v1.datasets import download as dataset_downloads
+from api.v1.datasets import read as datasets
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
@@ -83,7 +87,11 @@ ROUTERS: tuple[APIRouter, ...] = (
     v1_runs.router,
     events.router,
     audit.router,
+    dataset_uploads.router,
     datasets.router,
+    dataset_downloads.router,
+    dataset_downloads.links,
+    dataset_changes.router,
     jobs.router,
     estimate.router,
     models.router,

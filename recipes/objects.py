@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import obstore
@@ -99,6 +100,14 @@ class Objects:
     def sha256(self, uri: str) -> str:
         """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
         return self.open(uri).sha256()
+
+    def signed_url(self, uri: str, seconds: int) -> str | None:
+        """An address under which whoever has it reads the object for a while; None where the store is a folder."""
+        store, key = self._place(uri)
+        if self._root is not None:
+            return None
+        with readable_errors(uri):
+            return str(obstore.sign(store, "GET", key, expires_in=timedelta(seconds=seconds)))
 
     def entries(self, uri: str) -> list[Entry]:
         """All objects below `uri`, in the order of their names; one that lies at `uri` itself is not among them."""

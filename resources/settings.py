@@ -116,6 +116,17 @@ class Storage(Section):
     encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")
     kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
     buckets: Buckets = Buckets()
+    import_from: tuple[str, ...] = Field(
+        (), description="s3:// and file:// addresses below which anybody may have this server fetch a dataset; none at first"
+    )
+
+    @field_validator("import_from")
+    @classmethod
+    def are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            if not re.fullmatch(r"(s3://[^/]+|file:///[^/]).*", address):
+                raise ValueError(f"{address!r} is no address such as s3://BUCKET/FOLDER or file:///FOLDER")
+        return value
 
     @model_validator(mode="after")
     def belongs_together(self) -> Self:

@@ -109,7 +109,7 @@ def in_uri(uri: str) -> Iterator[Reference]:
 
 
 def in_store(parts: Sequence[str]) -> Reference:
-    """Whose a place in the object store is (a dataset's: `resources.ingest.place_of`), nobody's if it cannot be told."""
+    """Whose a place in the object store is (a dataset's: `resources.ingest.place`), nobody's if it cannot be told."""
     match parts:
         case ["hanzo-ml", "runs" | "checkpoints", run, *_]:
             return Reference(Kind.RUN, run)

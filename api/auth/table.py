@@ -14,8 +14,8 @@ from api.auth.permissions import Permission as P
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 V1_PREFIXES = ("", "/api")
-OPEN = frozenset({"GET /alive", "GET /ready", "GET /health", "HEAD /health"})
-"""Probes (row W6, checklist Z21). The metrics have a port of their own."""
+OPEN = frozenset({"GET /alive", "GET /ready", "GET /health", "HEAD /health", "GET /v1/dataset-files"})
+"""Probes (row W6, checklist Z21), and signed links, which are their own permission. The metrics have a port of their own."""
 
 NEEDS: dict[P, tuple[str, ...]] = {
     P.SERVER_READ: (
@@ -118,8 +118,10 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/datasets/{dataset_id}",
         "GET /v1/datasets/{dataset_id}/preview",
         "GET /v1/datasets/{dataset_id}/download",
+        "GET /v1/datasets/{dataset_id}/diff",
+        "GET /v1/datasets/{dataset_id}/lineage",
     ),
-    P.DATASETS_WRITE: ("POST /v1/datasets",),
+    P.DATASETS_WRITE: ("POST /v1/datasets", "POST /v1/datasets/raw", "PATCH /v1/datasets/{dataset_id}"),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs"),
     P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs"),
@@ -227,6 +229,7 @@ MAKES_A_MODEL = frozenset(
 UPLOADS = frozenset(
     {
         "POST /v1/datasets",
+        "POST /v1/datasets/raw",
         "POST /v1/runs/{run_id}/artifacts",
         "PUT /mlflow-artifacts/artifacts/{artifact_path}",
         "POST /mlflow/upload-artifact",

@@ -59,6 +59,14 @@ class ChunkClaims:
         if connection.execute(update(holders).where(alive).values(**values).returning(holders.c.id)).first() is None:
             raise conflict("the upload stood still for a day, and its beginning was removed: send it again")
 
+    def take_over(self, connection: Connection, version: str, place: str) -> None:
+        """In the transaction that deletes a version: what lies at its place goes with its chunks."""
+        row = {"id": version, "organization": self._organization, "place": place, "updated_at": now_ms()}
+        holder = insert_into(connection, holders).values(**row)
+        connection.execute(
+            holder.on_conflict_do_update(index_elements=["id"], set_={"place": place, "updated_at": now_ms()})
+        )
+
     def release(self, store: Store, holder: str) -> int:
         """Remove what only this holder holds, unless it is a version. Returns how many chunks that were.
 

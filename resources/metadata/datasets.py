@@ -1,6 +1,6 @@
 """Dataset versions: immutable, numbered from 1 per name, and one for equal content (specification rows B1, B2).
 
-Reading and checking the files is `resources.ingest`; splitting them is the program prepare.
+Making one of files is `resources.ingest`, deleting one `resources.dataset_deletion`; splitting one is the program prepare.
 """
 
 import re
@@ -9,16 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from recipes.schema import Artifact
 from resources.errors import invalid, not_found
 from resources.metadata.database import Database
+from resources.metadata.keyset import Keyset, SortKey
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
 from resources.metadata.tables import datasets as names
 from resources.metadata.transactions import insert_into
 
+MAX_PAGE = 1000
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 
 
@@ -124,18 +127,68 @@ class Datasets:
             )
         return found
 
-    def list(self, organization: str, name: str | None = None, tags: Sequence[str] = ()) -> list[DatasetVersion]:
-        query = select(table).where(table.c.organization == organization).order_by(table.c.name, table.c.version)
+    def describe(
+        self, identifier: str, tags: Sequence[str] | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> DatasetVersion:
+        """Replace tags or metadata: all that can change of a version, since neither is content."""
+        changed = {"tags": tags, "metadata": metadata}
+        values = {column: value for column, value in changed.items() if value is not None}
+        with self._database.write() as connection:
+            version = self.get(identifier, connection)
+            if values:
+                connection.execute(update(table).where(table.c.id == identifier).values(**values))
+                facts = {"dataset_id": version.id, "name": version.name, "version": version.version, **values}
+                emit(connection, "datasets", "dataset.described", version.name, facts)
+            return self.get(identifier, connection)
+
+    def remove(self, connection: Connection, version: DatasetVersion, user: str) -> None:
+        """Forget a version, with its event."""
+        connection.execute(delete(table).where(table.c.id == version.id))
+        facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "user_id": user}
+        emit(connection, "datasets", "dataset.deleted", version.name, facts)
+
+    def page(
+        self,
+        organization: str,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = MAX_PAGE,
+        page_token: str | None = None,
+    ) -> tuple[list[DatasetVersion], str | None]:
+        """Versions that have all the tags, by name and number, and where the next page begins."""
+        query = select(table).where(table.c.organization == organization)
         if name:
             query = query.where(table.c.name == name)
+        order = Keyset([SortKey(table.c.name, True, str), SortKey(table.c.version, True, int)], (organization, name, *tags))
         with self._database.read() as connection:
-            found = [_version(row) for row in connection.execute(query).mappings()]
-        return [version for version in found if set(tags) <= set(version.tags)]
+            for tag in tags:
+                query = query.where(has_tag(connection, tag))
+            rows = connection.execute(order.page(query, limit, page_token)).all()
+        columns = tuple(table.c.keys())
+        found = [_version(dict(zip(columns, row, strict=False))) for row in rows[:limit]]
+        return found, order.next_token(rows, limit)
+
+    def list(self, organization: str, name: str | None = None, tags: Sequence[str] = ()) -> list[DatasetVersion]:
+        """All of them."""
+        found, token = self.page(organization, name=name, tags=tags)
+        while token:
+            more, token = self.page(organization, name=name, tags=tags, page_token=token)
+            found.extend(more)
+        return found
 
     def read(self, reference: str, organization: str) -> DatasetVersion:
         """`resolve` in a transaction of its own."""
         with self._database.read() as connection:
             return self.resolve(reference, organization, connection)
+
+
+def has_tag(connection: Connection, tag: str) -> ColumnElement[bool]:
+    """Whether the list of tags holds one, as the database's own JSON functions see it."""
+    if connection.dialect.name == "postgresql":
+        return cast(table.c.tags, JSONB).contains([tag])
+    each = func.json_each(table.c.tags).table_valued("value")
+    return exists(select(each.c.value).where(each.c.value == tag))
 
 
 def _first(connection: Connection, query: Any) -> DatasetVersion | None:

@@ -1,0 +1,113 @@
+"""POST /v1/datasets: a version of files that are uploaded in a form or as the body itself, or that the server fetches."""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import PurePosixPath
+from typing import Annotated, BinaryIO
+
+from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi.responses import JSONResponse
+from pydantic import JsonValue
+from starlette.concurrency import run_in_threadpool
+
+from api.auth.permissions import Caller
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.v1.datasets.messages import version_json
+from recipes.store import Store
+from resources.errors import invalid
+from resources.ingest.create import NewVersion, create_from
+from resources.ingest.formats import format_of
+from resources.ingest.remote import allowed_files
+from resources.ingest.sources import SourceFile
+from resources.metadata.database import Database
+
+router = APIRouter(prefix="/v1/datasets", tags=["v1"])
+
+
+@router.post("")
+def create(
+    name: Annotated[str, Form()],
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    files: Annotated[list[UploadFile] | None, File()] = None,
+    source: Annotated[str | None, Form(description="s3:// or file:// address, below one that the server allows")] = None,
+    format: Annotated[str, Form()] = "jsonl",
+    tags: Annotated[list[str] | None, Form()] = None,
+    metadata: Annotated[str, Form(description="a JSON object")] = "{}",
+) -> Response:
+    """Upload files as a new version, or have the server fetch them. 201 with the version; 200 when this content is one."""
+    if (source is None) == (not files):
+        raise invalid("send the files of the dataset, or the address of its source: one of both")
+    wanted = new_version(name, format, caller, tags, metadata)
+    if source is not None:
+        found = allowed_files(settings, source, format_of(format))
+    else:
+        found = [SourceFile(str(safe_name(file.filename or "")), rewound(file.file)) for file in files or ()]
+    return answer(database, store, wanted, found)
+
+
+@router.post("/raw")
+async def create_from_body(
+    request: Request,
+    name: str,
+    file: Annotated[str, Query(description="what the body is called, such as data.jsonl")],
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    format: str = "jsonl",
+    tags: Annotated[list[str] | None, Query()] = None,
+    metadata: Annotated[str, Query(description="a JSON object")] = "{}",
+) -> Response:
+    """As `POST /v1/datasets`, with one file as the body: what is streamed has no length and no form around it."""
+    wanted = new_version(name, format, caller, tags, metadata)
+    path = str(safe_name(file))
+    with tempfile.TemporaryFile() as spooled:
+        await keep(request.stream(), spooled)
+        return await run_in_threadpool(answer, database, store, wanted, [SourceFile(path, rewound(spooled))])
+
+
+def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | None, metadata: str) -> NewVersion:
+    return NewVersion(name, format, caller.user_id, caller.organization, tuple(tags or ()), read_metadata(metadata))
+
+
+def answer(database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]) -> Response:
+    version, is_new = create_from(database, store, wanted, files)
+    return JSONResponse({**version_json(version), "created": is_new}, 201 if is_new else 200)
+
+
+async def keep(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
+    async for chunk in body:
+        await run_in_threadpool(spooled.write, chunk)
+
+
+def rewound(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
+    """Opens a file that is open already, at its beginning, and leaves it open."""
+
+    @contextmanager
+    def open_again() -> Iterator[BinaryIO]:
+        file.seek(0)
+        yield file
+
+    return open_again
+
+
+def read_metadata(text: str) -> dict[str, JsonValue]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise invalid("metadata must be a JSON object")
+    return found
+
+
+def safe_name(name: str) -> PurePosixPath:
+    """An uploaded file's relative path. Raises on anything that could lie elsewhere."""
+    path = PurePosixPath(name)
+    if not path.name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
+        raise invalid(f"file name {name[:100]!r} is not allowed: send relative names without '..'")
+    return path

@@ -1,0 +1,92 @@
+"""Addresses under which a version can be downloaded for a while by whoever has them (row B6).
+
+On S3 they are pre-signed and lead to S3 itself; where the store is a folder, this server answers them. A file may lie in
+parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.file_response import SAFE
+from api.signed_links import Link, link_key
+from api.v1.datasets.messages import find
+from recipes.chunks import chunk_uri
+from recipes.schema import Artifact, FileRecord
+from resources.errors import not_found
+from resources.lineage.record import find as find_artifact
+from resources.lineage.record import parents
+from resources.metadata.database import Database
+from resources.metadata.datasets import DatasetVersion
+
+router = APIRouter(prefix="/v1/datasets", tags=["v1"])
+links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
+
+JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
+
+
+@router.get("/{dataset_id}/download")
+def download(
+    dataset_id: str,
+    request: Request,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    content: Annotated[Literal["source", "records"], Query(description="files as uploaded, or as JSON lines")] = "source",
+    seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
+) -> Response:
+    """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
+    version = find(database, dataset_id)
+    artifact = version.artifact if content == "records" else source_of(database, version)
+    expires_at = int(time.time()) + seconds
+
+    def address(uri: str) -> str:
+        if signed := store.signed_url(uri, seconds):
+            return signed
+        link = Link(caller.organization, uri, expires_at)
+        return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
+
+    files = [file_json(artifact, file, address) for file in store.manifest(artifact).files]
+    only = files[0]["parts"][0]["url"] if len(files) == 1 and len(files[0]["parts"]) == 1 else None
+    answer = {"dataset": version.reference, "url": only, "expires_at": expires_at * 1000, "join": JOIN, "files": files}
+    return JSONResponse(answer)
+
+
+@links.get("")
+def linked(organization: str, uri: str, expires_at: int, signature: str, store: StoreOf, settings: SettingsOf) -> Response:
+    """What a signed link leads to. The signature is the permission: nobody signs in here."""
+    if store.local_path(uri) is None:
+        raise not_found("This server gives out links to its object store, and has none of its own")
+    Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
+    try:
+        stored = store.open(uri)
+    except FileNotFoundError:
+        raise not_found("The file of this link is not there any more: ask for a new link") from None
+    headers = {**SAFE, "Content-Length": str(stored.size), "Content-Disposition": "attachment"}
+    return StreamingResponse(stored.chunks(), media_type="application/octet-stream", headers=headers)
+
+
+def source_of(database: Database, version: DatasetVersion) -> Artifact:
+    """The files as they were uploaded."""
+    with database.read() as connection:
+        digest = parents(connection, version.artifact.digest).get("source")
+        found = find_artifact(connection, digest) if digest else None
+    if found is None:
+        raise not_found(f"dataset {version.reference} was not uploaded, and has records only: ask for content=records")
+    return found
+
+
+def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str], str]) -> dict[str, Any]:
+    where = [(chunk_uri(artifact.uri, chunk.sha256), chunk.sha256, chunk.size) for chunk in file.chunks]
+    parts = where or [(f"{artifact.uri}/{file.path}", file.sha256, file.size)]
+    return {
+        "path": file.path,
+        "sha256": file.sha256,
+        "size": file.size,
+        "parts": [{"url": address(uri), "sha256": sha256, "size": size} for uri, sha256, size in parts],
+    }

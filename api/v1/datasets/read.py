@@ -1,0 +1,70 @@
+"""Looking at versions: list, one, its first records, what changed, and where it stands in the lineage."""
+
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.v1.datasets.messages import find, find_own, version_json
+from resources.dataset_diff import diff
+from resources.dataset_records import record_lines
+from resources.lineage.datasets import lineage
+from resources.metadata.datasets import MAX_PAGE, Datasets
+
+router = APIRouter(prefix="/v1/datasets", tags=["v1"])
+
+
+@router.get("")
+def list_versions(
+    database: DatabaseOf,
+    caller: CallerOf,
+    name: str | None = None,
+    tags: Annotated[list[str] | None, Query(description="all of them")] = None,
+    max_results: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> Response:
+    """The caller's organization's versions by name and number."""
+    found, token = Datasets(database).page(
+        caller.organization, name=name, tags=tags or (), limit=max_results, page_token=page_token
+    )
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"datasets": [version_json(version) for version in found], **following})
+
+
+@router.get("/{dataset_id}")
+def get(dataset_id: str, database: DatabaseOf) -> Response:
+    return JSONResponse(version_json(find(database, dataset_id)))
+
+
+@router.get("/{dataset_id}/preview")
+def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
+    """The first N records, one JSON line each."""
+    lines = islice(record_lines(store, find(database, dataset_id).artifact), n)
+    return Response(b"".join(lines), media_type="application/jsonl")
+
+
+@router.get("/{dataset_id}/diff")
+def compare(
+    dataset_id: str,
+    against: Annotated[str, Query(description="id of the earlier version, or NAME@VERSION")],
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    key: Annotated[str | None, Query(description="column that tells which record of one is which of the other")] = None,
+) -> Response:
+    """What changed from `against` to this version."""
+    found = diff(store, find_own(database, against, caller), find(database, dataset_id), key)
+    plain: dict[str, Any] = vars(found) | {"old": vars(found.old), "new": vars(found.new)}
+    return JSONResponse(plain)
+
+
+@router.get("/{dataset_id}/lineage")
+def ancestry(dataset_id: str, database: DatabaseOf) -> Response:
+    """What the version was made of, and all that was made of it: versions, splits, runs, models."""
+    with database.read() as connection:
+        version = Datasets(database).get(dataset_id, connection)
+        found = lineage(connection, version)
+    plain = vars(found) | {way: [vars(each) for each in getattr(found, way)] for way in ("made_from", "made_into")}
+    return JSONResponse({"dataset": version.reference, **plain})

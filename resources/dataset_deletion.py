@@ -1,0 +1,50 @@
+"""Deleting a dataset version (row B19): only where nothing was made of it, and never its number.
+
+The row goes first, in one transaction with the look at who refers to it; then, killed at any moment and done again later,
+what lies in the object store.
+"""
+
+from sqlalchemy import Connection, delete, select
+
+from recipes.store import Store
+from resources.errors import conflict
+from resources.ingest.place import place_of
+from resources.lineage.datasets import children, is_part, own_artifacts
+from resources.metadata.chunk_claims import ChunkClaims
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.tables import artifacts, jobs, lineage_edges
+
+SHOWN = 5
+
+
+def delete_version(database: Database, store: Store, identifier: str, user: str) -> DatasetVersion:
+    """Delete a version and all that only it holds.
+
+    Raises:
+        HanzoError: 404 where there is none; 409 where runs, jobs or other versions refer to it, with their names.
+    """
+    datasets = Datasets(database)
+    with database.write() as connection:
+        version = datasets.get(identifier, connection)
+        if names := referrers(connection, version):
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise conflict(f"dataset {version.reference} is not deleted: {', '.join(names[:SHOWN])}{more} refer to it")
+        claims = ChunkClaims(database, version.organization, place_of(version.organization, version.name))
+        claims.take_over(connection, version.id, version.storage_path)
+        mine = [artifact.digest for artifact in own_artifacts(connection, version)]
+        connection.execute(delete(lineage_edges).where(lineage_edges.c.child.in_(mine)))
+        connection.execute(delete(artifacts).where(artifacts.c.digest.in_(mine)))
+        datasets.remove(connection, version, user)
+    claims.release(store, version.id)
+    return version
+
+
+def referrers(connection: Connection, version: DatasetVersion) -> list[str]:
+    """Who refers to a version, each with a word for what it is."""
+    made = [child.name for child in children(connection, version) if not is_part(version, child)]
+    query = select(jobs.c.id).where(
+        jobs.c.organization == version.organization, jobs.c.config["dataset"].as_string() == version.reference
+    )
+    waiting = [f"job {id}" for id in connection.execute(query.order_by(jobs.c.submitted_at)).scalars()]
+    return sorted(dict.fromkeys([*made, *waiting]))

@@ -1,0 +1,103 @@
+"""Raw files at an address: `file://` or `s3://`, of any bucket that the server's own keys may read (row B12).
+
+Over HTTP only what the operator allows (`storage.import_from`): or whoever may create a dataset could read the server's own
+disk, and other organizations' buckets, by it.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import obstore
+
+from recipes.buckets import open_bucket, readable_errors
+from recipes.schema import StoreAddress
+from resources.errors import ErrorCode, HanzoError, invalid
+from resources.ingest.formats import Format, suffixes
+from resources.ingest.sources import SourceFile, local_files
+from resources.settings import Settings
+
+AWS = "https://s3.amazonaws.com"
+CHUNK = 4 << 20
+
+
+def is_address(text: str) -> bool:
+    return text.startswith(("s3://", "file://"))
+
+
+def allowed_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
+    """`files_at` for an address that came over HTTP.
+
+    Raises:
+        HanzoError: 403 where it is not below one of `storage.import_from`.
+    """
+    if not is_address(address):
+        raise invalid(
+            f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3:// or file://"
+        )
+    if not any(lies_below(address, allowed) for allowed in settings.storage.import_from):
+        message = "This server fetches nothing from there: upload the files, or have its operator add storage.import_from"
+        raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
+    return files_at(settings, address, format)
+
+
+def lies_below(address: str, allowed: str) -> bool:
+    """Whether an address is the allowed one or below it, links and `..` resolved."""
+    if address.startswith("file://") and allowed.startswith("file://"):
+        return path_of(address).resolve().is_relative_to(path_of(allowed).resolve())
+    if ".." in address.split("/"):
+        return False
+    return address.startswith("s3://") and (address == allowed or address.startswith(allowed.rstrip("/") + "/"))
+
+
+def files_at(settings: Settings, address: str, format: Format) -> list[SourceFile]:
+    """The files at an address: one file, or all of the format below it.
+
+    Raises:
+        HanzoError: there is none.
+    """
+    if address.startswith("file://"):
+        root = path_of(address).resolve()
+        found = local_files(root, format)
+        # A link in an allowed folder must not lead out of it.
+        if any(not (root / file.path).resolve().is_relative_to(root) for file in found if root.is_dir()):
+            raise invalid("the folder holds links to files outside of it: copy them there")
+        return found
+    bucket_name, _, key = address.removeprefix("s3://").partition("/")
+    if not bucket_name:
+        raise invalid(f"{address} names no bucket: write s3://BUCKET/KEY")
+    root_address = StoreAddress(root=settings.storage.endpoint or AWS, buckets={}, encryption="none")
+    bucket = open_bucket(bucket_name, root_address, settings.storage.variables)
+    key = key.strip("/")
+    with readable_errors(address):
+        keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
+    if key in keys:
+        return [SourceFile(key.rpartition("/")[2], download(bucket, key, address))]
+    endings = suffixes(format)
+    found_keys = [each for each in keys if each.endswith(endings)]
+    if not found_keys:
+        raise invalid(f"there is no *{endings[0]} file at {address}")
+    prefix = f"{key}/" if key else ""
+    return [SourceFile(each.removeprefix(prefix), download(bucket, each, address)) for each in found_keys]
+
+
+def path_of(address: str) -> Path:
+    return Path(unquote(urlsplit(address).path))
+
+
+def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callable[[], AbstractContextManager[BinaryIO]]:
+    """Opens an object as a file of this machine: parquet is read from its end, CSV twice."""
+
+    @contextmanager
+    def opened() -> Iterator[BinaryIO]:
+        with tempfile.TemporaryFile() as file:
+            with readable_errors(uri):
+                for chunk in obstore.get(bucket, key).stream(min_chunk_size=CHUNK):
+                    file.write(chunk)
+            file.seek(0)
+            yield file
+
+    return opened
