@@ -190,7 +190,7 @@ def _get(reader: Connection, experiment_id: int) -> Experiment:
 
 def _with_tags(reader: Connection, row: Row) -> Experiment:
     tags: dict[str, str] = dict(_TAGS.rows(reader, id=row[0]))  # type: ignore[arg-type]
-    return Experiment(*row, tags=tags)
+    return Experiment(*row, tags)  # type: ignore[call-arg]  # the columns are all fields but tags
 
 
 def _change(writer: Connection, experiment_id: int, **values: str) -> None:
