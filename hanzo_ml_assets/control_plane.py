@@ -11,6 +11,7 @@ from recipes.store import Store
 from resources.compute.base import Compute, Follower
 from resources.compute.local import LocalCompute
 from resources.engine.client import HttpEngine
+from resources.job_credentials import JobCredentials
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
@@ -41,7 +42,7 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
     @cached_property
     def compute(self) -> Compute:
-        return LocalCompute(source=SOURCE)
+        return LocalCompute(source=SOURCE, credentials=JobCredentials(self.database))
 
     @cached_property
     def engine(self) -> HttpEngine:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.audit import AuditTrail
 from api.auth import body as bodies
 from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
+from api.auth.job_callers import JobCallers, check_job_scope, job_token, named_by_job
 from api.auth.ownership import check_ownership
 from api.auth.permissions import LOCAL, OWN, Caller, Permission
 from api.auth.references import references
@@ -95,6 +96,7 @@ class Guard:
         self._database = database
         self._trail = trail
         self._max_body = max_body_bytes
+        self._jobs = JobCallers(database)
         self._default_experiments: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +160,7 @@ class Guard:
     ) -> None:
         call = call_of(scope, match)
         try:
-            call.caller = await tokens.caller(authorization(headers))
+            call.caller = await self._caller(tokens, authorization(headers))
             if match is None:
                 raise no_such_route(scope["method"], scope["path"])
             if rule is None:
@@ -180,6 +182,10 @@ class Guard:
         scope["state"]["caller"] = call.caller
         await self._app(scope, receive, send if rule.audit is Audit.NONE else self._recorded(call, send))
 
+    async def _caller(self, tokens: "Tokens", header: str | None) -> Caller:
+        token = job_token(header)
+        return await tokens.caller(header) if token is None else await self._jobs.caller(token)
+
     async def _admit(
         self, call: Call, match: Match, rule: Rule, headers: Headers, scope: Scope, receive: Receive
     ) -> Receive:
@@ -189,7 +195,9 @@ class Guard:
         own = OWN.get(rule.permission)
         if not caller.may(rule.permission) and not (own and caller.may(own)):
             raise forbidden(caller, rule.permission)
-        if rule.checks_itself:
+        if caller.job is not None and not rule.for_jobs:
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
+        if rule.checks_itself and caller.job is None:
             return receive
         body: Any = None
         if not rule.uploads and bodies.declared_length(headers) != 0:
@@ -210,7 +218,10 @@ class Guard:
                 scope["headers"] = bodies.with_length(scope["headers"], len(raw))
                 receive = bodies.replay(raw, receive)
         call.references = references(match.route.shape, match.parameters, query, body)
-        if call.references:
+        if caller.job is not None:
+            call.references = named_by_job(match.route.template, call.references, body)
+            await run_in_threadpool(check_job_scope, self._database, caller.job, call.references, writes=rule.writes)
+        elif call.references:
             only_own = not caller.may(rule.permission)
             await run_in_threadpool(
                 check_ownership, self._database, caller, call.references, may_be_new=rule.makes_a_model, only_own=only_own

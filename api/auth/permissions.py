@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.job_tokens import JobGrant
 from resources.metadata.model_key import ModelKey
 
 
@@ -48,17 +49,21 @@ ROLES: dict[str, frozenset[Permission]] = {
     "ml-researcher": RESEARCHER,
     "ml-viewer": VIEWER,
 }
+JOB = "job"
+GRANTS = ROLES | {JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ})}
+"""With the role of a job's own token, which no IAM can give. Of what it includes, `table` and `job_callers` allow little."""
 OWN = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
 """A permission -> the one that holds for what the caller made, where it lacks the first."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is calling, of which organization, with which of `ROLES`."""
+    """Who is calling, of which organization, with which of `GRANTS`; `job` where it is a job in his name."""
 
     user_id: str
     organization: str
     roles: frozenset[str]
+    job: JobGrant | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -73,7 +78,7 @@ class Caller:
         return claimed if self is LOCAL else self.user_id
 
     def may(self, permission: Permission) -> bool:
-        return any(permission in ROLES[role] for role in self.roles)
+        return any(permission in GRANTS[role] for role in self.roles)
 
 
 LOCAL = Caller(user_id="local", organization=DEFAULT_ORGANIZATION, roles=frozenset({ADMIN}))

@@ -226,6 +226,55 @@ MAKES_A_MODEL = frozenset(
     }
 )
 """A registered model that these name may be new."""
+FOR_JOBS = frozenset(
+    {
+        "GET /version",
+        "GET /api/3.0/mlflow/server-info",
+        "GET /mlflow/server-info",
+        "GET /mlflow/experiments/get",
+        "GET /mlflow/runs/get",
+        "GET /mlflow/metrics/get-history",
+        "GET /mlflow/artifacts/list",
+        "GET /mlflow-artifacts/artifacts",
+        "GET /mlflow-artifacts/artifacts/{artifact_path}",
+        "GET /mlflow/logged-models/{model_id}",
+        "GET /mlflow/logged-models/{model_id}/artifacts/directories",
+        "GET /v1/runs/{run_id}",
+        "POST /mlflow/runs/create",
+        "POST /mlflow/runs/update",
+        "POST /mlflow/runs/log-metric",
+        "POST /mlflow/runs/log-parameter",
+        "POST /mlflow/runs/log-batch",
+        "POST /mlflow/runs/set-tag",
+        "POST /mlflow/runs/delete-tag",
+        "POST /mlflow/runs/log-model",
+        "POST /mlflow/runs/log-inputs",
+        "POST /mlflow/runs/outputs",
+        "PUT /mlflow-artifacts/artifacts/{artifact_path}",
+        "POST /mlflow-artifacts/mpu/create/{artifact_path}",
+        "POST /mlflow-artifacts/mpu/complete/{artifact_path}",
+        "POST /mlflow-artifacts/mpu/abort/{artifact_path}",
+        "POST /mlflow/logged-models",
+        "PATCH /mlflow/logged-models/{model_id}",
+        "PATCH /mlflow/logged-models/{model_id}/tags",
+        "POST /mlflow/logged-models/{model_id}/params",
+        "POST /v1/runs/{run_id}/metrics",
+        "POST /v1/runs/{run_id}/params",
+        "POST /v1/runs/{run_id}/artifacts",
+        "PATCH /v1/runs/{run_id}/status",
+        "GET /v1/datasets/{dataset_id}",
+        "GET /v1/datasets/{dataset_id}/preview",
+        "GET /v1/datasets/{dataset_id}/download",
+        "GET /mlflow/registered-models/get",
+        "GET /mlflow/registered-models/alias",
+        "GET /mlflow/model-versions/get",
+        "GET /mlflow/model-versions/get-download-uri",
+        "GET /mlflow-artifacts/artifacts/models/{name}/{number}/{path}",
+        "GET /v1/models/{name}/versions",
+        "GET /v1/models/{name}/versions/{number}",
+    }
+)
+"""What a job's own token is good for, with the objects that are the job's: nothing that lists or searches."""
 UPLOADS = frozenset(
     {
         "POST /v1/datasets",
@@ -251,6 +300,8 @@ class Rule:
     checks_itself: bool
     makes_a_model: bool
     uploads: bool
+    writes: bool
+    for_jobs: bool
 
 
 def needed(rule: Rule, body: Any) -> P:
@@ -281,6 +332,8 @@ def rule(permission: P, route: str) -> Rule:
         checks_itself=route in CHECKS_ITSELF,
         makes_a_model=route in MAKES_A_MODEL,
         uploads=route in UPLOADS,
+        writes=writes,
+        for_jobs=route in FOR_JOBS,
     )
 
 

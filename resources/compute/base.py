@@ -6,9 +6,10 @@ above knows where a job runs. All its state is outside the supervisor, which may
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -16,6 +17,8 @@ from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
 from recipes.store import Store
 
 POLL_SECONDS = 0.2
+RENEW_SECONDS = 3600.0
+"""How often whoever follows a job says that it still runs: a fraction of what a job may take."""
 
 
 class Phase(StrEnum):
@@ -47,6 +50,35 @@ class Follower:
     phase: Callable[[Observation], None]
 
 
+class Credentials(Protocol):
+    """What a job's program proves itself with: variables of its environment, because its job file has many readers."""
+
+    def issue(self, job: Job) -> Mapping[str, str]:
+        """For a start of the program; void what an earlier start had."""
+        ...
+
+    def renew(self, job: Job) -> None:
+        """The program still runs."""
+        ...
+
+    def revoke(self, job: Job) -> None:
+        """The program has ended for good."""
+        ...
+
+
+class NoCredentials:
+    """For programs that ask nobody anything."""
+
+    def issue(self, job: Job) -> Mapping[str, str]:
+        return {}
+
+    def renew(self, job: Job) -> None:
+        pass
+
+    def revoke(self, job: Job) -> None:
+        pass
+
+
 class JobFailed(Exception):
     """The program ended without a result and will not be restarted."""
 
@@ -54,8 +86,9 @@ class JobFailed(Exception):
 class Compute(ABC):
     """Runs jobs. Implementations keep no state in memory that a restarted supervisor would miss."""
 
-    def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
+        self.credentials: Credentials = credentials or NoCredentials()
 
     @abstractmethod
     def submit(self, job: Job) -> None:
@@ -92,12 +125,17 @@ class Compute(ABC):
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
+            self.credentials.revoke(job)
             return done
         _, offset = self.log(job, 0)
         self.submit(job)
         seen: Observation | None = None
+        renewed = time.monotonic()
         try:
             while True:
+                if time.monotonic() - renewed > RENEW_SECONDS:
+                    self.credentials.renew(job)
+                    renewed = time.monotonic()
                 observation = self.observe(job)
                 text, offset = self.log(job, offset)
                 for line in text.splitlines():
@@ -106,8 +144,10 @@ class Compute(ABC):
                     follower.phase(observation)
                     seen = observation
                 if observation.phase is Phase.SUCCEEDED and (done := self.result(job)):
+                    self.credentials.revoke(job)
                     return done
                 if observation.phase is Phase.FAILED:
+                    self.credentials.revoke(job)
                     raise failure(job, observation)
                 time.sleep(self.poll_seconds)
         except (BadConfiguration, JobFailed):
@@ -115,6 +155,7 @@ class Compute(ABC):
         except BaseException:
             # Dagster cancels a run by an exception out of nowhere in its worker; whoever follows no longer wants the job.
             self.cancel(job)
+            self.credentials.revoke(job)
             raise
 
 

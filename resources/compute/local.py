@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from recipes.schema import EXIT_PREEMPTED, Job
-from resources.compute.base import POLL_SECONDS, Compute, Observation, Phase
+from resources.compute.base import POLL_SECONDS, Compute, Credentials, Observation, Phase
 from resources.detached import LOG, lock, start, stop, write_json
 
 ENVIRONMENT = {
@@ -43,8 +43,9 @@ class LocalCompute(Compute):
         max_restarts: int = 5,
         grace_seconds: float = 300.0,
         poll_seconds: float = POLL_SECONDS,
+        credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(poll_seconds)
+        super().__init__(poll_seconds, credentials)
         self.source = source
         self.max_restarts = max_restarts
         self.grace_seconds = grace_seconds
@@ -92,7 +93,7 @@ class LocalCompute(Compute):
         job_file = work / "job.json"
         write_json(job_file, job.model_dump(mode="json"))
         command = [sys.executable, "-m", f"recipes.{job.program}", str(job_file)]
-        start(command, work, descriptor, cwd=self.source, env=ENVIRONMENT)
+        start(command, work, descriptor, cwd=self.source, env={**ENVIRONMENT, **self.credentials.issue(job)})
 
 
 def read_attempt(work: Path) -> int:

@@ -6,6 +6,7 @@ from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.torchrun import GRACE_SECONDS, JOB_FILE, command, network
 from resources.compute.local import ENVIRONMENT
+from resources.job_credentials import TOKEN
 
 USER_ID = 10001
 """The user of deploy/Containerfile; given here too, so that no image can choose root."""
@@ -99,6 +100,11 @@ def environment(gang: Gang) -> list[dict[str, Any]]:
     # No image knows our user id: libraries that ask for the user's name or home find them here.
     values = ENVIRONMENT | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed)
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    if gang.job.tracking is not None:
+        # The job's own token, of a Secret beside its ConfigMap, which everybody who sees the job may read. Optional: without
+        # sign-in there is none, and a job that is applied by hand runs all the same.
+        token = {"name": f"{gang.name}-token", "key": "token", "optional": True}
+        variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": token}})
     if gang.processes:
         variables.append({"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
     return variables

@@ -1,0 +1,182 @@
+"""What a job's own token is good for: its run and what the run made, and nothing else on any route."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.auth.routes import Routes
+from api.auth.table import FOR_JOBS, OPEN, RULES, spellings
+from resources.metadata import job_tokens
+from resources.metadata.database import Database
+from resources.settings import Settings
+from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
+
+PROXY = "/api/2.0/mlflow-artifacts/artifacts"
+POINT = {"key": "loss", "value": 0.5, "timestamp": 1}
+NAMES_NOTHING = {"GET /version", "GET /mlflow/server-info", "GET /api/3.0/mlflow/server-info"}
+
+
+@pytest.fixture(scope="module")
+def database(signed_in: SignedIn) -> Iterator[Database]:
+    database = Database(signed_in.server.settings.database_url)
+    yield database
+    database.close()
+
+
+class Job:
+    """A job of acme's, and a client with its token."""
+
+    def __init__(self, signed_in: SignedIn, database: Database) -> None:
+        acme = signed_in.acme
+        self.id = made(acme.researcher.post("/v1/jobs", json={"name": "tokens", "dataset": "corpus"}))["id"]
+        run = made(acme.admin.get(f"/v1/runs/{self.id}"))
+        self.experiment = run["experiment_id"]
+        with database.write() as connection:
+            self.token = job_tokens.issue(connection, self.id, 60)
+        signed_in.tokens.append(f"..{self.token}")
+        self.http = httpx.Client(
+            base_url=signed_in.server.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60, trust_env=False
+        )
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(f"{MLFLOW}{path}", json=body)
+
+
+@pytest.fixture(scope="module")
+def job(signed_in: SignedIn, database: Database) -> Job:
+    return Job(signed_in, database)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
+
+
+def test_a_program_logs_all_that_it_has_to_its_own_run(job: Job) -> None:
+    run = job.id
+    made(job.post("/runs/log-metric", run_id=run, **POINT))
+    made(job.post("/runs/log-metric", run_uuid=run, **POINT, step="1"))
+    made(job.post("/runs/log-batch", run_id=run, metrics=[POINT], params=[{"key": "p", "value": "v"}], tags=[]))
+    made(job.post("/runs/log-parameter", run_id=run, key="q", value="v"))
+    made(job.post("/runs/set-tag", run_id=run, key="t", value="v"))
+    made(job.post("/runs/log-inputs", run_id=run, datasets=[]))
+    made(job.http.get(f"{MLFLOW}/runs/get", params={"run_id": run}))
+    place = f"{PROXY}/{job.experiment}/{run}/artifacts/a.txt"
+    made(job.http.put(place, content=b"a"))
+    assert job.http.get(place).content == b"a"
+    logged = made(job.post("/logged-models", experiment_id=job.experiment, name="m", source_run_id=run))
+    model = logged["model"]["info"]["model_id"]
+    made(job.http.put(f"{PROXY}/{job.experiment}/models/{model}/artifacts/w.bin", content=b"w"))
+    made(job.http.patch(f"{MLFLOW}/logged-models/{model}", json={"model_id": model, "status": "LOGGED_MODEL_READY"}))
+    made(job.post("/runs/outputs", run_id=run, models=[{"model_id": model, "step": 0}]))
+
+
+def test_a_program_starts_runs_below_its_own_and_logs_to_them(job: Job) -> None:
+    below = {"experiment_id": job.experiment, "tags": [{"key": "mlflow.parentRunId", "value": job.id}]}
+    child = made(job.post("/runs/create", **below))["run"]["info"]
+    assert child["user_id"] == "researcher@acme"
+    made(job.post("/runs/log-metric", run_id=child["run_id"], **POINT))
+    tags = [{"key": "mlflow.parentRunId", "value": child["run_id"]}]
+    grandchild = made(job.post("/runs/create", experiment_id=job.experiment, tags=tags))["run"]["info"]["run_id"]
+    made(job.post("/runs/update", run_id=grandchild, status="FINISHED"))
+
+
+def test_a_program_reads_what_it_works_with(signed_in: SignedIn, job: Job) -> None:
+    dataset = signed_in.acme.ids["dataset"]
+    assert job.http.get(f"/v1/datasets/{dataset}/preview").status_code == 200
+    made(signed_in.acme.admin.post("/v1/models", json={"name": "tokens"}))
+    made(job.http.get(f"{MLFLOW}/registered-models/get", params={"name": "tokens"}))
+
+
+def others(organization: Organization, job: Job) -> list[tuple[str, str, dict[str, Any]]]:
+    ids = organization.ids
+    run, experiment = ids["run"], ids["experiment"]
+    tagged = {"tags": [{"key": "mlflow.parentRunId", "value": run}]}
+    return [
+        ("POST", f"{MLFLOW}/runs/log-metric", {"json": {"run_id": run, **POINT}}),
+        ("POST", f"{MLFLOW}/runs/log-metric", {"json": {"run_id": job.id, "run_uuid": run, **POINT}}),
+        ("POST", f"{MLFLOW}/runs/log-batch", {"json": {"run_id": run, "metrics": [POINT]}}),
+        ("POST", f"{MLFLOW}/runs/set-tag", {"json": {"run_id": run, "key": "k", "value": "v"}}),
+        ("POST", f"{MLFLOW}/runs/create", {"json": {"experiment_id": job.experiment, **tagged}}),
+        ("POST", f"{MLFLOW}/logged-models", {"json": {"experiment_id": experiment, "name": "m", "source_run_id": job.id}}),
+        ("POST", f"{MLFLOW}/logged-models", {"json": {"experiment_id": job.experiment, "source_run_id": run}}),
+        ("PATCH", f"{MLFLOW}/logged-models/{ids['logged_model']}", {"json": {"status": "LOGGED_MODEL_READY"}}),
+        ("GET", f"{MLFLOW}/runs/get", {"params": {"run_id": run}}),
+        ("GET", f"{MLFLOW}/experiments/get", {"params": {"experiment_id": experiment}}),
+        ("PUT", f"{PROXY}/{experiment}/{run}/artifacts/x", {"content": b"x"}),
+        ("PUT", f"{PROXY}/{job.experiment}/{run}/artifacts/x", {"content": b"x"}),
+        ("GET", f"{PROXY}/{ids['file']}", {}),
+        ("GET", f"/v1/models/{ids['model']}/versions", {}),
+        ("GET", f"/v1/runs/{run}", {}),
+    ]
+
+
+@pytest.mark.parametrize("number", range(15))
+@pytest.mark.parametrize("whose", ["its own organization's", "another organization's"])
+def test_what_is_not_the_job_s_own_is_not_there(signed_in: SignedIn, job: Job, number: int, whose: str) -> None:
+    organization = signed_in.acme if whose.startswith("its") else signed_in.rival
+    method, path, options = others(organization, job)[number]
+    answer = job.http.request(method, path, **options)
+    assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST"), answer.text
+
+
+def test_another_dataset_is_not_there(signed_in: SignedIn, job: Job) -> None:
+    files = {"files": ("b.jsonl", b'{"instruction": "2+2", "answer": "4"}\n' * 4, "application/jsonl")}
+    other = made(signed_in.acme.admin.post("/v1/datasets", data={"name": "secret"}, files=files))["id"]
+    for dataset in (other, signed_in.rival.ids["dataset"]):
+        assert job.http.get(f"/v1/datasets/{dataset}/preview").status_code == 404
+
+
+def test_on_every_other_route_it_is_refused(job: Job, app: FastAPI) -> None:
+    for_jobs = {spelling for route in FOR_JOBS for spelling in spellings(route)}
+    assert for_jobs <= RULES.keys()
+    free = {spelling for route in NAMES_NOTHING for spelling in spellings(route)}
+    for route in Routes(app).all:
+        if route.shape in OPEN or route.shape in free or route.method == "HEAD":
+            continue
+        path = re.sub(r"\{[^}]*\}", "nothing", route.template)
+        answer = job.http.request(route.method, path, json={} if route.method in ("POST", "PUT", "PATCH") else None)
+        allowed = {400, 403, 404} if route.shape in for_jobs else {403}
+        assert answer.status_code in allowed, (route.method, path, answer.text)
+
+
+def test_a_run_of_nobody_s_is_refused(job: Job) -> None:
+    answer = job.post("/runs/create", experiment_id=job.experiment)
+    assert answer.status_code == 403 and "mlflow.parentRunId" in answer.json()["message"]
+
+
+def test_who_it_was_is_on_record(signed_in: SignedIn, job: Job) -> None:
+    made(job.post("/runs/update", run_id=job.id, run_name="n"))
+    params = {"user": "researcher@acme", "limit": 1000}
+    calls = signed_in.acme.admin.get("/v1/audit", params=params).raise_for_status().json()["events"]
+    assert ["job"] in [call["payload"]["roles"] for call in calls if f"run:{job.id}" in call["payload"]["objects"]]
+
+
+def test_an_iam_cannot_make_somebody_a_job(signed_in: SignedIn) -> None:
+    with signed_in.client("mallory", "acme", "job") as http:
+        assert http.get("/v1/runs").status_code == 403
+
+
+@pytest.mark.parametrize("end", ["revoked", "restarted"])
+def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, database: Database, end: str) -> None:
+    ended = Job(signed_in, database)
+    made(ended.post("/runs/log-metric", run_id=ended.id, **POINT))
+    with database.write() as connection:
+        job_tokens.revoke(connection, ended.id) if end == "revoked" else job_tokens.issue(connection, ended.id, 60)
+    deadline = time.monotonic() + 60
+    while (answer := ended.post("/runs/log-metric", run_id=ended.id, **POINT)).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert (answer.status_code, answer.json()["error_code"]) == (401, "UNAUTHENTICATED")
+
+
+def test_a_token_that_was_never_issued_proves_nothing(signed_in: SignedIn) -> None:
+    for token in (job_tokens.PREFIX, job_tokens.PREFIX + "x" * 43, job_tokens.PREFIX + "'; --"):
+        answer = httpx.get(f"{signed_in.server.url}/version", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        assert answer.status_code == 401
