@@ -43,7 +43,7 @@ from api.mlflow import (
 from api.prometheus.requests import RequestTimes, request_histogram
 from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
-from api.ui import files, graphql, static_files
+from api.ui import files, graphql, sign_in, static_files
 from api.ui.read_only import ReadOnlyPages
 from api.v1 import audit, estimate, events, jobs, models
 from api.v1 import experiments as v1_experiments
@@ -97,6 +97,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.router,
     models.aliases,
     static_files.router,
+    sign_in.router,
     files.router,
     graphql.router,
 )

@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,6 +34,7 @@ from api.auth.references import references
 from api.auth.routes import Match, Routes
 from api.auth.table import OPEN, RULES, Audit, Rule, needed
 from api.errors import error_response, no_such_route
+from api.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.audit import AuditedCall
 from resources.metadata.database import Database
@@ -160,7 +162,8 @@ class Guard:
     ) -> None:
         call = call_of(scope, match)
         try:
-            call.caller = await self._caller(tokens, authorization(headers))
+            header = authorization(headers) or (from_page(headers) if rule and not rule.writes else None)
+            call.caller = await self._caller(tokens, header)
             if match is None:
                 raise no_such_route(scope["method"], scope["path"])
             if rule is None:
@@ -169,7 +172,7 @@ class Guard:
             call.audit = rule.audit
             receive = await self._admit(call, match, rule, headers, scope, receive)
         except HanzoError as refusal:
-            await self._refuse(call, refusal, scope, receive, send)
+            await self._refuse(call, refusal, headers, scope, receive, send)
             return
         except HTTPException as refusal:
             await too_large(refusal)(scope, receive, send)
@@ -235,9 +238,13 @@ class Guard:
             number = self._default_experiments[organization] = found.id
         return number
 
-    async def _refuse(self, call: Call, refusal: HanzoError, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = error_response(refusal.code, refusal.message)
+    async def _refuse(
+        self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        answer: Response = error_response(refusal.code, refusal.message)
         if refusal.code is ErrorCode.UNAUTHENTICATED:
+            if sign_in.wants_page(scope["method"], headers):
+                answer = sign_in.page(answer.status_code)
             answer.headers.update(CHALLENGE)
         await self._record(call, answer.status_code)
         await answer(scope, receive, send)
@@ -276,6 +283,13 @@ def authorization(headers: Headers) -> str | None:
     if len(given) > 1:
         raise HanzoError(ErrorCode.UNAUTHENTICATED, "Send one Authorization header")
     return given[0] if given else None
+
+
+def from_page(headers: Headers) -> str | None:
+    """The token that the web UI keeps in its cookie, as a header: for reads alone, and for pages of this server alone."""
+    token = cookie_parser(headers.get("cookie", "")).get(sign_in.COOKIE)
+    own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    return f"Bearer {token}" if token and own else None
 
 
 def too_large(refusal: HTTPException) -> Response:

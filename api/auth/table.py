@@ -26,6 +26,9 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /redoc",
         "GET /",
         "GET /first_visit.js",
+        "GET /login",
+        "POST /login",
+        "POST /logout",
         "GET /static-files/{path}",
         "GET /api/3.0/mlflow/server-info",
         "GET /ajax-api/3.0/mlflow/server-info",
@@ -188,9 +191,11 @@ QUESTIONS = frozenset(
         "POST /mlflow/artifacts/presigned-download-url",
         "POST /ajax-api/3.0/mlflow/ui-telemetry",
         "POST /graphql",
+        "POST /login",
+        "POST /logout",
     }
 )
-"""Reads, though asked by POST."""
+"""They change nothing here, though asked by POST."""
 OPENS_A_DATASET = "GET /v1/datasets/{dataset_id}/"
 """How reads begin that are audited all the same: what is in a dataset, not that it is there (row X4)."""
 LOGGING = frozenset(

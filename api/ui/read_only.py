@@ -18,6 +18,7 @@ READS = (
     "/ui-telemetry",
 )
 """What ends so is only a question, though it is asked by POST."""
+SIGN_IN = ("/login", "/logout")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -36,7 +37,7 @@ class ReadOnlyPages:
 
 
 def writes(method: str, path: str) -> bool:
-    return method not in SAFE_METHODS and not path.endswith(READS)
+    return method not in SAFE_METHODS and not path.endswith(READS) and path not in SIGN_IN
 
 
 def from_a_page(headers: Headers) -> bool:

@@ -28,7 +28,7 @@ PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key"
 FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
 READS_BY_POST = re.compile(
-    r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$"
+    r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$|^/login$|^/logout$"
 )
 
 
