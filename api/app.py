@@ -163,7 +163,7 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
     """Put what every request passes in front of an application that has all its routes, the innermost first."""
     routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
-    registry.register(DatabaseTotals(database, settings.store))
+    registry.register(DatabaseTotals(database, settings.store, settings.scheduler.gpu_types))
     app.add_middleware(
         Guard,
         routes=routes,

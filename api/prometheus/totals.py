@@ -3,13 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import StoreAddress
+from resources.compute import gpus
 from resources.metadata.database import Database
 from resources.metadata.totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
 
@@ -22,8 +23,10 @@ FRESH_SECONDS = 5.0
 class DatabaseTotals(Collector):
     """A collector without values while the database does not answer: a gap is true, an old number is not."""
 
-    def __init__(self, database: Database, store: StoreAddress) -> None:
+    def __init__(self, database: Database, store: StoreAddress, gpu_types: Sequence[str]) -> None:
         self._database = database
+        self._gpu_types = gpu_types
+        self._gpus: Mapping[str, int] | None = None
         self._buckets = store.buckets
         self._one_at_a_time = threading.Lock()
         self._read_at = float("-inf")
@@ -32,7 +35,14 @@ class DatabaseTotals(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._fresh()
         if totals is not None:
-            yield from families(totals, self._buckets)
+            yield from families(totals, self._buckets, self._installed_gpus())
+
+    def _installed_gpus(self) -> Mapping[str, int]:
+        """Looked for once: a machine's GPUs do not change while it runs."""
+        with self._one_at_a_time:
+            if self._gpus is None:
+                self._gpus = gpus.by_type(gpus.installed(), self._gpu_types)
+            return self._gpus
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering the collector must not need the database."""
@@ -51,7 +61,7 @@ class DatabaseTotals(Collector):
             return self._totals
 
 
-def families(totals: Totals, buckets: Mapping[str, str]) -> Iterator[Metric]:
+def families(totals: Totals, buckets: Mapping[str, str], installed: Mapping[str, int]) -> Iterator[Metric]:
     yield counter("hanzo_ml_jobs", "Jobs that reached a status", ["type", "status", "org"], totals.jobs)
     yield counter("hanzo_ml_gpu_hours", "GPU hours consumed", ["gpu_type", "org"], totals.gpu_hours)
     yield counter("hanzo_ml_datasets_created", "Dataset versions created", ["org"], totals.datasets)
@@ -59,8 +69,10 @@ def families(totals: Totals, buckets: Mapping[str, str]) -> Iterator[Metric]:
     yield histogram("hanzo_ml_job_duration_seconds", "From start to end of a job", totals.durations)
     yield gauge("hanzo_ml_jobs_running", "Jobs that run", ["type", "org"], totals.running)
     yield gauge("hanzo_ml_gpus_allocated", "GPUs that running jobs asked for", ["gpu_type"], totals.gpus_allocated)
-    # How many GPUs there are is not in the database: the scheduler of a cluster says it, this name is kept for it.
-    yield gauge("hanzo_ml_gpus_available", "GPUs that are free", ["gpu_type"], {})
+    # Jobs are processes of this machine: what it has and no running job asked for is free.
+    allocated = {labels[0]: count for labels, count in totals.gpus_allocated.items()}
+    free: dict[Labels, float] = {(name,): count for name, count in gpus.free(installed, allocated).items()}
+    yield gauge("hanzo_ml_gpus_available", "GPUs that are free", ["gpu_type"], free)
     yield gauge("hanzo_ml_queue_depth", "Jobs that wait", ["org", "priority"], totals.queued)
     stored: dict[Labels, float] = {(buckets[place],): size for place, size in totals.stored_bytes.items()}
     yield gauge("hanzo_ml_storage_bytes", "Bytes of recorded artifacts", ["bucket"], stored)

@@ -7,6 +7,7 @@ import mlflow
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from resources.compute.gpus import by_type, installed
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Key
 
@@ -45,7 +46,6 @@ def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
         assert labels == NAMES[name] or name in {
             "hanzo_ml_gpu_hours_total",
             "hanzo_ml_gpus_allocated",
-            "hanzo_ml_gpus_available",
             "hanzo_ml_job_duration_seconds",
             "hanzo_ml_jobs_running",
         }, name
@@ -53,6 +53,8 @@ def test_prometheus_has_the_specifications_names(signed_in: SignedIn) -> None:
     assert values["hanzo_ml_datasets_created_total", "rival"] == 1
     assert values["hanzo_ml_models_registered_total", "rival"] >= 1
     assert values["hanzo_ml_queue_depth", "rival", "medium"] == 1
+    there = by_type(installed(), signed_in.server.settings.scheduler.gpu_types)
+    assert {name: values["hanzo_ml_gpus_available", name] for name in there} == there, "no job runs: all are free"
     assert values["hanzo_ml_storage_bytes", "hanzo-ml-datasets"] > 0
     endpoints = {labels[1] for labels in values if labels[0] == "hanzo_ml_api_request_duration_seconds_count"}
     assert {"/v1/runs/{run_id}", "unmatched"} <= endpoints
