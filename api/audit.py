@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec import structs
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -23,6 +24,8 @@ from resources.metadata.database import Database
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 3.0
+PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 0.2
 PERIOD_SECONDS = 60.0
 MAX_TALLIES = 10_000
 
@@ -31,8 +34,9 @@ MAX_TALLIES = 10_000
 class Tally:
     """Equal calls since `written_at`."""
 
-    call: AuditedCall
     written_at: float
+    count: int = 0
+    duration_ms: float = 0.0
 
 
 class AuditTrail:
@@ -57,27 +61,42 @@ class AuditTrail:
         while self._waiting:
             group, self._waiting = self._waiting, []
             try:
-                await run_in_threadpool(self._write, [call for call, _ in group])
+                await self._write_patiently([call for call, _ in group])
             finally:
                 for _, done in group:
                     if not done.done():
                         done.set_result(None)
 
+    async def _write_patiently(self, calls: list[AuditedCall]) -> None:
+        """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
+        end = self._clock() + PATIENCE_SECONDS
+        while not await run_in_threadpool(self._write, calls):
+            if self._clock() > end:
+                # They have happened and their answers are true: the log of the server keeps what the database could not.
+                log.error("audit rows could not be written: %s", calls)
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
     def count(self, call: AuditedCall) -> None:
         """Add a call to its equals."""
-        kind = replace(call, duration_ms=0.0, count=0)
+        kind = structs.replace(call, duration_ms=0.0, count=0)
         tally = self._tallies.get(kind)
         if tally is None:
             if len(self._tallies) >= MAX_TALLIES:  # whoever forges this many different calls is told apart no longer
-                kind = replace(kind, client="", objects=())
-            tally = self._tallies.setdefault(kind, Tally(kind, float("-inf")))
-        duration = tally.call.duration_ms + call.duration_ms
-        tally.call = replace(tally.call, count=tally.call.count + call.count, duration_ms=duration)
+                kind = structs.replace(kind, client="", objects=())
+            tally = self._tallies.setdefault(kind, Tally(float("-inf")))
+        tally.count += call.count
+        tally.duration_ms += call.duration_ms
 
     async def flush(self, everything: bool = False) -> None:
-        """Write the counts that are due."""
-        if due := self._take_due(everything):
-            await run_in_threadpool(self._write, due)
+        """Write the counts that are due. What the database does not take now is due again."""
+        due = self._take_due(everything)
+        if not due or await run_in_threadpool(self._write, due):
+            return
+        if everything:
+            log.error("audit rows could not be written: %s", due)
+        for call in due:
+            self.count(call)
 
     def _take_due(self, everything: bool) -> list[AuditedCall]:
         """The counts to write, each taken once: runs in the event loop, as `count` does. Forgets what came no more."""
@@ -86,11 +105,11 @@ class AuditTrail:
         for kind, tally in list(self._tallies.items()):
             if not everything and now - tally.written_at < PERIOD_SECONDS:
                 continue
-            if tally.call.count == 0:
+            if tally.count == 0:
                 del self._tallies[kind]
                 continue
-            due.append(tally.call)
-            tally.call, tally.written_at = kind, now
+            due.append(structs.replace(kind, count=tally.count, duration_ms=tally.duration_ms))
+            tally.count, tally.duration_ms, tally.written_at = 0, 0.0, now
         return due
 
     @asynccontextmanager
@@ -110,10 +129,11 @@ class AuditTrail:
             await asyncio.sleep(FLUSH_SECONDS)
             await self.flush()
 
-    def _write(self, calls: list[AuditedCall]) -> None:
+    def _write(self, calls: list[AuditedCall]) -> bool:
         try:
             with self._database.write() as connection:
                 record(connection, calls)
         except SQLAlchemyError as error:
-            # The call has happened and its answer is true: the log of the server keeps what the database could not.
-            log.error("audit rows could not be written (%s): %s", type(error).__name__, calls)
+            log.warning("audit rows cannot be written now: %s", type(error).__name__)
+            return False
+        return True

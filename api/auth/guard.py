@@ -63,7 +63,7 @@ class Call:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def audited(self, status: int) -> AuditedCall:
-        objects = {str(reference) for reference in self.references}
+        objects = {str(reference) for reference in self.references} if self.references else set()
         if run_id := self.state.get("run_id"):
             objects.add(str(Reference(Kind.RUN, str(run_id))))
         return AuditedCall(
@@ -261,7 +261,8 @@ class Guard:
 
     async def _record(self, call: Call, status: int) -> None:
         audited = call.audited(status)
-        if call.caller is None or call.audit is Audit.COUNTED:
+        # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
+        if call.caller is None or call.audit is Audit.COUNTED or status >= 500:
             self._trail.count(audited)
         else:
             await self._trail.record(audited)

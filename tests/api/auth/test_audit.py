@@ -198,3 +198,25 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
         assert [row.payload["route"] for row in calls_of(connection, "o")] == [call.route for call in calls]
     assert commits <= 3
     database.close()
+
+
+def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> None:
+    """An answer waits for the row of its call; a count is kept for the next time."""
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+    trail = AuditTrail(database)  # without tables: every write fails
+    change, logged = (AuditedCall("u", "o", (), "POST", route, (), 200, "c", 2.0) for route in ("/change", "/log"))
+
+    async def call() -> None:
+        trail.count(logged)
+        await trail.flush()
+        answer = asyncio.create_task(trail.record(change))
+        await asyncio.sleep(0.3)
+        assert not answer.done()
+        await asyncio.to_thread(database.migrate)
+        await answer
+        await trail.flush(everything=True)
+
+    asyncio.run(call())
+    with database.read() as connection:
+        assert [row.payload["route"] for row in calls_of(connection, "o")] == ["/change", "/log"]
+    database.close()
