@@ -89,7 +89,9 @@ class OwnedArtifacts:
 
     def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder. Nothing happens where there is none, so a delete can be repeated."""
-        self._files.delete(self.uri(owner, checked_path(path)))
+        uri = self.uri(owner, checked_path(path))
+        if self._store.exists(uri):
+            self._files.delete(uri)
 
     def check_free(self, owner: str, path: str) -> None:
         """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""

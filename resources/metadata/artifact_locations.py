@@ -99,7 +99,7 @@ def checked_location(location: str) -> str:
         raise refused(location, "It is no URI") from None
     if fragment:
         raise invalid("'artifact_location' URL can't include fragments or params.")
-    if ".." in fully_unquoted(query).split("/"):
+    if ".." in fully_unquoted(query):
         raise invalid("Invalid query string")
     if scheme in NAMES:
         raise invalid(f"Artifact location cannot be a {scheme}:/ URI. Given: '{printable(location)}'")

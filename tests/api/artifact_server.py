@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from recipes.store import Store
+from resources.metadata.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from tests.api.server_process import ServerProcess
@@ -42,6 +43,10 @@ class ArtifactServer:
     @property
     def store(self) -> Store:
         return Store(self.process.settings.store, self.process.settings.storage.variables)
+
+    @property
+    def records(self) -> ArtifactFiles:
+        return ArtifactFiles(Database(self.process.settings.database_url))
 
     def new_run(self) -> str:
         answer = httpx.post(f"{self.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"})

@@ -231,26 +231,6 @@ def test_what_the_asset_graph_published_is_verified_by_its_manifest(
     assert [event["uri"] for event in server.broken_events()].count(uri(run_id, "model/model.bin")) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "what"),
-    [
-        ("POST", "/mlflow-artifacts/mpu/create/0/x", "Multipart upload"),
-        ("POST", "/mlflow-artifacts/mpu/complete/0/x", "Multipart upload"),
-        ("POST", "/mlflow-artifacts/mpu/abort/0/x", "Multipart upload"),
-        ("GET", "/mlflow-artifacts/presigned/0/x", "Multipart download"),
-        ("POST", "/mlflow/artifacts/presigned-upload-url", "Presigned upload"),
-        ("POST", "/mlflow/artifacts/presigned-download-url", "Presigned download"),
-    ],
-)
-def test_no_byte_goes_past_the_server(server: ArtifactServer, method: str, path: str, what: str) -> None:
-    answer = server.raw(method, f"/api/2.0{path}", b"{}" if method == "POST" else b"")
-    assert answer.status == 501
-    assert json.loads(answer.body) == {
-        "error_code": "NOT_IMPLEMENTED",
-        "message": f"{what} is not supported for the current artifact repository",
-    }
-
-
 def test_a_server_that_is_killed_while_it_receives_leaves_nothing(server: ArtifactServer, run_id: str) -> None:
     server.raw("PUT", server.place(run_id, "f"), b"old")
     connection = http.client.HTTPConnection("127.0.0.1", server.process.port)

@@ -31,7 +31,6 @@ def test_a_life(http: TestClient) -> None:
         "last_updated_timestamp_ms": made["info"]["creation_timestamp_ms"],
         "artifact_uri": f"mlflow-artifacts:/0/models/{model_id}/artifacts",
         "status": "LOGGED_MODEL_PENDING",
-        "status_message": "",
         "model_type": "t",
         "source_run_id": "",
         "tags": [{"key": "b", "value": "2"}],

@@ -180,7 +180,22 @@ def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClien
 
 @pytest.mark.parametrize(
     ("location", "message"),
-    [("s3://b/x#f", "can't include fragments"), ("s3://b/x;p", "fragments or params"), ("s3://b/" + "x" * 2048, "length")],
+    [
+        ("s3://b/x#f", "can't include fragments"),
+        ("s3://b/x?a=../b", "Invalid query string"),
+        ("s3://b/" + "x" * 2048, "length"),
+        ("runs:/r/model", "cannot be a runs:/ URI"),
+        ("models:/m/1", "cannot be a models:/ URI"),
+        ("http://127.0.0.1:1/x", "names a server"),
+        ("mlflow-artifacts://host/x", "names a server"),
+        ("mlflow-artifacts:/a/../b", "means the same to everybody"),
+        ("mlflow-artifacts:/a%2e%2e/b", "means the same to everybody"),
+        ("mlflow-artifacts:/7/x", "are taken"),
+        ("mlflow-artifacts:/models", "are taken"),
+        ("s3://hanzo-ml/datasets/x", "own store"),
+        ("s3://hanzo-models/x", "own store"),
+        ("http://[x", "no URI"),
+    ],
 )
 def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str, message: str) -> None:
     answer = http.post("/api/2.0/mlflow/experiments/create", json={"name": "n", "artifact_location": location})

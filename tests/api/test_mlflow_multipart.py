@@ -1,0 +1,175 @@
+"""Uploads in parts and downloads over signed URLs: on S3 the real thing with MLflow's own client, on a folder a refusal."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+
+from tests.api.artifact_server import ArtifactServer, on_s3
+from tests.api.server_process import ServerProcess
+from tests.s3_server import S3Server
+
+MULTIPART = "/api/2.0/mlflow-artifacts"
+MLFLOW = "/api/2.0/mlflow"
+PART = 5 << 20
+"""The smallest that S3 takes."""
+LARGE = os.urandom(1 << 20) * 12 + b"the end"
+
+
+@pytest.fixture(scope="module")
+def server(s3_session: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
+    s3_session.empty()
+    extra = {**on_s3(s3_session), "HANZO_ML_STORAGE_PUBLIC_ENDPOINT": s3_session.url}
+    with ServerProcess(tmp_path_factory.mktemp("server"), extra) as process:
+        yield ArtifactServer(process)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        yield ArtifactServer(process)
+
+
+def asked(server: ArtifactServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def uploaded_parts(s3: S3Server) -> list[str]:
+    return [request.query for request in s3.requests if request.method == "PUT" and "partNumber" in request.query]
+
+
+def test_mlflows_client_sends_a_large_file_in_parts(
+    server: ArtifactServer, s3_session: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE", str(PART))
+    monkeypatch.setenv("MLFLOW_MULTIPART_UPLOAD_CHUNK_SIZE", str(PART))
+    client, run_id = MlflowClient(server.url), server.new_run()
+    (tmp_path / "weights.bin").write_bytes(LARGE)
+    s3_session.requests.clear()
+    client.log_artifact(run_id, str(tmp_path / "weights.bin"), "model")
+    assert len(uploaded_parts(s3_session)) == 3
+    answer = server.raw("GET", server.place(run_id, "model/weights.bin"))
+    assert answer.body == LARGE
+    assert answer.headers["X-Checksum-Sha256"] == hashlib.sha256(LARGE).hexdigest()
+    # It was hashed when it came: what changes afterwards is not given away.
+    server.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/artifacts/model/weights.bin", LARGE[:-1] + b"!")
+    assert server.raw("GET", server.place(run_id, "model/weights.bin")).status == 409
+
+
+def test_mlflows_client_downloads_over_a_signed_url(
+    server: ArtifactServer, s3_session: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD", "true")
+    monkeypatch.setenv("MLFLOW_MULTIPART_DOWNLOAD_CHUNK_SIZE", str(PART))
+    client, run_id = MlflowClient(server.url), server.new_run()
+    server.raw("PUT", server.place(run_id, "f.bin"), LARGE)
+    s3_session.requests.clear()
+    found = Path(client.download_artifacts(run_id, "f.bin", str(tmp_path)))
+    assert found.read_bytes() == LARGE
+    assert len([request for request in s3_session.requests if "X-Amz-Signature" in request.query]) == 3
+    server.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/artifacts/f.bin", b"something else")
+    assert httpx.get(f"{server.url}{MULTIPART}/presigned/0/{run_id}/artifacts/f.bin").status_code == 409
+
+
+def begun(server: ArtifactServer, folder: str, name: str = "f.bin", parts: int = 1) -> dict[str, Any]:
+    answer = asked(server, f"{MULTIPART}/mpu/create/{folder}", {"path": name, "num_parts": parts})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_parts_that_are_not_the_uploaded_ones_store_nothing(server: ArtifactServer) -> None:
+    run_id = server.new_run()
+    folder = f"0/{run_id}/artifacts"
+    server.raw("PUT", server.place(run_id, "f.bin"), b"old")
+    upload = begun(server, folder, "/home/me/f.bin")
+    httpx.put(upload["credentials"][0]["url"], content=b"new")
+    body = {"path": "f.bin", "upload_id": upload["upload_id"], "parts": [{"part_number": 1, "etag": '"0"', "url": "x"}]}
+    answer = asked(server, f"{MULTIPART}/mpu/complete/{folder}", body)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert server.raw("GET", server.place(run_id, "f.bin")).body == b"old"
+    assert [asked(server, f"{MULTIPART}/mpu/abort/{folder}", body).status_code for _ in range(2)] == [200, 404]
+
+
+def test_an_upload_belongs_to_its_file(server: ArtifactServer) -> None:
+    run_id, other = server.new_run(), server.new_run()
+    upload = begun(server, f"0/{run_id}/artifacts")
+    etag = httpx.put(upload["credentials"][0]["url"], content=b"new").headers["ETag"]
+    body = {"path": "f.bin", "upload_id": upload["upload_id"], "parts": [{"part_number": 1, "etag": etag}]}
+    assert asked(server, f"{MULTIPART}/mpu/complete/0/{other}/artifacts", body).status_code == 404
+    assert asked(server, f"{MULTIPART}/mpu/complete/0/{run_id}/artifacts", body).status_code == 200
+    assert server.raw("GET", server.place(run_id, "f.bin")).body == b"new"
+    assert server.files(other) == []
+
+
+def test_what_nobody_hashed_before_the_server_died_is_fixed_by_its_first_reader(
+    server: ArtifactServer, s3_session: S3Server
+) -> None:
+    run_id = server.new_run()
+    where, key = server.place(run_id, "f.bin"), f"runs/{run_id}/artifacts/f.bin"
+    server.raw("PUT", where, b"old")
+    upload = begun(server, f"0/{run_id}/artifacts")
+    etag = httpx.put(upload["credentials"][0]["url"], content=b"new").headers["ETag"]
+    # As `adopt` leaves it where the server dies once the parts are one object.
+    server.records.arriving(f"s3://hanzo-ml/{key}", "", 0)
+    parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    bucket = server.process.settings.storage.buckets.checkpoints
+    s3_session.client.complete_multipart_upload(Bucket=bucket, Key=key, UploadId=upload["upload_id"], MultipartUpload=parts)
+    assert server.raw("GET", where).body == b"new"
+    server.store.put_bytes(f"s3://hanzo-ml/{key}", b"odd")
+    assert server.raw("GET", where).status == 409
+
+
+def test_a_deleted_run_takes_no_parts(server: ArtifactServer) -> None:
+    run_id = server.new_run()
+    asked(server, f"{MLFLOW}/runs/delete", {"run_id": run_id})
+    answer = asked(server, f"{MULTIPART}/mpu/create/0/{run_id}/artifacts", {"path": "f"})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+
+
+def test_the_server_says_what_clients_may_do_by_themselves(server: ArtifactServer, folder: ArtifactServer) -> None:
+    for asked_server, uploads in ((server, True), (folder, False)):
+        info = httpx.get(f"{asked_server.url}/api/3.0/mlflow/server-info").json()
+        assert info["multipart_uploads_enabled"] is uploads
+        assert info["multipart_downloads_enabled"] is False
+        assert info["features_enabled"] == {"gateway": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("POST", "mpu/create/free", "Multipart upload"),
+        ("POST", "mpu/complete/free", "Multipart upload"),
+        ("POST", "mpu/abort/free", "Multipart upload"),
+        ("GET", "presigned/free/f", "Multipart download"),
+    ],
+)
+def test_a_folder_has_no_urls(folder: ArtifactServer, method: str, path: str, what: str) -> None:
+    body = {"path": "f", "num_parts": 2, "upload_id": "u", "parts": [{"part_number": 1, "etag": "e"}]}
+    sent = json.dumps(body) if method == "POST" else b""
+    answer = folder.raw(method, f"{MULTIPART}/{path}", sent, {"Content-Type": "application/json"})
+    assert answer.status == 501
+    assert json.loads(answer.body) == {
+        "error_code": "NOT_IMPLEMENTED",
+        "message": f"{what} is not supported for the current artifact repository",
+    }
+
+
+@pytest.mark.parametrize("kind", ["upload", "download"])
+def test_a_presigned_url_of_a_run_is_refused_as_for_every_proxied_file(server: ArtifactServer, kind: str) -> None:
+    run_id, address = server.new_run(), f"{MLFLOW}/artifacts/presigned-{kind}-url"
+    for body, status, message in (
+        ({"run_id": run_id, "path": "f"}, 400, f"Presigned {kind} is not supported for"),
+        ({"run_id": run_id}, 400, "Missing value for required parameter 'path'"),
+        ({"run_id": run_id, "path": "../f"}, 400, "Invalid path"),
+        ({"run_id": "f" * 32, "path": "f"}, 404, "not found"),
+        ({"run_id": run_id, "path": "f", "expiration": "soon"}, 400, "for parameter 'expiration'"),
+    ):
+        answer = asked(server, address, body)
+        assert (answer.status_code, message in answer.json()["message"]) == (status, True), answer.text
