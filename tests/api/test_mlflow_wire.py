@@ -213,3 +213,51 @@ def test_a_tracking_uri_may_end_with_a_slash(http: TestClient, slashes: str) -> 
     address = f"http://127.0.0.1{slashes}{RUNS.lstrip('/')}"
     assert http.post(f"{address}/log-metric", json=body).json() == {}
     assert http.get(f"{address}/get", params={"run_id": run_id}).json()["run"]["info"]["run_id"] == run_id
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("runs/get", {"run_id": "RUN"}),
+        ("runs/get", {"run_id": None, "run_uuid": "RUN"}),
+        ("metrics/get-history", {"run_id": "RUN", "metric_key": "k", "max_results": 1}),
+        ("experiments/get", {"experiment_id": "0"}),
+        ("experiments/search", {"max_results": 5, "order_by": ["name ASC", "creation_time"]}),
+        ("artifacts/list", {"run_id": "RUN", "path": "a folder"}),
+    ],
+)
+def test_a_question_may_stand_in_the_body_of_a_get(http: TestClient, path: str, asked: dict[str, Any]) -> None:
+    run_id = new_run(http)
+    http.post(f"{RUNS}/log-metric", json={"run_id": run_id, "key": "k", "value": 1, "timestamp": 1})
+    asked = {name: run_id if value == "RUN" else value for name, value in asked.items()}
+    by_query = http.get(
+        f"/api/2.0/mlflow/{path}", params={name: value for name, value in asked.items() if value is not None}
+    )
+    by_body = http.request("GET", f"/api/2.0/mlflow/{path}", json=asked)
+    assert (by_body.status_code, by_body.json()) == (200, by_query.json())
+    # As in MLflow, a query goes before the body.
+    both = http.request("GET", "/api/2.0/mlflow/experiments/get", json={"experiment_id": "7"}, params={"experiment_id": "0"})
+    assert both.json()["experiment"]["name"] == "Default"
+    assert http.request("GET", f"/api/2.0/mlflow/{path}", content=b"{broken", headers=JSON).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "points"),
+    [
+        ({"run_id": "RUN", "metric_key": "k"}, 200, 2),
+        ({"run_id": "RUN", "metric_key": "absent"}, 200, 0),
+        ({"run_id": "f" * 32, "metric_key": "k"}, 200, 0),
+        ({"run_id": "RUN", "metric_key": "k", "max_results": "25001"}, 200, 2),
+        ({"run_id": "RUN", "metric_key": "k", "max_results": "0"}, 400, 0),
+        ({"run_id": "RUN", "metric_key": ""}, 400, 0),
+        ({"run_id": "RUN"}, 400, 0),
+        ({"metric_key": "k"}, 400, 0),
+    ],
+)
+def test_a_history_that_is_not_there_is_empty(http: TestClient, asked: dict[str, str], status: int, points: int) -> None:
+    run_id = new_run(http)
+    for step in range(2):
+        http.post(f"{RUNS}/log-metric", json={"run_id": run_id, "key": "k", "value": 1, "timestamp": 1, "step": step})
+    query = {name: run_id if value == "RUN" else value for name, value in asked.items()}
+    answer = http.get("/api/2.0/mlflow/metrics/get-history", params=query)
+    assert (answer.status_code, len(answer.json().get("metrics", []))) == (status, points)
