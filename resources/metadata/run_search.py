@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
 
 from resources.metadata.database import Database
 from resources.metadata.filter_language import Condition, Grammar, Order, Value
@@ -16,6 +16,7 @@ from resources.metadata.logged_runs import LoggedRun, load_logged
 from resources.metadata.run_states import Run
 from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import latest_metrics, params, run_tags, runs
+from resources.metadata.tables.tracking import FOUND_BY
 from resources.metadata.transactions import reading
 
 _TEXTS = {
@@ -134,6 +135,8 @@ def _joined(query: Select[Any], condition: Condition, value: Parameters, dialect
     """The query for runs that have the key of a condition with a value that it asks for. None is found twice."""
     table = KEYED[condition.entity].alias()
     row = (table.c.run_id == runs.c.id) & (table.c.key == condition.key)
+    if dialect == "postgresql" and condition.operator == "=" and condition.entity != "metric":
+        row &= func.left(table.c.value, FOUND_BY) == func.left(value, FOUND_BY)  # in the words of the index
     return query.join(table, and_(row, matches(table, condition, value, dialect)))
 
 

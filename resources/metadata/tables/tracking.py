@@ -1,6 +1,6 @@
 """Experiments, runs, and what runs log. Metrics are keyed by the number of their series."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint, func
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
@@ -42,6 +42,9 @@ runs = Table(
     Index("runs_by_experiment", "experiment_id", "start_time"),
 )
 
+FOUND_BY = 64
+"""Characters of a param's or tag's value that PostgreSQL finds runs by: an entry of its indexes holds 2,700 bytes."""
+
 run_tags = Table(
     "run_tags",
     schema,
@@ -59,6 +62,10 @@ params = Table(
     Column("value", Text, nullable=False),
     sqlite_with_rowid=False,
 )
+
+# SQLite would not take them: without statistics it goes through the runs of the experiment.
+for _table in (run_tags, params):
+    Index(f"{_table.name}_by_value", _table.c.key, func.left(_table.c.value, FOUND_BY)).ddl_if(dialect="postgresql")
 
 latest_metrics = Table(
     "latest_metrics",
