@@ -18,7 +18,7 @@ from api.abandoned_uploads import remove_in_background
 from api.artifact_places import ArtifactPlaces
 from api.audit import AuditTrail
 from api.auth.guard import Guard
-from api.auth.routes import Routes
+from api.auth.routes import UNMATCHED, Routes
 from api.auth.sign_in import token_verifier
 from api.host_guard import LOOPBACK_NAMES, HostGuard
 from api.hot.reads import read_routes
@@ -40,7 +40,8 @@ from api.mlflow import (
     server_info,
     version_files,
 )
-from api.prometheus.requests import RequestTimes, request_histogram
+from api.prometheus.request_histogram import RequestHistogram
+from api.prometheus.requests import RequestTimes
 from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, sign_in, static_files
@@ -164,6 +165,9 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
     routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
     registry.register(DatabaseTotals(database, settings.store, settings.scheduler.gpu_types))
+    templates = (route.template for route in routes.all)
+    histogram = app.state.request_histogram = RequestHistogram([*templates, UNMATCHED], settings.server.workers)
+    registry.register(histogram)
     app.add_middleware(
         Guard,
         routes=routes,
@@ -173,5 +177,5 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
         max_body_bytes=settings.server.max_body_bytes,
     )
     app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
-    app.add_middleware(RequestTimes, routes=routes, histogram=request_histogram(registry))
+    app.add_middleware(RequestTimes, routes=routes, histogram=histogram)
     app.add_middleware(LeadingSlashes)

@@ -7,14 +7,15 @@ import errno
 import gc
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
 from api.prometheus.page import served
+from api.workers import run_workers
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.settings import Settings, is_loopback
 
@@ -23,22 +24,36 @@ def main() -> int:
     try:
         settings = Settings.load()
         refuse_unsafe(settings)
+        refuse_idle_workers(settings)
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
+            page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
             app = create_app(settings)
-            listening.enter_context(metrics_page(settings, app))
             spare_the_collector()
-            config = uvicorn.Config(
-                app,
-                log_level=settings.logging.level,
-                access_log=settings.logging.level == "debug",
-                timeout_graceful_shutdown=10,
-            )
-            uvicorn.Server(config).run(sockets=[listener])
+            if settings.server.workers == 1:
+                serve(settings, app, listener, page)
+            else:
+                run_workers(settings.server.workers, partial(serve, settings, app, listener, page))
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     return 0
+
+
+def serve(settings: Settings, app: FastAPI, listener: socket.socket, page: socket.socket | None, worker: int = 0) -> None:
+    """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
+    app.state.request_histogram.count_as(worker)
+    config = uvicorn.Config(
+        app,
+        log_level=settings.logging.level,
+        access_log=settings.logging.level == "debug",
+        timeout_graceful_shutdown=10,
+    )
+    with ExitStack() as serving:
+        if page is not None and worker == 0:
+            any_host = not is_loopback(settings.server.host)
+            serving.enter_context(served(page, app.state.prometheus, settings.metrics.path, any_host=any_host))
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def spare_the_collector() -> None:
@@ -61,22 +76,27 @@ def refuse_unsafe(settings: Settings) -> None:
         )
 
 
-@contextmanager
-def metrics_page(settings: Settings, app: FastAPI) -> Iterator[None]:
-    """Prometheus's page on its own port, where it is enabled.
+def refuse_idle_workers(settings: Settings) -> None:
+    """SQLite lets one process write at a time: more of them would wait for each other, each with a smaller group to commit.
 
     Raises:
-        BadConfiguration: the port is taken. A server that nobody can watch must not start unnoticed.
+        BadConfiguration: the settings ask for several workers over SQLite.
     """
-    if not settings.metrics.enabled:
-        yield
-        return
-    host = settings.server.host
-    with (
-        listen(host, settings.metrics.port, "HANZO_ML_METRICS_PORT, or HANZO_ML_METRICS_ENABLED=false") as listener,
-        served(listener, app.state.prometheus, settings.metrics.path, any_host=not is_loopback(host)),
-    ):
-        yield
+    if settings.server.workers > 1 and settings.database_url.startswith("sqlite"):
+        raise BadConfiguration(
+            f"server.workers {settings.server.workers} needs PostgreSQL, because SQLite has one writer: "
+            "set database.url to a postgresql:// address, or server.workers to 1"
+        )
+
+
+def listen_for_prometheus(settings: Settings) -> socket.socket:
+    """The listener of the metrics page. A server that nobody can watch must not start unnoticed.
+
+    Raises:
+        BadConfiguration: the port is taken.
+    """
+    remedy = "HANZO_ML_METRICS_PORT, or HANZO_ML_METRICS_ENABLED=false"
+    return listen(settings.server.host, settings.metrics.port, remedy)
 
 
 def listen(host: str, port: int, remedy: str) -> socket.socket:

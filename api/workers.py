@@ -1,0 +1,78 @@
+"""Several processes that serve one listening socket: forked from one that has loaded everything, so that they share it.
+
+A worker that dies is replaced. Workers end when their parent tells them to, or is no more.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1.0
+"""Before a worker is replaced: one that dies at its start must not be forked as fast as the machine can."""
+
+
+def run_workers(count: int, serve: Callable[[int], None]) -> None:
+    """Run `serve(0)` to `serve(count - 1)`, each in a process, until SIGTERM or SIGINT, which they get too.
+
+    There must be no other thread yet: a fork takes none along, but whatever lock one of them holds.
+    """
+    alive, held = os.pipe()
+    workers: dict[int, int] = {}
+    ending = False
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal ending
+        ending = True
+        for pid in workers:
+            os.kill(pid, signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    for place in range(count):
+        workers[_forked(place, serve, alive, held)] = place
+    while workers:
+        pid, status = os.wait()
+        place = workers.pop(pid)
+        if not ending:
+            log.error("worker %d (process %d) ended with status %d and is replaced", place, pid, status)
+            time.sleep(PAUSE_SECONDS)
+        if not ending:
+            workers[_forked(place, serve, alive, held)] = place
+            if ending:  # the signal came while the new one was not on the list
+                end(signal.SIGTERM, None)
+    os.close(alive)
+    os.close(held)
+
+
+def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.close(held)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=_end_without_parent, args=(alive,), name="parent", daemon=True).start()
+        serve(place)
+        status = 0
+    except BaseException:
+        log.exception("worker %d failed", place)
+    finally:
+        # Nothing of the parent's: its exit handlers and its open context managers are not this process's to end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_without_parent(alive: int) -> None:
+    """Nobody writes to the pipe: it can be read when its other end, which the parent alone holds, is closed."""
+    os.read(alive, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
