@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-import httpx
 from pydantic import ValidationError
 
 from resources.engine.errors import EngineError, EngineUnavailable, from_refusal
 from resources.engine.types import DEFAULT_SMOKE_PROMPTS, Deployments, DeployRequest, Refusal, Served
+
+if TYPE_CHECKING:
+    import httpx
 
 DEPLOY_SECONDS = 1800
 ANSWER_SECONDS = 600
@@ -56,6 +58,9 @@ class HttpEngine:
     """The engine at a gateway's URL."""
 
     def __init__(self, url: str) -> None:
+        # A tenth of the start of the API, which asks an engine only now and then.
+        import httpx
+
         self._url = url.rstrip("/")
         # One client, because making one reads certificates for 30 ms; no kept connection, because a gateway that was
         # started again has closed it.
@@ -98,8 +103,10 @@ class HttpEngine:
         answer = self._call("POST", "/v1/chat/completions", ANSWER_SECONDS, body)
         return str(answer.json()["choices"][0]["message"]["content"])
 
-    def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _call(self, method: str, path: str, seconds: float, body: dict[str, Any] | None = None) -> "httpx.Response":
         """Raises EngineError, as the gateway raised it."""
+        import httpx
+
         try:
             answer = self._http.request(method, self._url + path, json=body, timeout=seconds)
         except httpx.ConnectError:
@@ -112,7 +119,7 @@ class HttpEngine:
         raise error_of(answer)
 
 
-def error_of(answer: httpx.Response) -> EngineError:
+def error_of(answer: "httpx.Response") -> EngineError:
     """The error in an answer, whichever of the two shapes it has."""
     try:
         return from_refusal(Refusal.model_validate_json(answer.content))
