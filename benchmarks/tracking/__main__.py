@@ -14,6 +14,7 @@ from benchmarks.tracking.cases import CASES, GOALS, Case, Loaded, prepare_reads
 from benchmarks.tracking.floors import copied_rows, sqlite_rows
 from benchmarks.tracking.load import median
 from benchmarks.tracking.processes import processor_seconds, with_children
+from benchmarks.tracking.scale import measure_scale
 from benchmarks.tracking.servers import DURABILITY, KINDS, Place, Server, free_port
 from resources.settings import Settings
 from tests.postgres import PostgresServer
@@ -45,7 +46,12 @@ def main() -> int:
             postgres = PostgresServer(fsync=True) if database == "postgresql" else None
             if postgres is not None:
                 stack.callback(postgres.stop)
-            missed += measure(database, options, cache, folder, postgres)
+            if options.scale:
+                grow(database, options, cache, folder, postgres)
+            else:
+                missed += measure(database, options, cache, folder, postgres)
+    if options.scale:
+        return 0
     print("\nevery goal is met" if not missed else "\nMISSED:\n" + "\n".join(missed))
     return 0
 
@@ -59,8 +65,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--database", type=with_commas, default=list(DURABILITY), help=", ".join(DURABILITY))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load in each round")
-    parser.add_argument("--runs", type=int, default=2000, help="that are searched")
-    return parser.parse_args()
+    parser.add_argument("--runs", type=int, help="that are searched: 2,000, or 10,000 with --scale")
+    parser.add_argument("--scale", action="store_true", help="ours alone, while its tables grow")
+    parser.add_argument("--points", type=int, default=50_000_000, help="with --scale: of all series at the end")
+    options = parser.parse_args()
+    options.runs = options.runs or (10_000 if options.scale else 2000)
+    return options
 
 
 def with_commas(text: str) -> list[str]:
@@ -103,6 +113,12 @@ def measure(
             results[case.name, case.clients] = {name: medians(found) for name, found in rounds.items()}
             print_case(case, results[case.name, case.clients])
         return goals_missed(database, cases, results)
+
+
+def grow(database: str, options: argparse.Namespace, cache: Path, folder: Path, postgres: PostgresServer | None) -> None:
+    print(f"\n{database}")
+    place = new_place(folder / "ours", postgres)
+    measure_scale(place, lambda: Server("ours", place, cache), options.runs, options.points, options.seconds)
 
 
 def new_place(folder: Path, postgres: PostgresServer | None) -> Place:
