@@ -52,7 +52,7 @@ class Section(BaseModel):
 class Server(Section):
     host: str = "127.0.0.1"
     port: int = Field(8057, ge=1, le=65535)
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, description="processes of the API; several need PostgreSQL, because SQLite has one writer")
     allowed_hosts: tuple[str, ...] = Field(
         ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
         description="names under which clients reach the API, beside localhost and host",

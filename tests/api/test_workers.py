@@ -1,0 +1,107 @@
+"""Several processes behind one port: they serve one database, count together, are replaced, and leave with their parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.prometheus.request_histogram import RequestHistogram
+from tests.api.server_process import REPOSITORY, ServerProcess, environment, free_port
+from tests.postgres import postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+
+WORKERS = 3
+MLFLOW = "/api/2.0/mlflow"
+
+
+@pytest.fixture
+def server(tmp_path: Path, postgres_url: str) -> Iterator[ServerProcess]:
+    settings = {"DATABASE_URL": postgres_url, "SERVER_WORKERS": str(WORKERS), "METRICS_ENABLED": "true"}
+    settings["METRICS_PORT"] = str(free_port())
+    with ServerProcess(tmp_path, {f"HANZO_ML_{name}": value for name, value in settings.items()}) as process:
+        yield process
+
+
+def workers(server: ServerProcess) -> list[int]:
+    return list(map(int, Path(f"/proc/{server.process_id}/task/{server.process_id}/children").read_text().split()))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def calls_counted(page: str, endpoint: str) -> float:
+    [count] = [
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "hanzo_ml_api_request_duration_seconds_count" and sample.labels["endpoint"] == endpoint
+    ]
+    return count
+
+
+def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None:
+    run = httpx.post(f"{server.url}{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    first = workers(server)
+    assert len(first) == WORKERS
+    logged = 0
+    for round in range(2):
+        for _ in range(20):
+            # A connection of its own, so that it comes to any of them.
+            point = {"run_id": run, "key": "loss", "value": logged, "timestamp": 1, "step": logged}
+            assert httpx.post(f"{server.url}{MLFLOW}/runs/log-metric", json=point).status_code == 200
+            logged += 1
+        if round == 0:
+            os.kill(first[-1], signal.SIGKILL)
+            eventually(lambda: len(workers(server)) == WORKERS and first[-1] not in workers(server))
+    history = httpx.get(f"{server.url}{MLFLOW}/metrics/get-history", params={"run_id": run, "metric_key": "loss"})
+    assert [point["step"] for point in history.json()["metrics"]] == list(range(logged))
+    page = httpx.get(f"http://127.0.0.1:{server.settings.metrics.port}/metrics").text
+    assert calls_counted(page, f"{MLFLOW}/runs/log-metric") == logged
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(server: ServerProcess, number: signal.Signals) -> None:
+    of_parent = workers(server)
+    os.kill(server.process_id, number)
+    eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in of_parent))
+
+
+def test_several_workers_over_sqlite_are_refused(tmp_path: Path) -> None:
+    asked = environment(tmp_path, free_port(), {"HANZO_ML_SERVER_WORKERS": "2"})
+    refused = subprocess.run([sys.executable, "-m", "api.server"], cwd=REPOSITORY, env=asked, capture_output=True, text=True)
+    assert refused.returncode == 78
+    assert refused.stderr.strip() == (
+        "hanzo-ml: server.workers 2 needs PostgreSQL, because SQLite has one writer: "
+        "set database.url to a postgresql:// address, or server.workers to 1"
+    )
+
+
+def test_what_workers_count_is_added_up_bucket_by_bucket() -> None:
+    histogram = RequestHistogram(["/b", "/a", "/never"], workers=2)
+    for worker, seconds in ((0, 0.001), (1, 0.0011), (1, 31.0), (0, 0.25)):
+        histogram.count_as(worker)
+        histogram.observe("/a", seconds)
+    histogram.observe("/b", 0.5)
+    registry = CollectorRegistry()
+    registry.register(histogram)
+    lines = generate_latest(registry).decode().splitlines()
+    name = "hanzo_ml_api_request_duration_seconds"
+    buckets = [line for line in lines if line.startswith(f'{name}_bucket{{endpoint="/a"')]
+    found = {line.partition('le="')[2].partition('"')[0]: float(line.split(" ")[1]) for line in buckets}
+    assert [found[le] for le in ("0.001", "0.0025", "0.1", "0.25", "30.0", "+Inf")] == [1, 2, 2, 3, 3, 4]
+    assert f'{name}_count{{endpoint="/a"}} 4.0' in lines
+    assert any(line.startswith(f'{name}_sum{{endpoint="/a"}} 31.252') for line in lines)
+    assert not any("/never" in line for line in lines)
