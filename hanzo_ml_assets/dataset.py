@@ -138,7 +138,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     identifier = f"split-{version.name}-{version.version}-{label}"
     return Job(
         id=identifier,
-        program=Program.PREPARE,
+        program=Program.SPLIT,
         inputs={"dataset": version.artifact},
         parameters=parameters,
         outputs={split: f"{place}/{split}" for split in SPLITS},

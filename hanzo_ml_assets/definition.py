@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.parameters import PrepareParameters
+from recipes.parameters import SplitParameters
 from recipes.schema import Frozen
 from resources.metadata.jobs import JobRecord
 from resources.metadata.model_key import ModelKey
@@ -20,7 +20,7 @@ class DatasetDefinition(Frozen):
     description: str = ""
     source: str | None = Field(None, description="file or folder, relative to the definition; none where it is uploaded")
     format: Literal["jsonl"] = "jsonl"
-    split: PrepareParameters = PrepareParameters()
+    split: SplitParameters = SplitParameters()
     owners: tuple[str, ...] = ()
 
 

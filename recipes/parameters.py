@@ -1,8 +1,8 @@
 """What each program is told: the types of `Job.parameters`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
 
 from recipes.recipe import Recipe
 from recipes.schema import Frozen
@@ -14,13 +14,88 @@ class TrainParameters(Frozen):
     recipe: Recipe
 
 
-class PrepareParameters(Frozen):
-    """Split a dataset version."""
+class SplitParameters(Frozen):
+    """Split a dataset version by chance, or as one of its columns says."""
 
     seed: int = 42
     validation: float = Field(0.1, gt=0, lt=1)
     test: float = Field(0.1, gt=0, lt=1)
     group_by: str | None = Field(None, description="column whose values are spread over the splits")
+    # Left out where it is not set: splits that were made before there was this key keep their place and their digest.
+    column: str | None = Field(
+        None, exclude_if=lambda value: value is None, description="column that names each record's split"
+    )
+
+
+class TokenizeParameters(Frozen):
+    """Records -> tokens (specification row C1)."""
+
+    tokenizer: str = Field(description="id on the Hugging Face hub, file:///FOLDER, or recipe:NAME for its base model's")
+    max_length: int = Field(8192, ge=8, description="longer records are cut at their end")
+    padding: bool = Field(False, description="pad every record to max_length; packing needs none")
+    output_format: Literal["arrow"] = "arrow"
+    system_prompt: str | None = Field(None, description="put before questions that come without one")
+    template_arguments: dict[str, JsonValue] = Field({}, description="variables of the chat template")
+
+
+class NearDuplicates(Frozen):
+    """When two records count as nearly the same: by the estimated Jaccard similarity of their runs of three words."""
+
+    threshold: float = Field(0.8, gt=0, le=1)
+    permutations: int = Field(128, ge=16, le=1024)
+    seed: int = 42
+
+
+class Toxicity(Frozen):
+    """What a record may not say: whole words, and whatever an installed detector says of the text.
+
+    A detector is a Python function text -> score from 0 to 1, installed under the entry point group
+    `hanzo_ml.toxicity`: a job can name one, but not bring code of its own.
+    """
+
+    words: tuple[str, ...] = ()
+    detector: str | None = None
+    threshold: float = Field(0.5, ge=0, le=1, description="the score at which a record is rejected")
+
+
+class FilterParameters(Frozen):
+    """Which records stay (specification rows C2 and D1). Lengths are in tokens, before a record is cut."""
+
+    min_length: int | None = Field(None, ge=1)
+    max_length: int | None = Field(None, ge=1)
+    dedup: bool = Field(True, description="of records that say the same, the first stays")
+    near_dedup: NearDuplicates | None = None
+    language: str | tuple[str, ...] | None = Field(None, description="ISO 639 codes as fastText's lid.176 gives them")
+    language_confidence: float = Field(0.5, ge=0, le=1, description="below it a language counts as unclear")
+    toxicity: Toxicity | None = None
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return (self.language,) if isinstance(self.language, str) else self.language or ()
+
+
+class AugmentParameters(Frozen):
+    """What happens to the records that stay (specification row C3)."""
+
+    shuffle_seed: int | None = Field(42, description="the order's seed; null keeps the order of the input")
+    oversample_minority: bool = Field(False, description="repeat training records until all classes are equally many")
+    class_column: str = "class"
+    mask_pii: bool = Field(True, description="replace personal data and secrets by [REDACTED]")
+
+
+class PrepareParameters(Frozen):
+    """Make a version of another: filter, mask, tokenize, split, shuffle (specification rows C1-C4)."""
+
+    tokenize: TokenizeParameters | None = None
+    filter: FilterParameters = FilterParameters()
+    augment: AugmentParameters = AugmentParameters()
+    split: SplitParameters = SplitParameters()
+
+    @model_validator(mode="after")
+    def lengths_are_in_tokens(self) -> Self:
+        if self.tokenize is None and (self.filter.min_length or self.filter.max_length):
+            raise ValueError("filter.min_length and filter.max_length count tokens: say which by tokenize.tokenizer")
+        return self
 
 
 class EvaluateParameters(Frozen):

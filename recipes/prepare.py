@@ -1,85 +1,109 @@
-"""The program prepare: split a dataset version into train, validation and test, deterministically and without leaks.
+"""The program prepare: a dataset version -> another, filtered, masked, tokenized, split and shuffled (rows C1-C4, C7, D5).
 
-Records that ask the same thing in other capitals or punctuation stay together, so that no test question was trained on.
-With `group_by`, every group is spread over the splits as evenly as its size allows.
+The same version and parameters give the same bytes on any number of processes (`hardware.cpu` of the job). What was done
+before a kill is not done again.
 """
 
-import hashlib
-from collections.abc import Sequence
+import os
+import shutil
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
 from recipes.parameters import PrepareParameters
-from recipes.records import normalize, read_json_lines, write_json_lines
+from recipes.preparation.encoding import TOKENIZER_FOLDER
+from recipes.preparation.ordering import PARTS
+from recipes.preparation.pipeline import REJECTED, Prepared, run
+from recipes.preparation.plan import Plan, cut
+from recipes.preparation.tokenizer import freeze
+from recipes.preparation.tokenizer_files import read_frozen
+from recipes.preparation.workers import Workers
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.schema import Artifact, Job, Result
+from recipes.split import SPLITS
 from recipes.store import Store
-
-SPLITS = ("train", "validation", "test")
-
-
-def split(rows: Sequence[dict[str, Any]], parameters: PrepareParameters) -> dict[str, list[dict[str, Any]]]:
-    """Rows -> split name -> rows. The same rows and parameters give the same splits, in the same order, everywhere.
-
-    Raises:
-        BadConfiguration: a split would be empty.
-    """
-    clusters: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        clusters.setdefault(normalize(row["instruction"]), []).append(row)
-
-    def draw(text: str) -> str:
-        return hashlib.sha256(f"{parameters.seed}\0{text}".encode()).hexdigest()
-
-    ranks: dict[str, int] = {}
-    order = []
-    for text in sorted(clusters, key=draw):
-        group = str(clusters[text][0].get(parameters.group_by, "")) if parameters.group_by else ""
-        ranks[group] = ranks.get(group, 0) + 1
-        order.append((ranks[group] if parameters.group_by else 0, draw(text), text))
-    names = [text for _, _, text in sorted(order)]
-    test = round(len(names) * parameters.test)
-    validation = round(len(names) * parameters.validation)
-    chosen = {"test": names[:test], "validation": names[test : test + validation], "train": names[test + validation :]}
-    for name, texts in chosen.items():
-        if not texts:
-            raise BadConfiguration(f"{len(names)} distinct records are too few: the {name} split would be empty")
-    return {name: [row for text in sorted(chosen[name], key=draw) for row in clusters[text]] for name in SPLITS}
 
 
 def prepare(job: Job, store: Store, work: Path) -> Result:
-    """Split. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
+    """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`.
+
+    A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
+    Arrow files with the columns of `recipes.preparation.tokens.TOKEN_FIELDS`.
+
+    Raises:
+        BadConfiguration: no such tokenizer, or no records are left, or too few to split.
+    """
     parameters = PrepareParameters.model_validate(job.parameters)
-    source = job.inputs["dataset"]
-    folder = store.fetch(source, Path(job.cache_dir))
-    rows = [row for file in sorted(folder.glob("*.jsonl")) for row in read_json_lines(file)]
-    splits = split(rows, parameters)
-    artifacts = {}
-    for name, chosen in splits.items():
-        target = work / name
-        target.mkdir(parents=True, exist_ok=True)
-        write_json_lines(target / f"{name}.jsonl", chosen)
-        facts: dict[str, JsonValue] = {
-            "split": name,
-            "num_records": len(chosen),
-            "parameters": parameters.model_dump(mode="json"),
-        }
-        artifacts[name] = store.publish(target, job.outputs[name], "split", inputs={"dataset": source.digest}, facts=facts)
-        say(f"{name}: {len(chosen)} records")
+    cache = Path(job.cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    files = sorted(store.fetch(job.inputs["dataset"], cache).glob("*.jsonl"))
+    # Another job's files in the same folder are no half-done work of this one.
+    place = work / job.work_digest[:16]
+    plan = Plan(work=place, ranges=cut(files), parameters=parameters)
+    if parameters.tokenize is not None:
+        with Workers(1) as loader:  # in a process of its own, whose 250 MB are given back before the work begins
+            list(loader.run(freeze, [(parameters.tokenize, job.store, cache, place / TOKENIZER_FOLDER)]))
+    with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
+        prepared = run(plan, workers)
+    say(describe(prepared))
+    artifacts = publish(job, store, plan, prepared)
+    shutil.rmtree(place)
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,
-        metrics={name: float(len(chosen)) for name, chosen in splits.items()},
-        facts={"leaked": leaked(splits)},
+        metrics={name: float(count) for name, count in prepared.records.items()},
+        facts={**facts_of(prepared)},
     )
 
 
-def leaked(splits: dict[str, list[dict[str, Any]]]) -> int:
-    """How many held-out questions also stand in the training split."""
-    trained = {normalize(row["instruction"]) for row in splits["train"]}
-    return sum(normalize(row["instruction"]) in trained for name in ("validation", "test") for row in splits[name])
+def describe(prepared: Prepared) -> str:
+    """One line for people."""
+    kept = ", ".join(f"{name} {count}" for name, count in prepared.records.items())
+    gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
+    hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
+    return f"{prepared.lines} lines -> {kept}; rejected: {gone}; masked: {hidden}"
+
+
+def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
+    return {
+        "rejected": dict(prepared.rejected),
+        "masked": dict(prepared.masked),
+        "oversampled": dict(prepared.oversampled),
+        "leaked": prepared.leaked,
+    }
+
+
+def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str, Artifact]:
+    """The parts of each split, all records as one dataset, and the rejects; each says what it was made from, and how."""
+    inputs = {"dataset": job.inputs["dataset"].digest}
+    facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json")}
+    if plan.parameters.tokenize is not None:
+        facts["tokenizer"] = read_frozen(plan.work / TOKENIZER_FOLDER).fingerprint
+    artifacts = {}
+    for name in SPLITS:
+        said: dict[str, JsonValue] = {**facts, "split": name, "num_records": prepared.records[name]}
+        artifacts[name] = store.publish(plan.work / PARTS / name, job.outputs[name], "split", inputs=inputs, facts=said)
+        say(f"{name}: {prepared.records[name]} records")
+    total = sum(prepared.records.values())
+    everything = together(plan)
+    artifacts["dataset"] = store.publish(
+        everything, job.outputs["dataset"], "dataset", inputs=inputs, facts={**facts, "num_records": total}
+    )
+    rejected = plan.work / "rejected"
+    rejected.mkdir(exist_ok=True)
+    shutil.copy(plan.work / REJECTED, rejected)
+    artifacts["rejected"] = store.publish(rejected, job.outputs["rejected"], "rejected", inputs=inputs, facts=facts)
+    return artifacts
+
+
+def together(plan: Plan) -> Path:
+    """A folder with the records of all splits; the files are the same ones, not copies."""
+    folder = plan.work / "together"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for file in plan.work.joinpath(PARTS).rglob("*.jsonl"):
+        os.link(file, folder / file.name)
+    return folder
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """Records of instruction data as JSON lines, and the texts that they become for a model."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from recipes.runner import say
 from recipes.schema import BadConfiguration
+
+if TYPE_CHECKING:  # the library takes a second to load, and much of what stands on this file tokenizes nothing
+    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
 """The label that the loss leaves out (torch.nn.CrossEntropyLoss)."""

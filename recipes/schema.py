@@ -126,6 +126,7 @@ class StoreAddress(Frozen):
 
 class Program(StrEnum):
     PREPARE = "prepare"
+    SPLIT = "split"
     TRAIN = "train"
     EVALUATE = "evaluate"
     CONVERT = "convert"

@@ -1,7 +1,7 @@
 """LocalCompute with real processes: one job is one process, whoever dies, and work that is done is not done again.
 
 Most jobs run a program of a few lines in the place of `prepare`; it stands on the real runner, so it starts, ends and fails
-as every program does. The last test runs the real one.
+as every program does. The last test runs a real one.
 """
 
 import json
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from recipes.prepare import SPLITS
 from recipes.records import write_json_lines
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import LocalCompute
@@ -277,14 +277,14 @@ def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompu
     assert text.count("\n") == 2
 
 
-def test_the_real_program_prepare_runs_and_its_result_is_used_again(tmp_path: Path) -> None:
+def test_the_real_program_split_runs_and_its_result_is_used_again(tmp_path: Path) -> None:
     address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)
     raw = tmp_path / "raw"
     raw.mkdir()
     write_json_lines(raw / "records.jsonl", [{"instruction": f"Q {n}", "answer": f"A {n}"} for n in range(30)])
     job = Job(
         id="split",
-        program=Program.PREPARE,
+        program=Program.SPLIT,
         inputs={"dataset": Store(address).publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")},
         outputs={name: f"s3://hanzo-ml/datasets/d/1/splits/{name}" for name in SPLITS},
         result_uri="s3://hanzo-ml/datasets/d/1/splits/result.json",

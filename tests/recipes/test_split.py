@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.parameters import PrepareParameters
-from recipes.prepare import SPLITS, leaked, prepare, split
+from recipes.parameters import SplitParameters
 from recipes.records import normalize, read_records, write_json_lines
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.split import SPLITS, divide, leaked, split
 from recipes.store import Store
 
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]
@@ -39,7 +39,7 @@ def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
 @given(rows_of_data, st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[str, Any]], seed: int) -> None:
-    parameters = PrepareParameters(seed=seed, validation=0.2, test=0.2)
+    parameters = SplitParameters(seed=seed, validation=0.2, test=0.2)
     try:
         splits = split(rows, parameters)
     except BadConfiguration:
@@ -54,7 +54,7 @@ def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[
 
 def test_capitals_and_punctuation_do_not_make_another_question() -> None:
     rows = numbered(40) + [{"instruction": f"  question, {n}!", "answer": "again"} for n in range(40)]
-    splits = split(rows, PrepareParameters())
+    splits = split(rows, SplitParameters())
     for name in SPLITS:
         count = Counter(normalize(row["instruction"]) for row in splits[name])
         assert set(count.values()) == {2}
@@ -67,38 +67,38 @@ def test_a_leak_would_be_counted() -> None:
 
 def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
     rows = numbered(60)
-    assert split(rows, PrepareParameters(seed=1)) == split(list(rows), PrepareParameters(seed=1))
-    assert split(rows, PrepareParameters(seed=1)) != split(rows, PrepareParameters(seed=2))
+    assert split(rows, SplitParameters(seed=1)) == split(list(rows), SplitParameters(seed=1))
+    assert split(rows, SplitParameters(seed=1)) != split(rows, SplitParameters(seed=2))
 
 
 def test_the_shares_are_those_that_were_asked_for() -> None:
-    splits = split(numbered(200), PrepareParameters(validation=0.05, test=0.2))
+    splits = split(numbered(200), SplitParameters(validation=0.05, test=0.2))
     assert {name: len(splits[name]) for name in SPLITS} == {"train": 150, "validation": 10, "test": 40}
 
 
 def test_groups_are_spread_over_the_splits() -> None:
     rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n % 4}"} for n in range(80)]
-    splits = split(rows, PrepareParameters(validation=0.1, test=0.1, group_by="fact"))
+    splits = split(rows, SplitParameters(validation=0.1, test=0.1, group_by="fact"))
     for name, each in (("test", 2), ("validation", 2), ("train", 16)):
         assert Counter(row["fact"] for row in splits[name]) == {f"fact {n}": each for n in range(4)}
 
 
 def test_a_group_with_two_questions_keeps_one_for_training() -> None:
     rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n // 2}"} for n in range(40)]
-    splits = split(rows, PrepareParameters(validation=0.25, test=0.25, group_by="fact"))
+    splits = split(rows, SplitParameters(validation=0.25, test=0.25, group_by="fact"))
     assert len({row["fact"] for row in splits["train"]}) == 20
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_too_few_records_are_refused_by_number(count: int) -> None:
     with pytest.raises(BadConfiguration, match=rf"^{count} distinct records are too few: the \w+ split would be empty"):
-        split(numbered(count), PrepareParameters(validation=0.1, test=0.1))
+        split(numbered(count), SplitParameters(validation=0.1, test=0.1))
 
 
 def test_equal_questions_do_not_count_as_many_records() -> None:
     rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
     with pytest.raises(BadConfiguration, match=r"^1 distinct records are too few"):
-        split(rows, PrepareParameters())
+        split(rows, SplitParameters())
 
 
 class Place:
@@ -116,16 +116,16 @@ class Place:
     def run(self, seed: int = 42) -> Result:
         job = Job(
             id="split",
-            program=Program.PREPARE,
+            program=Program.SPLIT,
             inputs={"dataset": self.dataset},
-            parameters=PrepareParameters(seed=seed).model_dump(mode="json"),
+            parameters=SplitParameters(seed=seed).model_dump(mode="json"),
             outputs={name: f"s3://hanzo-ml/datasets/d/1/splits/{name}" for name in SPLITS},
             result_uri="s3://hanzo-ml/datasets/d/1/splits/result.json",
             store=self.store.address,
             work_dir=str(self.folder / "work"),
             cache_dir=str(self.folder / "cache"),
         )
-        return prepare(job, self.store, self.folder / "work")
+        return divide(job, self.store, self.folder / "work")
 
 
 def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:

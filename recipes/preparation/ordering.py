@@ -1,0 +1,102 @@
+"""Last stages: encoded records -> the parts of each split, in the order of the shuffle.
+
+An external sort: each range is sorted by itself and lies ready for the parts (`scatter`); each part takes its slice of every
+range and sorts that (`gather`). Neither ever holds more than a range or a part in memory.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recipes.preparation import encoding
+from recipes.preparation.duplicates import halves
+from recipes.preparation.hashing import mixed
+from recipes.preparation.plan import Plan, written
+from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.tokens import TOKEN_FIELDS
+from recipes.split import SPLITS
+
+STAGE = "scatter"
+PARTS = "parts"
+DECIDED = "decided"
+KEY = "key"
+BATCH = 8192
+
+Parts = tuple[int, ...]
+"""How many parts each split of `SPLITS` has."""
+
+
+def scatter(plan: Plan, parts: Parts, index: int) -> None:
+    """Sort range `index` by part and order, each record as often as was decided."""
+    starts_file = plan.place(STAGE, index, "npy")
+    if starts_file.is_file():
+        return
+    table = open_table(plan.place(encoding.STAGE, index, "arrow"))
+    splits, copies = np.load(plan.place(DECIDED, index, "npy"))
+    rows = np.repeat(np.arange(len(table)), copies)
+    split = splits[rows].astype(np.int64)
+    key = order_keys(plan, index, halves(table.column("digest"))[rows], rows)
+    part = np.array([0, *np.cumsum(parts)[:-1]])[split] + part_of(plan, index, key, np.array(parts, dtype=np.uint64)[split])
+    order = np.lexsort((rows, key, part))
+    starts = np.searchsorted(part[order], np.arange(sum(parts) + 1))
+    wanted = table.drop_columns([name for name, _ in encoding.FIELDS if name != "record"]).combine_chunks()
+    schema = wanted.schema.append(pa.field(KEY, pa.uint64()))
+
+    def batches() -> list[pa.RecordBatch]:
+        made = []
+        for begin in range(0, len(order), BATCH):
+            chosen = order[begin : begin + BATCH]
+            taken = wanted.take(pa.array(rows[chosen])).append_column(KEY, pa.array(key[chosen]))
+            made += taken.to_batches()
+        return made
+
+    write_table(plan.place(STAGE, index, "arrow"), schema, batches())
+    with written(starts_file) as part_file, part_file.open("wb") as file:
+        np.save(file, starts)
+
+
+def order_keys(plan: Plan, index: int, digests: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The place of each record in the order: drawn from what it says and which copy it is, or the input's."""
+    seed = plan.parameters.augment.shuffle_seed
+    if seed is None:
+        return (np.uint64(index) << np.uint64(32)) | rows.astype(np.uint64)
+    copy = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    return mixed(mixed(digests[:, 0], seed) ^ digests[:, 1] ^ copy.astype(np.uint64), seed)
+
+
+def part_of(plan: Plan, index: int, key: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Which part of its split a record is in: the parts share the keys, or the ranges, evenly."""
+    if plan.parameters.augment.shuffle_seed is None:
+        return (np.uint64(index) * parts // np.uint64(len(plan.ranges))).astype(np.int64)
+    return (((key >> np.uint64(32)) * parts) >> np.uint64(32)).astype(np.int64)
+
+
+def gather(plan: Plan, parts: Parts, number: int) -> int:
+    """Write part `number` of all parts, its texts and its tokens. Returns how many records it has."""
+    split = int(np.searchsorted(np.cumsum(parts), number, side="right"))
+    name = f"{SPLITS[split]}-{number - sum(parts[:split]):05}"
+    texts = plan.work / PARTS / SPLITS[split] / f"{name}.jsonl"
+    slices = []
+    for index in range(len(plan.ranges)):
+        starts = np.load(plan.place(STAGE, index, "npy"))
+        slices.append(open_table(plan.place(STAGE, index, "arrow"))[starts[number] : starts[number + 1]])
+    table = pa.concat_tables(slices)
+    if texts.is_file():
+        return len(table)
+    order = pa.array(np.argsort(table.column(KEY).to_numpy(), kind="stable"))
+    if plan.parameters.tokenize is not None:
+        columns = [column for column, _ in TOKEN_FIELDS]
+        tokens = table.select(columns).combine_chunks().take(order)
+        write_table(texts.with_suffix(".arrow"), pa.schema(list(TOKEN_FIELDS)), tokens.to_batches(max_chunksize=BATCH))
+    write_lines(texts, table.column("record"), order)
+    return len(table)
+
+
+def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> None:
+    """One record a line."""
+    ordered = records.combine_chunks().take(order)
+    with written(path) as part, part.open("wb") as file:
+        for begin in range(0, len(ordered), BATCH):
+            file.write(b"".join(record + b"\n" for record in ordered[begin : begin + BATCH].to_pylist()))

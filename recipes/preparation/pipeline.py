@@ -1,0 +1,164 @@
+"""The stages of a preparation, one after the other; within a stage the workers share its units.
+
+read (range) -> distinct -> encode (range) -> decide -> scatter (range) -> gather (part)
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recipes.preparation import encoding, reading
+from recipes.preparation.deciding import Decisions, assign, leaks, named, oversample
+from recipes.preparation.duplicates import duplicates
+from recipes.preparation.encoding import DISTINCT, encode
+from recipes.preparation.near_duplicates import near_duplicates
+from recipes.preparation.ordering import DECIDED, Parts, gather, scatter
+from recipes.preparation.plan import Plan, written
+from recipes.preparation.reading import read, read_facts
+from recipes.preparation.rejects import Reject, write_rejects
+from recipes.preparation.tables import open_table
+from recipes.preparation.workers import Unit, Workers
+from recipes.runner import say
+from recipes.schema import BadConfiguration
+from recipes.split import SPLITS
+
+REJECTED = "rejected.jsonl"
+SAY_EVERY_SECONDS = 10.0
+DUPLICATE, NEAR_DUPLICATE = 1, 2
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records."""
+
+    records: dict[str, int]
+    rejected: dict[str, int]
+    masked: dict[str, int]
+    oversampled: dict[str, int]
+    leaked: int
+    lines: int
+
+
+def run(plan: Plan, workers: Workers) -> Prepared:
+    """Do all stages that are not done yet. The parts lie in `plan.work / ordering.PARTS`, the rejects in `REJECTED`.
+
+    Raises:
+        BadConfiguration: no record is left, or too few to split.
+    """
+    ranges = [(plan, index) for index in range(len(plan.ranges))]
+    share(workers, "read", read, ranges)
+    find_duplicates(plan)
+    share(workers, "encoded", encode, ranges)
+    rejected = write_rejects(plan.work / REJECTED, plan, all_rejects(plan))
+    decisions = decide(plan, rejected)
+    parts = parts_of(plan, decisions)
+    share(workers, "sorted", scatter, [(plan, parts, index) for _, index in ranges])
+    share(workers, "written", gather, [(plan, parts, number) for number in range(sum(parts))], of="parts")
+    facts = [read_facts(plan, index) for _, index in ranges]
+    return Prepared(
+        records={
+            name: int(decisions.copies[decisions.split == place].sum(dtype=np.int64)) for place, name in enumerate(SPLITS)
+        },
+        rejected=dict(sorted(rejected.items())),
+        masked=dict(sorted(sum((Counter(fact.masked) for fact in facts), Counter()).items())),
+        oversampled=dict(decisions.oversampled),
+        leaked=decisions.leaked,
+        lines=sum(fact.lines for fact in facts),
+    )
+
+
+def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:
+    """Run a stage, and say now and then how far it is."""
+    said = time.monotonic()
+    for number, _ in enumerate(workers.run(unit, calls), start=1):
+        if time.monotonic() - said > SAY_EVERY_SECONDS or number == len(calls):
+            said = time.monotonic()
+            say(f"{done} {number} of {len(calls)} {of}")
+
+
+def find_duplicates(plan: Plan) -> None:
+    """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
+    tables = [plan.place(reading.STAGE, index, "arrow") for index in range(len(plan.ranges))]
+    wanted = plan.parameters.filter
+    gone = [np.zeros(open_table(table).num_rows, dtype=np.int8) for table in tables]
+    if wanted.dedup:
+        for marks, again in zip(gone, duplicates(tables), strict=True):
+            marks[again] = DUPLICATE
+    if wanted.near_dedup is not None:
+        files = [plan.place(reading.STAGE, index, "npy") for index in range(len(plan.ranges))]
+        near = near_duplicates(files, [marks == 0 for marks in gone], wanted.near_dedup)
+        for marks, again in zip(gone, near, strict=True):
+            marks[again] = NEAR_DUPLICATE
+    for index, marks in enumerate(gone):
+        save(plan, DISTINCT, index, marks)
+
+
+def save(plan: Plan, stage: str, index: int, array: NDArray[Any]) -> None:
+    with written(plan.place(stage, index, "npy")) as part, part.open("wb") as file:
+        np.save(file, array)
+
+
+def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
+    """Of each range: its number of lines, and what every stage rejected of it."""
+    reasons = {DUPLICATE: "duplicate", NEAR_DUPLICATE: "near duplicate"}
+    for index in range(len(plan.ranges)):
+        facts = read_facts(plan, index)
+        marks = np.load(plan.place(DISTINCT, index, "npy"))
+        lines = open_table(plan.place(reading.STAGE, index, "arrow")).column("line").to_numpy()
+        again = [Reject(int(lines[row]), reasons[int(marks[row])]) for row in np.flatnonzero(marks)]
+        yield facts.lines, [*facts.rejects, *again, *encoding.read_rejects(plan, index)]
+
+
+def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
+    """Split and copies of every record; left for each range beside its records.
+
+    Raises:
+        BadConfiguration: no record is left, or a split would be empty.
+    """
+    wanted = plan.parameters
+    tables = [
+        open_table(plan.place(encoding.STAGE, index, "arrow")).select(["draw", "split", "group", "class"])
+        for index in range(len(plan.ranges))
+    ]
+    table = pa.concat_tables(tables) if tables else None
+    if table is None or not table.num_rows:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
+        raise BadConfiguration(f"no record is left: {reasons}")
+    draw = table.column("draw").to_numpy()
+    if wanted.split.column:
+        split = named(table.column("split").to_numpy(), wanted.split.column)
+    else:
+        split = assign(draw, codes(table.column("group"))[0], wanted.split)
+    copies = np.ones(len(split), dtype=np.int32)
+    added: dict[str, int] = {}
+    if wanted.augment.oversample_minority:
+        classes, names = codes(table.column("class"))
+        copies, added = oversample(split, classes, names, draw, wanted.augment.shuffle_seed or 0)
+    decisions = Decisions(split=split, copies=copies, leaked=leaks(draw, split), oversampled=added)
+    start = 0
+    for index, part in enumerate(tables):
+        rows = slice(start, start + part.num_rows)
+        save(plan, DECIDED, index, np.stack([split[rows], copies[rows]]))
+        start += part.num_rows
+    return decisions
+
+
+def codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
+    """Texts as numbers, in the order of their first appearance; and the texts."""
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def parts_of(plan: Plan, decisions: Decisions) -> Parts:
+    """How many files each split gets: a matter of the data alone."""
+    total = sum(plan.place(encoding.STAGE, index, "arrow").stat().st_size for index in range(len(plan.ranges)))
+    each = total / len(decisions.split)
+    sizes = [each * decisions.copies[decisions.split == place].sum(dtype=np.int64) for place in range(len(SPLITS))]
+    return tuple(max(1, ceil(size / plan.part_bytes)) for size in sizes)

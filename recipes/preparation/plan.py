@@ -1,0 +1,61 @@
+"""What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.parameters import PrepareParameters
+
+RANGE_BYTES = 16 << 20
+"""Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""
+
+PART_BYTES = 64 << 20
+"""Of prepared data, about, in one output file."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Whole lines of a file: bytes `start` to `end`."""
+
+    file: Path
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a unit of work is told; the same for all of them."""
+
+    work: Path
+    ranges: tuple[Range, ...]
+    parameters: PrepareParameters
+    part_bytes: int = PART_BYTES
+
+    def place(self, stage: str, index: int, suffix: str) -> Path:
+        """Where a unit of a stage leaves a file."""
+        return self.work / stage / f"{index:05}.{suffix}"
+
+
+def cut(files: list[Path], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
+    """Ranges of about `range_bytes` that begin and end where a line does."""
+    ranges = []
+    for file in files:
+        start, size = 0, file.stat().st_size
+        with file.open("rb") as lines:
+            while start < size:
+                lines.seek(min(start + range_bytes, size) - 1)
+                lines.readline()
+                ranges.append(Range(file, start, lines.tell()))
+                start = lines.tell()
+    return tuple(ranges)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write to, which gets the name `path` once it is whole: a unit that was killed has no file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    yield part
+    part.replace(path)

@@ -1,0 +1,126 @@
+"""First stage: lines -> records that fit a layout, without personal data, and what tells equal ones."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from recipes.layouts import KEYS, Layout, Unfit, layout_of, said
+from recipes.preparation.near_duplicates import Signer
+from recipes.preparation.personal_data import mask, suspects
+from recipes.preparation.plan import Plan, Range, written
+from recipes.preparation.rejects import Reject
+from recipes.preparation.tables import write_table
+from recipes.schema import canonical_json
+
+STAGE = "read"
+BATCH = 2048
+LAYOUTS = tuple(Layout)
+
+SCHEMA = pa.schema(
+    [
+        ("line", pa.int32()),  # within the range, from 1
+        ("layout", pa.int8()),  # place in `LAYOUTS`
+        ("record", pa.large_binary()),  # JSON
+        ("digest", pa.binary(16)),  # equal for records from which a model learns the same
+    ]
+)
+
+
+class ReadFacts(msgspec.Struct):
+    """What is said of a range: its lines, what was masked by kind, and the lines that were rejected."""
+
+    lines: int
+    masked: dict[str, int]
+    rejects: list[Reject]
+
+
+def read(plan: Plan, index: int) -> None:
+    """Read range `index`. A unit that was done before is not done again."""
+    facts_file = plan.place(STAGE, index, "json")
+    if facts_file.is_file():
+        return
+    reader = Reader(plan)
+    write_table(plan.place(STAGE, index, "arrow"), SCHEMA, reader.batches(plan.ranges[index]))
+    if reader.signer is not None:
+        with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as file:
+            np.save(file, reader.signer.signatures())
+    facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects)
+    with written(facts_file) as part:
+        part.write_bytes(msgspec.json.encode(facts))
+
+
+def read_facts(plan: Plan, index: int) -> ReadFacts:
+    return msgspec.json.decode(plan.place(STAGE, index, "json").read_bytes(), type=ReadFacts)
+
+
+class Reader:
+    """Reads the lines of one range in batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        near = plan.parameters.filter.near_dedup
+        self.signer = Signer(near) if near else None
+        self.masking = plan.parameters.augment.mask_pii
+        self.line = 0
+        self.masked: Counter[str] = Counter()
+        self.rejects: list[Reject] = []
+        self._decode = msgspec.json.Decoder().decode
+
+    def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
+        with place.file.open("rb") as file:
+            file.seek(place.start)
+            left = place.end - place.start
+            while left > 0:
+                lines: list[bytes] = []
+                while left > 0 and len(lines) < BATCH:
+                    lines.append(file.readline())
+                    left -= len(lines[-1])
+                yield self._batch(lines)
+
+    def _batch(self, lines: list[bytes]) -> pa.RecordBatch:
+        suspicious = suspects(pa.array(lines, pa.large_binary())).tolist() if self.masking else [False] * len(lines)
+        numbers, layouts, records, digests = [], [], [], []
+        for raw, suspect in zip(lines, suspicious, strict=True):
+            self.line += 1
+            line = raw.strip()
+            if not line:
+                continue
+            try:
+                row = self._decode(line)
+                layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
+                if suspect:
+                    found = self.masked.total()
+                    row = mask(row, self.masked)
+                    line = canonical_json(row) if self.masked.total() > found else line
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                self.rejects.append(Reject(self.line, "not JSON", str(error)))
+                continue
+            except Unfit as error:
+                self.rejects.append(Reject(self.line, "no layout", str(error)))
+                continue
+            if self.signer is not None:
+                self.signer.add(said(row, layout))
+            numbers.append(self.line)
+            layouts.append(LAYOUTS.index(layout))
+            records.append(line)
+            digests.append(digest(row, layout))
+        columns = [numbers, layouts, records, digests]
+        return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+
+
+def refuse(reason: str) -> Layout:
+    raise Unfit(reason)
+
+
+def digest(row: dict[str, Any], layout: Layout) -> bytes:
+    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them."""
+    if layout is Layout.MESSAGES:
+        content = json.dumps(row["messages"], sort_keys=True, ensure_ascii=False).encode()
+    else:
+        content = "\0".join([row[key] for key in KEYS[layout]]).encode()
+    return hashlib.blake2b(content, digest_size=16, person=layout.name.encode()).digest()

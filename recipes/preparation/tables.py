@@ -1,0 +1,20 @@
+"""Arrow files between the stages: written once, then read in place, without a copy of them in memory."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from recipes.preparation.plan import written
+
+
+def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as an Arrow IPC file; it appears whole or not at all."""
+    with written(path) as part, pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def open_table(path: Path) -> pa.Table:
+    """The table of an Arrow IPC file, which stays on the disk."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -1,0 +1,24 @@
+"""A tokenizer as the workers read it: the file of the fast implementation, and beside it what else decides."""
+
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from recipes.schema import Frozen
+
+FROZEN = "frozen.json"
+TOKENIZER = "tokenizer.json"
+
+
+class FrozenTokenizer(Frozen):
+    """Chat template, special tokens by name, the ids of two, and a hash that is equal where all of it is."""
+
+    template: str | None
+    special: dict[str, JsonValue]
+    eos: int
+    padding: int
+    fingerprint: str
+
+
+def read_frozen(folder: Path) -> FrozenTokenizer:
+    return FrozenTokenizer.model_validate_json((folder / FROZEN).read_bytes())

@@ -1,0 +1,139 @@
+"""Records -> tokens, and which of them the loss is taken on.
+
+A question with its answer becomes the same tokens here as in `recipes.records.encode`: a model can't tell whether its data
+was prepared or tokenized when training began.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Encoding, Tokenizer
+
+from recipes.layouts import Layout, Unfit
+from recipes.parameters import TokenizeParameters
+from recipes.preparation.conversation import ChatTemplate
+from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
+
+TOKEN_FIELDS = (
+    ("input_ids", pa.list_(pa.int32())),
+    ("assistant_mask", pa.list_(pa.bool_())),
+    ("length", pa.int32()),
+)
+"""Columns of a tokenized dataset: `assistant_mask` is as long as `input_ids` and true on the tokens that the loss is taken
+on; `length` counts the tokens without padding."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on."""
+
+    ids: list[int]
+    runs: list[int]
+
+    def cut(self, length: int) -> "Tokens":
+        """The first `length` tokens."""
+        runs, left = [], length
+        for run in self.runs:
+            runs.append(min(run, left))
+            left -= runs[-1]
+        return Tokens(self.ids[:length], runs)
+
+    @property
+    def teaches(self) -> bool:
+        """Whether a token is learned; the first is not, since nothing stands before it to predict it from."""
+        return sum(self.runs[1::2]) > (1 if self.runs[0] == 0 and self.runs[1] else 0)
+
+
+class RecordTokenizer:
+    """Tokenizes batches of records."""
+
+    def __init__(self, folder: Path, parameters: TokenizeParameters) -> None:
+        frozen = read_frozen(folder)
+        self.parameters = parameters
+        self.eos, self.padding = frozen.eos, frozen.padding
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._frozen = frozen
+        self._template: ChatTemplate | None = None
+        around = self._tokenizer.encode("", add_special_tokens=True).ids
+        self._head = around[:1] if around and around[0] != frozen.eos else []
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Made when the first record needs it: a tokenizer for plain texts may have none."""
+        if self._template is None:
+            parameters, special = self.parameters, self._frozen.special
+            self._template = ChatTemplate(
+                self._frozen.template,
+                special,
+                parameters.template_arguments,
+                parameters.system_prompt,
+                str(special["eos_token"]),
+            )
+        return self._template
+
+    def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | Unfit]:
+        """Each record's tokens in full length, or why it has none."""
+        found: list[Tokens | Unfit | None] = [None] * len(rows)
+        plain: list[str] = []
+        owners: list[tuple[int, list[int]]] = []  # of two texts each: record, and the tokens before the first
+        for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
+            try:
+                if layout is Layout.INSTRUCTION:
+                    plain += (self.template.question(row["instruction"]), row["answer"])
+                    owners.append((number, []))
+                elif layout is Layout.COMPLETION:
+                    plain += (row["prompt"], row["completion"])
+                    owners.append((number, self._head))
+                elif layout is Layout.TEXT:
+                    plain += ("", row["text"])
+                    owners.append((number, self._head))
+                elif layout is Layout.MESSAGES:
+                    found[number] = self._conversation(row["messages"])
+                else:
+                    raise Unfit(f"{layout} is for preference training, which takes its texts as they are")
+            except Unfit as problem:
+                found[number] = problem
+        encoded: list[Encoding] = self._tokenizer.encode_batch_fast(plain, add_special_tokens=False)
+        end = [self.eos]
+        for place, (number, head) in enumerate(owners):
+            read, learned = encoded[2 * place].ids, encoded[2 * place + 1].ids
+            found[number] = Tokens(head + read + learned + end, [len(head) + len(read), len(learned) + 1])
+        return found  # type: ignore[return-value]  # every place was filled above
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
+        text, spans = self.template.conversation(messages)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        runs, done = [], 0
+        for span in spans:
+            inside = [encoding.char_to_token(place) for place in range(span.start, span.end)]
+            known = [token for token in inside if token is not None]
+            if known:
+                runs += [known[0] - done, known[-1] + 1 - known[0]]
+                done = known[-1] + 1
+        return Tokens(encoding.ids, [*runs, len(encoding.ids) - done, 0])
+
+
+def token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:
+    """The columns of `TOKEN_FIELDS`; with `pad_to`, every record gets that many tokens."""
+    lengths = np.array([len(record.ids) for record in records], dtype=np.int32)
+    if pad_to is not None:
+        missing = [pad_to - length for length in lengths.tolist()]
+        records = [
+            Tokens(record.ids + [padding] * rest, [*record.runs, rest, 0])
+            for record, rest in zip(records, missing, strict=True)
+        ]
+    ends = np.cumsum([0, *(len(record.ids) for record in records)], dtype=np.int32)
+    ids = np.fromiter(chain.from_iterable(record.ids for record in records), np.int32, count=int(ends[-1]))
+    runs = np.fromiter(chain.from_iterable(record.runs for record in records), np.int64)
+    mask = np.repeat(np.tile([False, True], len(runs) // 2), runs)
+    offsets = pa.array(ends)
+    return [
+        pa.ListArray.from_arrays(offsets, pa.array(ids)),
+        pa.ListArray.from_arrays(offsets, pa.array(mask)),
+        pa.array(lengths),
+    ]

@@ -1,0 +1,86 @@
+"""Processes that share the units of a stage.
+
+They are told over a pipe of their own, which ends with whoever started them: a pool of `concurrent.futures` whose owner
+is killed leaves its processes waiting for ever.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self
+
+Unit = Callable[..., Any]
+
+
+def work(pipe: Connection) -> None:
+    """Do what comes over the pipe, one unit at a time, until it ends."""
+    while True:
+        try:
+            unit, arguments = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: Any = unit(*arguments)
+        except Exception as error:
+            answer = error
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return
+
+
+class Workers:
+    """`count` processes."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+
+    def __enter__(self) -> Self:
+        # Not forked: a copy of this process would hold the pipes of the others open, and its threads' locks.
+        context = get_context("spawn")
+        for _ in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=work, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            if error is not None:
+                process.terminate()
+            process.join()
+
+    def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """What `unit` answers to each call, as they are done. Raises what a unit raised."""
+        waiting = iter(calls)
+        busy = [pipe for pipe in self._pipes if give(pipe, unit, waiting)]
+        while busy:
+            for pipe in wait(busy):
+                assert isinstance(pipe, Connection)
+                try:
+                    answer = pipe.recv()
+                except (EOFError, ConnectionError):
+                    raise RuntimeError("a worker was killed, perhaps for its memory: start it again, it goes on") from None
+                if isinstance(answer, Exception):
+                    raise answer
+                if not give(pipe, unit, waiting):
+                    busy.remove(pipe)
+                yield answer
+
+
+def give(pipe: Connection, unit: Unit, waiting: Iterator[tuple[Any, ...]]) -> bool:
+    """Send the next call over a pipe; False when there is none."""
+    arguments = next(waiting, None)
+    if arguments is None:
+        return False
+    pipe.send((unit, arguments))
+    return True
