@@ -43,21 +43,22 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def pack(examples: Sequence[Example], sequence_length: int, padding: int) -> list[Row]:
     """Examples -> rows of exactly `sequence_length` tokens; the rest of a row is `padding`, as an example of its own."""
-    rows = []
-    for chosen in first_fit([len(example.tokens) for example in examples], sequence_length):
-        tokens = [token for index in chosen for token in examples[index].tokens]
-        # The first token of an example has no predecessor to be predicted from.
-        labels = [label for index in chosen for label in (IGNORED, *examples[index].labels[1:])]
-        positions = [position for index in chosen for position in range(len(examples[index].tokens))]
-        rest = sequence_length - len(tokens)
-        rows.append(
-            Row(
-                input_ids=torch.tensor(tokens + [padding] * rest),
-                labels=torch.tensor(labels + [IGNORED] * rest),
-                position_ids=torch.tensor(positions + list(range(rest))),
-            )
-        )
-    return rows
+    bins = first_fit([len(example.tokens) for example in examples], sequence_length)
+    return [row_of([examples[index] for index in chosen], sequence_length, padding) for chosen in bins]
+
+
+def row_of(examples: Sequence[Example], sequence_length: int, padding: int) -> Row:
+    """Examples that fit into one row, side by side."""
+    tokens = [token for example in examples for token in example.tokens]
+    # The first token of an example has no predecessor to be predicted from.
+    labels = [label for example in examples for label in (IGNORED, *example.labels[1:])]
+    positions = [position for example in examples for position in range(len(example.tokens))]
+    rest = sequence_length - len(tokens)
+    return Row(
+        input_ids=torch.tensor(tokens + [padding] * rest),
+        labels=torch.tensor(labels + [IGNORED] * rest),
+        position_ids=torch.tensor(positions + list(range(rest))),
+    )
 
 
 def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -35,6 +35,8 @@ def split(rows: Sequence[dict[str, Any]], parameters: SplitParameters) -> dict[s
     Raises:
         BadConfiguration: a split would be empty, or a record has no layout or names no split.
     """
+    if not rows:
+        raise BadConfiguration("0 distinct records are too few: the train split would be empty")
     layout = layout_of_all(rows)
     if parameters.column:
         return split_by_column(rows, parameters.column)

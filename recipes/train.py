@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,8 +29,9 @@ from hanzo_ml.points import Point
 from recipes import base_model
 from recipes.arithmetic import computing_dtype
 from recipes.checkpoints import Checkpoints
-from recipes.packing import Row, collate, pack
+from recipes.packing import collate, pack
 from recipes.parameters import TrainParameters
+from recipes.prepared_rows import PreparedRows, is_prepared
 from recipes.recipe import Recipe
 from recipes.records import encode, read_records
 from recipes.results import TrainingFacts
@@ -92,7 +94,7 @@ def train(job: Job, store: Store, work: Path) -> Result:
     base = base_model.resolve(recipe.base_model, store, cache)
     folder = store.fetch(base, cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = {split: packed(store.fetch(job.inputs[split], cache), tokenizer, recipe) for split in ("train", "validation")}
+    rows = {split: packed(job.inputs[split], store, cache, tokenizer, recipe) for split in ("train", "validation")}
 
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
@@ -106,8 +108,8 @@ def train(job: Job, store: Store, work: Path) -> Result:
     trainer = CheckpointingTrainer(
         model=model,
         args=arguments(recipe, work),
-        train_dataset=[vars(row) for row in rows["train"]],
-        eval_dataset=[vars(row) for row in rows["validation"]],
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
         data_collator=collate,
         processing_class=tokenizer,
         callbacks=[CheckpointWhenDue(job.checkpoint), stop, LogToTracking(metrics)],
@@ -139,13 +141,21 @@ def train(job: Job, store: Store, work: Path) -> Result:
     )
 
 
-def packed(folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> list[Row]:
+def packed(
+    split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> Sequence[dict[str, torch.Tensor]] | PreparedRows:
+    """The rows to train on: of a prepared split as they are stored, of any other tokenized and packed here."""
+    folder = store.fetch(split, cache)
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if is_prepared(folder):
+        prepared = PreparedRows(folder, store.manifest(split), tokenizer, recipe, padding)
+        say(f"{prepared.num_records} prepared records, {prepared.num_tokens} tokens, {len(prepared)} rows")
+        return prepared
     records = read_records(folder)
     examples = encode(tokenizer, records, recipe.system_prompt, recipe.sequence_length)
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     rows = pack(examples, recipe.sequence_length, padding)
     say(f"{len(examples)} records, {sum(len(example.tokens) for example in examples)} tokens, {len(rows)} rows")
-    return rows
+    return [vars(row) for row in rows]
 
 
 def load_for_training(folder: Path, recipe: Recipe) -> PeftModel:

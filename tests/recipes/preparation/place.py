@@ -1,0 +1,86 @@
+"""A store with one dataset in it, in a folder of its own, and the program prepare run on it."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from recipes.prepare import prepare
+from recipes.schema import Hardware, Job, Program, Result, StoreAddress, canonical_json
+from recipes.split import SPLITS
+from recipes.store import Store
+from tests.recipes.tiny_model import make_tokenizer
+
+TEXT = (
+    "the harbour keeps many ships and a lighthouse where every keeper counts the names of people that pass through the "
+    "night of winter while the lamp burns and nobody sleeps before the morning comes over the water"
+)
+WORDS = TEXT.split()
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+
+
+def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Records of English words; the lengths have a long tail."""
+    draw = random.Random(seed)
+    return [
+        {
+            "instruction": " ".join(draw.choices(WORDS, k=draw.randint(3, 12))) + f" {number}?",
+            "answer": " ".join(draw.choices(WORDS, k=2 + int(draw.lognormvariate(2, 1)))) + ".",
+        }
+        for number in range(count)
+    ]
+
+
+class Place:
+    """One dataset of JSON lines, given as rows or as raw lines."""
+
+    def __init__(self, folder: Path, rows: Iterable[dict[str, Any] | bytes]) -> None:
+        self.folder = folder
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        raw = folder / "raw"
+        raw.mkdir(parents=True)
+        with (raw / "records.jsonl").open("wb") as file:
+            file.writelines((row if isinstance(row, bytes) else canonical_json(row)) + b"\n" for row in rows)
+        self.dataset = self.store.publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")
+
+    def tokenize(self, **changed: Any) -> dict[str, Any]:
+        """Parameters for a tiny tokenizer."""
+        folder = self.folder / "tokenizer"
+        if not folder.is_dir():
+            make_tokenizer().save_pretrained(folder)
+        return {"tokenizer": folder.as_uri(), **changed}
+
+    def job(self, parameters: dict[str, Any], workers: int = 1) -> Job:
+        return Job(
+            id="prepare",
+            program=Program.PREPARE,
+            inputs={"dataset": self.dataset},
+            parameters=parameters,
+            outputs={name: f"s3://hanzo-ml/datasets/d/prepared/{name}" for name in (*SPLITS, "dataset", "rejected")},
+            result_uri="s3://hanzo-ml/datasets/d/prepared/result.json",
+            store=self.store.address,
+            work_dir=str(self.folder / "work"),
+            cache_dir=str(self.folder / "cache"),
+            hardware=Hardware(cpu=workers),
+        )
+
+    def prepare(self, parameters: dict[str, Any], workers: int = 1) -> Result:
+        return prepare(self.job(parameters, workers), self.store, self.folder / "work")
+
+    def files(self, result: Result) -> dict[str, str]:
+        """SHA-256 of every file that came out."""
+        return {
+            f"{role}/{file.path}": file.sha256
+            for role, artifact in result.artifacts.items()
+            for file in self.store.manifest(artifact).files
+        }
+
+    def rows(self, result: Result, role: str = "dataset") -> list[dict[str, Any]]:
+        folder = self.store.fetch(result.artifacts[role], self.folder / "cache")
+        return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines()]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

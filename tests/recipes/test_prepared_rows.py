@@ -1,0 +1,77 @@
+"""Training on prepared tokens: the same rows as tokenizing the records oneself, and no tokens of another tokenizer."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.packing import pack
+from recipes.parameters import PrepareParameters
+from recipes.prepared_rows import PreparedRows, is_prepared
+from recipes.recipe import Recipe
+from recipes.records import encode, read_records
+from recipes.schema import BadConfiguration
+from tests.recipes.preparation.place import Place, questions
+from tests.recipes.tiny_model import make_tokenizer
+
+LENGTH = 64
+
+
+def recipe(**changed: Any) -> Recipe:
+    return Recipe.named("smollm2-135m-lora").changed({"sequence_length": LENGTH, **changed})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("prepared"), questions(300))
+
+
+@pytest.fixture(scope="module")
+def rows_of(place: Place) -> Any:
+    result = place.prepare({"tokenize": place.tokenize()})
+    split = result.artifacts["train"]
+    folder = place.store.fetch(split, place.folder)
+
+    def rows(wanted: Recipe, tokenizer: Any = None) -> PreparedRows:
+        return PreparedRows(folder, place.store.manifest(split), tokenizer or make_tokenizer(), wanted, padding=0)
+
+    rows.folder = folder  # type: ignore[attr-defined]
+    return rows
+
+
+def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> None:
+    prepared = rows_of(recipe())
+    examples = encode(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)
+    tokenized = pack(examples, LENGTH, padding=0)
+    assert is_prepared(rows_of.folder)
+    assert prepared.num_records == len(examples)
+    assert len(prepared) == len(tokenized)
+    for index, row in enumerate(tokenized):
+        assert all(torch.equal(prepared[index][name], tensor) for name, tensor in vars(row).items())
+
+
+def test_another_tokenizer_is_refused(rows_of: Any) -> None:
+    other = make_tokenizer()
+    other.add_tokens(["lighthouse"])
+    with pytest.raises(BadConfiguration, match="prepare it with `tokenizer: recipe:smollm2-135m-lora`"):
+        rows_of(recipe(), other)
+
+
+def test_another_system_prompt_is_refused(rows_of: Any) -> None:
+    with pytest.raises(BadConfiguration, match=r"the recipe's is 'Be brief.': they must be the same"):
+        rows_of(recipe(system_prompt="Be brief."))
+
+
+def test_rows_too_short_for_any_answer_are_refused(rows_of: Any) -> None:
+    with pytest.raises(BadConfiguration, match="no answer fits into sequence_length 8"):
+        rows_of(recipe(sequence_length=8))
+
+
+def test_the_split_says_how_it_was_made(place: Place) -> None:
+    result = place.prepare({"tokenize": place.tokenize()})
+    facts = place.store.manifest(result.artifacts["train"]).facts
+    parameters = PrepareParameters.model_validate(facts["parameters"])
+    assert parameters.tokenize is not None
+    assert facts["num_records"] == result.metrics["train"]
+    assert json.loads(json.dumps(facts)) == facts
