@@ -52,6 +52,7 @@ from api.v1 import runs as v1_runs
 from api.v1.datasets import change as dataset_changes
 from api.v1.datasets import create as dataset_uploads
 from api.v1.datasets import download as dataset_downloads
+from api.v1.datasets import prepare as dataset_preparations
 from api.v1.datasets import read as datasets
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
@@ -90,6 +91,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     audit.router,
     dataset_uploads.router,
     datasets.router,
+    dataset_preparations.router,
     dataset_downloads.router,
     dataset_downloads.links,
     dataset_changes.router,

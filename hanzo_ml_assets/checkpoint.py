@@ -8,10 +8,10 @@ import dagster as dg
 from pydantic import Field
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
-from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.run_record import RunRecord, read_environment, read_record, write_record
+from hanzo_ml_assets.version_tag import group_name
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking

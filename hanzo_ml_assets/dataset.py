@@ -1,4 +1,4 @@
-"""A dataset's assets: source -> version -> train, validation, test, with a check that nothing leaks between them."""
+"""A dataset's assets: source -> version -> train, validation, test, prepared; with a check that nothing leaks."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.preparation import build_prepared
+from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.schema import Artifact, Job, Program, canonical_json
 from resources.ingest.create import create_version
 from resources.lineage.record import record
@@ -15,13 +17,6 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
 
 SPLITS = ("train", "validation", "test")
-VERSION_TAG = "hanzo_ml/dataset_version"
-"""Run tag that pins a dataset version, as NAME@VERSION."""
-
-
-def group_name(kind: str, name: str) -> str:
-    """Dagster's group names know only letters, digits and `_`."""
-    return f"{kind}_" + "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
 def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -110,13 +105,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             check_name="no_leak", asset_key=[*prefix, "test"], passed=leaked == 0, metadata={"leaked_records": str(leaked)}
         )
 
-    return [source, version, splits]
-
-
-def pinned(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
-    """The version that a sensor asked for; None on a click, which means the definition's own files."""
-    reference = context.run.tags.get(VERSION_TAG)
-    return control_plane.datasets.read(reference, DEFAULT_ORGANIZATION) if reference else None
+    return [source, version, splits, build_prepared(definition)]
 
 
 def describe(version: DatasetVersion) -> dict[str, object]:

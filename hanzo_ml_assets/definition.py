@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.parameters import SplitParameters
+from recipes.parameters import PrepareParameters, SplitParameters
 from recipes.schema import Frozen
 from resources.metadata.jobs import JobRecord
 from resources.metadata.model_key import ModelKey
@@ -21,6 +21,7 @@ class DatasetDefinition(Frozen):
     source: str | None = Field(None, description="file or folder, relative to the definition; none where it is uploaded")
     format: Literal["jsonl"] = "jsonl"
     split: SplitParameters = SplitParameters()
+    prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
     owners: tuple[str, ...] = ()
 
 

@@ -10,6 +10,7 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.withdraw_deployments import withdraw_deployments
 
@@ -20,6 +21,7 @@ def definitions() -> dg.Definitions:
         sensors=[
             split_new_versions,
             start_submitted_jobs,
+            start_submitted_preparations,
             evaluate_completed_jobs,
             deploy_promotions,
             retry_dead_runs,

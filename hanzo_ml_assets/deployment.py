@@ -4,8 +4,8 @@ import dagster as dg
 from sqlalchemy import Connection, select
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.version_tag import group_name
 from recipes.schema import FileRecord
 from recipes.store import BrokenArtifact
 from resources.engine.errors import EngineError

@@ -6,10 +6,10 @@ from typing import Any
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
-from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.gate import Verdict, judge
 from hanzo_ml_assets.run_record import read_record
+from hanzo_ml_assets.version_tag import group_name
 from recipes.results import EvaluationReport
 from recipes.schema import Artifact, Job, Program, Result
 from resources.lineage.record import record

@@ -6,8 +6,8 @@ What is promoted there is reported here by the sensor, so that the graph shows e
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.version_tag import group_name
 from resources.errors import HanzoError
 
 USER = "dagster"

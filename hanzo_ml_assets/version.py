@@ -3,8 +3,8 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import group_name
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.version_tag import group_name
 from resources.errors import HanzoError
 from resources.registration import register_job
 

@@ -4,6 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
+from resources.metadata.jobs import TRAINING
 from resources.metadata.model_key import ModelKey
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 
@@ -23,6 +24,8 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
         for event in new_events(context, connection, "job.completed"):
             cursor = event.seq
             job = control_plane.jobs.get(event.key, connection)
+            if job.type != TRAINING:
+                continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)
             version = control_plane.registry.of_run(model, job.id, connection)

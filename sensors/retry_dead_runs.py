@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import VERSION_TAG
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from sensors.event_cursor import INTERVAL_SECONDS
 
@@ -51,7 +52,7 @@ def may_be_retried(run: dg.DagsterRun) -> bool:
 
 def retry(run: dg.DagsterRun) -> dg.RunRequest:
     """The same work once more: programs go on from what is there, and work that is done is not done again."""
-    kept = {tag: run.tags[tag] for tag in (VERSION_TAG,) if tag in run.tags}
+    kept = {tag: run.tags[tag] for tag in (VERSION_TAG, PREPARATION_TAG) if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
@@ -62,6 +63,9 @@ def retry(run: dg.DagsterRun) -> dg.RunRequest:
 
 def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> None:
     """Say of the job of a training run that it, or what follows it, failed; unless another run goes on with it."""
+    if preparation := run.tags.get(PREPARATION_TAG):
+        control_plane.jobs.fail(preparation, f"its run failed: {cause_of(instance, run)}")
+        return
     partition = run.tags.get("dagster/partition")
     steps = {key.path[-1] for key in run.asset_selection or ()}
     if partition is None or not steps & {"checkpoint", "evaluation", "version", "merged", "gguf"}:

@@ -7,9 +7,9 @@ from sqlalchemy import Connection
 
 from hanzo_ml_assets.checkpoint import DATASET_METADATA
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import VERSION_TAG
+from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
-from resources.metadata.jobs import JobRecord
+from resources.metadata.jobs import TRAINING, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
 from sensors.retry_dead_runs import may_be_retried
 
@@ -30,13 +30,13 @@ class Decision:
     asset_selection=dg.AssetSelection.all(),
     minimum_interval_seconds=INTERVAL_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Starts each submitted job once its dataset is split.",
+    description="Starts each submitted training job once its dataset is split.",
 )
 def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
     requests: list[dg.RunRequest] = []
     with control_plane.database.read() as connection:
-        jobs = control_plane.jobs.queued(connection)
+        jobs = [job for job in control_plane.jobs.queued(connection) if job.type == TRAINING]
         decisions = [decide(context, job, control_plane, connection) for job in jobs]
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):

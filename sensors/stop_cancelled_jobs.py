@@ -3,6 +3,7 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.preparation import PREPARATION_TAG
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 
 IN_PROGRESS = [
@@ -24,7 +25,7 @@ def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: Cont
         events = new_events(context, connection, "job.cancelled")
     for event in events:
         cursor = event.seq
-        filters = dg.RunsFilter(tags={"dagster/partition": event.key}, statuses=IN_PROGRESS)
-        for run in context.instance.get_runs(filters):
-            context.instance.run_coordinator.cancel_run(run.run_id)
+        for tag in ("dagster/partition", PREPARATION_TAG):
+            for run in context.instance.get_runs(dg.RunsFilter(tags={tag: event.key}, statuses=IN_PROGRESS)):
+                context.instance.run_coordinator.cancel_run(run.run_id)
     return dg.SensorResult(cursor=str(cursor))

@@ -124,7 +124,12 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/datasets/{dataset_id}/diff",
         "GET /v1/datasets/{dataset_id}/lineage",
     ),
-    P.DATASETS_WRITE: ("POST /v1/datasets", "POST /v1/datasets/raw", "PATCH /v1/datasets/{dataset_id}"),
+    P.DATASETS_WRITE: (
+        "POST /v1/datasets",
+        "POST /v1/datasets/raw",
+        "POST /v1/datasets/{dataset_id}/prepare",
+        "PATCH /v1/datasets/{dataset_id}",
+    ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs"),
     P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs"),

@@ -18,7 +18,7 @@ from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import ENDED, JobRecord, Jobs
+from resources.metadata.jobs import ENDED, TRAINING, JobRecord, Jobs
 
 router = APIRouter(prefix="/v1/jobs", tags=["v1"])
 
@@ -82,9 +82,9 @@ def cancel(job_id: str, database: DatabaseOf) -> Response:
 
 @router.get("/{job_id}/logs")
 def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
-    """The log of the training program as server-sent events, one line each; `end` with the job's status closes it."""
+    """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it."""
     job = Jobs(database).read(job_id)
-    path = settings.home / "jobs" / job.id / "train" / LOG
+    path = settings.home / "jobs" / job.id / ("train" if job.type == TRAINING else "prepare") / LOG
     return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
 
 

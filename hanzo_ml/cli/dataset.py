@@ -8,8 +8,10 @@ import typer
 
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.prepare import prepare
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
+app.command()(prepare)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Jobs: what a user asked for and how it stands. The id of a training job is the id of its tracking run.
+"""Jobs: what a user asked for and how it stands. The id of a training job is the id of its tracking run; others have none.
 
 Whatever changes a job writes its event in the same transaction (specification row Q1). How a job is run is the asset
 graph's business.
@@ -21,6 +21,7 @@ from resources.metadata.transactions import insert_into
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = ("completed", "failed", "cancelled")
+TRAINING, PREPARATION = "training", "preparation"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Jobs:
         organization: str,
         id: str | None = None,
         status: str = "queued",
+        type: str = TRAINING,
     ) -> JobRecord:
-        """Record a training job and its tracking run. A job of that id that is there already stays as it is.
+        """Record a job and, of a training job, its tracking run. A job of that id that is there already stays as it is.
 
         A job that its supervisor records itself, on a click in the Dagster UI, is `running` at once: queued, the sensor
         would start it a second time.
@@ -70,7 +72,7 @@ class Jobs:
             row = {
                 "id": identifier,
                 "name": name,
-                "type": "training",
+                "type": type,
                 "status": status,
                 "config": dict(config),
                 "user_id": user,
@@ -82,7 +84,8 @@ class Jobs:
             }
             insert = insert_into(connection, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
             if connection.execute(insert).first():
-                self._runs.ensure(identifier, name, name, user, organization, status=status, connection=connection)
+                if type == TRAINING:
+                    self._runs.ensure(identifier, name, name, user, organization, status=status, connection=connection)
                 facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
                 emit(connection, "jobs", "job.submitted", identifier, facts)
             return self.get(identifier, connection)
@@ -133,7 +136,7 @@ class Jobs:
             if job.status not in ("running", "completed"):
                 values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
                 connection.execute(update(table).where(table.c.id == identifier).values(**values))
-                self._runs.set_status(identifier, "running", connection=connection)
+                self._tell_run(job, "running", connection)
                 emit(connection, "jobs", "job.started", identifier, {"job_id": identifier, "node_ids": [], "gpu_ids": []})
             return self.get(identifier, connection)
 
@@ -148,7 +151,7 @@ class Jobs:
         stored = {role: artifact.model_dump() for role, artifact in artifacts.items()}
         values = {"status": "completed", "ended_at": ended, "artifacts": stored, "reason": ""}
         connection.execute(update(table).where(table.c.id == identifier).values(**values))
-        self._runs.set_status(identifier, "completed", connection=connection)
+        self._tell_run(job, "completed", connection)
         duration = (ended - (job.started_at or job.submitted_at)) / 1000
         facts = {"job_id": identifier, "duration": duration, "training_seconds": training_seconds, "gpu_hours": 0.0}
         emit(connection, "jobs", "job.completed", identifier, facts)
@@ -156,11 +159,12 @@ class Jobs:
     def fail(self, identifier: str, reason: str) -> None:
         """Any state but an ended one -> failed."""
         with self._database.write() as connection:
-            if self.get(identifier, connection).status in ENDED:
+            job = self.get(identifier, connection)
+            if job.status in ENDED:
                 return
             values = {"status": "failed", "ended_at": now_ms(), "reason": reason}
             connection.execute(update(table).where(table.c.id == identifier).values(**values))
-            self._runs.set_status(identifier, "failed", connection=connection)
+            self._tell_run(job, "failed", connection)
             emit(connection, "jobs", "job.failed", identifier, {"job_id": identifier, "error": reason})
 
     def cancel(self, identifier: str) -> JobRecord:
@@ -171,9 +175,13 @@ class Jobs:
                 raise conflict(f"job '{identifier}' is {job.status} already")
             values = {"status": "cancelled", "ended_at": now_ms(), "reason": "cancelled by the user"}
             connection.execute(update(table).where(table.c.id == identifier).values(**values))
-            self._runs.set_status(identifier, "cancelled", connection=connection)
+            self._tell_run(job, "cancelled", connection)
             emit(connection, "jobs", "job.cancelled", identifier, {"job_id": identifier})
             return self.get(identifier, connection)
+
+    def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
+        if job.type == TRAINING:
+            self._runs.set_status(job.id, status, connection=connection)
 
     def start_evaluation(self, identifier: str) -> None:
         """Tell everybody that a completed job is being evaluated."""

@@ -1,0 +1,42 @@
+"""Preparing a version (rows C1-C4): a job, which the asset graph runs; what it makes is a version of its own."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from api.dependencies import CallerOf, DatabaseOf
+from api.requests import StrictRoute
+from api.v1.datasets.messages import find
+from recipes.parameters import PrepareParameters
+from resources.metadata.datasets import checked_name
+from resources.metadata.jobs import PREPARATION, Jobs
+
+router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
+
+
+class Preparation(PrepareParameters):
+    """The specification's sections, the name of the dataset that the version belongs to, and how many processes work."""
+
+    name: str | None = Field(None, description="of the prepared dataset; that of its parent where none is given")
+    workers: int = Field(1, ge=1, le=256)
+
+
+@router.post("/{dataset_id}/prepare", status_code=201)
+def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf) -> Response:
+    """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`."""
+    parent = find(database, dataset_id)
+    name = checked_name(body.name or parent.name)
+    config = {
+        "name": name,
+        "dataset": parent.reference,
+        "parameters": body.model_dump(mode="json", exclude={"name", "workers"}),
+        "workers": body.workers,
+    }
+    job = Jobs(database).submit(
+        name=f"prepare {parent.reference}",
+        config=config,
+        user=caller.user_id,
+        organization=caller.organization,
+        type=PREPARATION,
+    )
+    return JSONResponse(vars(job), 201)

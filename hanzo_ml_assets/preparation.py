@@ -1,0 +1,111 @@
+"""The prepared asset: a version filtered, masked, tokenized and split, which is a version of its own."""
+
+import hashlib
+from collections.abc import Mapping
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.version_tag import group_name, pinned
+from recipes.parameters import PrepareParameters
+from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
+from resources.compute.base import JobFailed
+from resources.derived_versions import Derivation, add_prepared
+from resources.ingest.place import place_of
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.jobs import JobRecord
+
+PREPARATION_TAG = "hanzo_ml/preparation"
+"""Run tag with the id of the job that asked for a preparation."""
+ROLES = ("train", "validation", "test", "rejected")
+
+
+def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
+    prefix = ["datasets", definition.name]
+
+    @dg.asset(
+        key=[*prefix, "prepared"],
+        deps=[[*prefix, "version"]],
+        group_name=group_name("datasets", definition.name),
+        kinds={"arrow"},
+        owners=list(definition.owners),
+        description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
+        code_version="1",
+    )
+    def prepared(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        job_id = context.run.tags.get(PREPARATION_TAG)
+        asked = control_plane.jobs.start(job_id) if job_id else None
+        try:
+            derivation, workers = wanted(context, definition, asked, control_plane)
+            job = preparation_job(derivation, workers, asked, control_plane)
+            result = control_plane.compute.run(job, follow(context, job))
+            version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
+        except (BadConfiguration, JobFailed) as error:
+            if asked is not None:
+                control_plane.jobs.fail(asked.id, str(error))
+            raise dg.Failure(str(error), allow_retries=False) from None
+        return dg.MaterializeResult(
+            metadata={
+                "dagster/row_count": version.num_records,
+                "version": version.reference,
+                "new": is_new,
+                "parent": derivation.parent.reference,
+                "uri": version.storage_path,
+                **{name: int(result.metrics[name]) for name in ("train", "validation", "test")},
+                **{name: dg.MetadataValue.json(result.facts[name]) for name in ("rejected", "masked", "oversampled")},
+            },
+            data_version=dg.DataVersion(version.content_sha256),
+        )
+
+    return prepared
+
+
+def wanted(
+    context: dg.AssetExecutionContext, definition: DatasetDefinition, asked: JobRecord | None, control_plane: ControlPlane
+) -> tuple[Derivation, int]:
+    """What is to be made of which version, and by how many processes: what a job asks for, else the definition's section.
+
+    Raises:
+        BadConfiguration: there is neither.
+    """
+    if asked is not None:
+        parent = control_plane.datasets.read(str(asked.config["dataset"]), asked.organization)
+        parameters = PrepareParameters.model_validate(asked.config["parameters"])
+        return Derivation(parent, str(asked.config["name"]), parameters, asked.user_id), int(asked.config["workers"])
+    if definition.prepare is None:
+        raise BadConfiguration(f"add a section `prepare:` to the definition of {definition.name}, or submit a preparation")
+    parent = pinned(context, control_plane) or source_version(definition, control_plane)
+    return Derivation(parent, parent.name, definition.prepare, "dagster"), 1
+
+
+def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
+    """The newest version that was not itself made of another: a prepared one is not prepared again."""
+    versions, _ = control_plane.datasets.page(DEFAULT_ORGANIZATION, name=definition.name)
+    found = [version for version in versions if not version.lineage["parent_datasets"]]
+    if not found:
+        raise BadConfiguration(f"dataset {definition.name} has no version yet: materialize its asset `version`")
+    return max(found, key=lambda version: version.version)
+
+
+def preparation_job(derivation: Derivation, workers: int, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
+    """The job that prepares a version. Other parameters go to another place: a version's files never change."""
+    parent = derivation.parent
+    parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
+    label = hashlib.sha256(canonical_json(parameters)).hexdigest()[:12]
+    place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
+    identifier = f"prepare-{parent.id}-{label}"
+    work = (asked.id, "prepare") if asked is not None else (identifier,)
+    return Job(
+        id=asked.id if asked is not None else identifier,
+        program=Program.PREPARE,
+        inputs={"dataset": parent.artifact},
+        parameters=dict(parameters),  # type: ignore[arg-type]  # what pydantic dumps as JSON is JSON
+        outputs={"dataset": f"{place}/all/records", **{role: f"{place}/{role}" for role in ROLES}},
+        result_uri=f"{place}/result.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(*work),
+        cache_dir=control_plane.cache_dir,
+        hardware=Hardware(cpu=workers),
+    )

@@ -1,0 +1,21 @@
+"""Which dataset version a run works on, and how a dataset's group is called."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+
+VERSION_TAG = "hanzo_ml/dataset_version"
+"""Run tag that pins a dataset version, as NAME@VERSION."""
+
+
+def group_name(kind: str, name: str) -> str:
+    """Dagster's group names know only letters, digits and `_`."""
+    return f"{kind}_" + "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def pinned(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
+    """The version that a sensor asked for; None on a click, which means the definition's own files."""
+    reference = context.run.tags.get(VERSION_TAG)
+    return control_plane.datasets.read(reference, DEFAULT_ORGANIZATION) if reference else None

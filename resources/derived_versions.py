@@ -1,0 +1,79 @@
+"""A preparation that ended becomes a version: of whom it was made, and how, stands in its lineage (specification row C4)."""
+
+from dataclasses import dataclass
+
+from recipes.parameters import PrepareParameters
+from recipes.schema import Artifact, Result
+from recipes.store import Store
+from resources.lineage.record import record
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion, new_id
+from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.outbox import now_ms
+
+SPLITS = ("train", "validation", "test")
+DATASET_SUFFIX = "/all/records"
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What is made: of `parent`, under `name`, with `parameters`, for `user`."""
+
+    parent: DatasetVersion
+    name: str
+    parameters: PrepareParameters
+    user: str
+
+
+def add_prepared(
+    database: Database, store: Store, derivation: Derivation, result: Result, job: JobRecord | None = None
+) -> tuple[DatasetVersion, bool]:
+    """Record the version, its splits, its lineage and the end of its job, in one transaction.
+
+    Returns it, and whether it is new: content that a version of that name has already is that version.
+    """
+    datasets, parent = Datasets(database), derivation.parent
+    artifact = result.artifacts["dataset"]
+    content = str(result.facts["content_sha256"])
+    manifests = {role: store.manifest(made) for role, made in result.artifacts.items()}
+    with database.write() as connection:
+        found = datasets.with_content(connection, parent.organization, derivation.name, content)
+        version = found or DatasetVersion(
+            id=new_id(),
+            name=derivation.name,
+            version=datasets.take_number(connection, parent.organization, derivation.name),
+            organization=parent.organization,
+            created_at=now_ms(),
+            created_by=derivation.user,
+            storage_path=artifact.uri.removesuffix(DATASET_SUFFIX) + "/",
+            format="arrow" if derivation.parameters.tokenize else "jsonl",
+            size_bytes=artifact.size_bytes,
+            num_records=sum(int(result.metrics[name]) for name in SPLITS),
+            schema=parent.schema,  # records are filtered and masked: their columns stay
+            splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
+            metadata={name: result.facts[name] for name in ("rejected", "masked", "oversampled", "leaked")},
+            tags=[],
+            lineage={
+                "parent_datasets": [parent.reference],
+                "transform": derivation.parameters.model_dump(mode="json", exclude_none=True),
+            },
+            content_sha256=content,
+            artifact=artifact,
+        )
+        if found is None:
+            for role, made in result.artifacts.items():
+                record(connection, made, manifests[role])
+            datasets.add(connection, version)
+        if job is not None:
+            Jobs(database).complete(connection, job.id, result.artifacts, 0.0)
+    return version, found is None
+
+
+def split_of(artifact: Artifact, num_records: int) -> dict[str, object]:
+    """A split as a version's row has it."""
+    return {
+        "path": artifact.uri + "/",
+        "num_records": num_records,
+        "size_bytes": artifact.size_bytes,
+        "artifact": artifact.model_dump(),
+    }

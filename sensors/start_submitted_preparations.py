@@ -1,0 +1,26 @@
+"""A preparation was submitted -> start it. The run key is the job's id: exactly once."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from resources.metadata.jobs import PREPARATION
+from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS, home_of
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Starts each submitted preparation of a dataset version.",
+)
+def start_submitted_preparations(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    # By state, not by event: a job that a tick had no room for is seen again, and one that was started has its run key.
+    with control_plane.database.read() as connection:
+        jobs = [job for job in control_plane.jobs.queued(connection) if job.type == PREPARATION]
+    requests = []
+    for job in jobs[:MAX_EVENTS]:
+        name, _, _ = str(job.config["dataset"]).partition("@")
+        asset = dg.AssetKey(["datasets", home_of(context, "datasets", name), "prepared"])
+        requests.append(dg.RunRequest(run_key=job.id, asset_selection=[asset], tags={PREPARATION_TAG: job.id}))
+    return dg.SensorResult(run_requests=requests)

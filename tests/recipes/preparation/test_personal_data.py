@@ -1,0 +1,111 @@
+"""Personal data: found in every usual spelling, counted by kind; what only looks like it stays as it is."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from recipes.preparation.personal_data import mask, mask_text, suspects
+from recipes.schema import canonical_json
+
+FOUND = {
+    "email": ["ann.b+c@mail.example.co.uk", "x@sub.domain.museum"],
+    "phone": [
+        "+49 30 901820",
+        "+1 (415) 555-2671",
+        "(415) 555-2671",
+        "415-555-2671",
+        "1-800-555-0199",
+        "0171/1234567",
+        "030 901820-12",
+        "0044 20 7946 0958",
+    ],
+    "card": ["4111 1111 1111 1111", "5500-0000-0000-0004", "378282246310005"],
+    "iban": ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432", "FR1420041010050500013M02606"],
+    "ssn": ["078-05-1120"],
+    "ip_address": ["192.168.0.1", "2001:db8:85a3::8a2e:370:7334", "fe80::1ff:fe23:4567:890a"],
+    "api_key": ["AKIAIOSFODNN7EXAMPLE", "ghp_" + "a1B2" * 9, "sk-proj-abcdefghijklmnopqrstuvwx"],
+    "token": ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN"],
+    "private_key": ["-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"],
+}
+LOOK_ALIKES = [
+    "version 10.0.19041.1",
+    "v1.2.3.4",
+    "version 1.2.3.4",
+    "Python 3.11.7",
+    "1.2.3.4.5",
+    "999.1.1.1",
+    "4111 1111 1111 1112",
+    "DE89 3704 0044 0532 0130 01",
+    "12:30:45",
+    "2024-05-17 10:22:33",
+    "20240517103000",
+    "1,234,567 cases",
+    "1000000 dollars",
+    "3.14159265358979",
+    "ISBN 978-3-16-148410-0",
+    "000-12-3456",
+    "std::vector::at",
+    "a::b",
+    "a@b",
+    "1914-1918",
+    "lines 120-130 and 555-1234",
+    "token: yes",
+    "sk-learn",
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in FOUND.items() for text in texts])
+def test_each_kind_is_replaced_and_counted(kind: str, text: str) -> None:
+    counts: Counter[str] = Counter()
+    assert mask_text(f"Look: {text}, please.", counts) == "Look: [REDACTED], please."
+    assert counts == {kind: 1}
+
+
+@pytest.mark.parametrize("text", LOOK_ALIKES)
+def test_look_alikes_stay(text: str) -> None:
+    counts: Counter[str] = Counter()
+    assert mask_text(f"Look: {text} here", counts) == f"Look: {text} here"
+    assert not counts
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("api_key=abcd1234efgh next", "api_key=[REDACTED] next"),
+        ('"password": "hunter2hunter2"', '"password": "[REDACTED]"'),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = [REDACTED]"),
+    ],
+)
+def test_of_a_named_secret_the_name_stays(text: str, masked: str) -> None:
+    counts: Counter[str] = Counter()
+    assert mask_text(text, counts) == masked
+    assert counts == {"secret": 1}
+
+
+def test_masking_twice_changes_nothing() -> None:
+    counts: Counter[str] = Counter()
+    text = ", ".join(text for texts in FOUND.values() for text in texts) + " api_key=abcd1234efgh"
+    once = mask_text(text, counts)
+    assert mask_text(once, Counter()) == once
+
+
+def test_whatever_would_be_masked_is_first_suspected() -> None:
+    """The quick look must miss nothing: a line that it passes over is never looked at again."""
+    texts = [text for texts in FOUND.values() for text in texts] + ["api_key=abcd1234efgh", "SECRET_KEY: abcdefgh1"]
+    lines = pa.array([canonical_json({"answer": f"so {text} it is"}) for text in texts], pa.large_binary())
+    assert suspects(lines).all()
+    escaped = pa.array([b'{"answer":"ann\\u0040example.com"}'], pa.large_binary())
+    assert suspects(escaped).all()
+
+
+def test_plain_text_is_not_suspected() -> None:
+    lines = pa.array([b'{"answer":"The keeper counts 1947 ships.","instruction":"Who?","key":"keeper"}'], pa.large_binary())
+    assert not suspects(lines).any()
+
+
+def test_texts_are_masked_however_deep_and_keys_stay() -> None:
+    counts: Counter[str] = Counter()
+    row = {"messages": [{"role": "user", "content": "I am a@example.com"}], "n": 5, "a@example.com": None}
+    assert mask(row, counts) == {"messages": [{"role": "user", "content": "I am [REDACTED]"}], "n": 5, "a@example.com": None}
+    assert counts == {"email": 1}

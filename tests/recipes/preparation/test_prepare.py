@@ -1,0 +1,304 @@
+"""The program prepare: the same bytes on any number of processes and after any kill, nothing lost, memory flat."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from recipes.layouts import Layout, layout_of, question
+from recipes.parameters import NearDuplicates, PrepareParameters
+from recipes.preparation import plan as plans
+from recipes.preparation.duplicates import duplicates
+from recipes.preparation.near_duplicates import bands_of
+from recipes.preparation.ordering import PARTS
+from recipes.preparation.pipeline import REJECTED, run
+from recipes.preparation.plan import Plan, cut
+from recipes.preparation.tables import open_table
+from recipes.preparation.workers import Workers
+from recipes.records import normalize
+from recipes.schema import BadConfiguration, canonical_json
+from recipes.split import SPLITS
+from tests.recipes.preparation.place import Place, questions, sha256
+
+ROOT = Path(__file__).resolve().parents[3]
+BAD = [b'{"foo":1}', b"not json", b'{"text":""}']
+
+
+def mixed(count: int) -> list[dict[str, Any] | bytes]:
+    """Records of three layouts with e-mails, doubles, a rare class, and lines that are no records."""
+    rows: list[dict[str, Any] | bytes] = []
+    for number, row in enumerate(questions(count)):
+        row["class"] = "rare" if number % 10 == 0 else "often"
+        if number % 7 == 0:
+            row["answer"] += f" Write to keeper{number}@example.com."
+        if number % 11 == 0:
+            row = {"text": row["answer"] + " " + row["instruction"], "class": row["class"]}
+        elif number % 13 == 0:
+            turns = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
+            row = {"messages": turns, "class": row["class"]}
+        rows.append(row)
+        if number % 20 == 0:
+            rows.append(dict(row, id=number))
+        if number % 100 == 0:
+            rows.append(BAD[number // 100 % len(BAD)])
+    return rows
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ranges and parts, as an input of gigabytes has."""
+    monkeypatch.setattr(plans, "RANGE_BYTES", 20_000)
+    monkeypatch.setattr(cut, "__defaults__", (20_000,))
+    monkeypatch.setattr(Plan.__init__, "__defaults__", (30_000,))
+
+
+EVERYTHING: dict[str, Any] = {
+    "filter": {"language": "en", "min_length": 8, "near_dedup": {"threshold": 0.9}},
+    "augment": {"oversample_minority": True},
+}
+
+
+def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path, small_units: None) -> None:
+    place = Place(tmp_path, mixed(600))
+    made = [place.prepare({**EVERYTHING, "tokenize": place.tokenize(max_length=64)}, workers=count) for count in (1, 2, 3)]
+    first, *others = [place.files(result) for result in made]
+    assert sum(name.endswith(".arrow") for name in first) > 3
+    assert all(other == first for other in others)
+    assert made[0] == made[1] == made[2]
+
+
+def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path, small_units: None) -> None:
+    rows = mixed(1500)
+    whole, killed = (Place(tmp_path / name, rows) for name in ("whole", "killed"))
+    expected = whole.prepare({"filter": {"language": "en"}})
+    job = killed.job({"filter": {"language": "en"}}, workers=2)
+    script = (
+        "import sys; from recipes.preparation.plan import Plan, cut; cut.__defaults__ = (20_000,);"
+        "Plan.__init__.__defaults__ = (30_000,); from recipes.prepare import main, prepare; main(prepare)"
+    )
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    kills = 0
+    for stage in ("read", "encode", "scatter", None):
+        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "job.json")], cwd=ROOT)
+        children: list[psutil.Process] = []
+        while process.poll() is None and stage is not None:
+            if any((killed.folder / "work").glob(f"*/{stage}/*.json")) or any(
+                (killed.folder / "work").glob(f"*/{stage}/*.npy")
+            ):
+                children = psutil.Process(process.pid).children(recursive=True)
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.005)
+        process.wait()
+        gone, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, "workers end with whoever started them"
+    assert kills >= 2
+    assert process.returncode == 0
+    result = json.loads(killed.store.get_bytes(job.result_uri))
+    assert {role: made["digest"] for role, made in result["artifacts"].items()} == {
+        role: made.digest for role, made in expected.artifacts.items()
+    }
+
+
+def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_path: Path, small_units: None) -> None:
+    rows = mixed(600)
+    place = Place(tmp_path, rows)
+    result = place.prepare({"filter": {"language": "en"}})
+    rejects = place.rows(result, "rejected")
+    assert len(rejects) + sum(result.metrics.values()) == len(rows)
+    assert Counter(reject["reason"] for reject in rejects) == result.facts["rejected"]
+    assert [reject["line"] for reject in rejects] == sorted(reject["line"] for reject in rejects)
+    told = {reject["line"]: reject for reject in rejects}
+    for line, row in enumerate(rows, start=1):
+        if isinstance(row, bytes):
+            assert told[line]["reason"] == ("not JSON" if row == b"not json" else "no layout")
+        elif "id" in row:
+            assert told[line] == {"file": "records.jsonl", "line": line, "reason": "duplicate", "detail": ""}
+
+
+def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Path, small_units: None) -> None:
+    place = Place(tmp_path, mixed(600))
+    result = place.prepare({})
+    rows = place.rows(result)
+    assert not any("@example.com" in json.dumps(row) for row in rows)
+    masked = result.facts["masked"]
+    assert isinstance(masked, dict)
+    assert masked["email"] >= sum("[REDACTED]" in json.dumps(row) for row in rows) > 0
+    splits = {name: place.rows(result, name) for name in SPLITS}
+    asked = {name: {normalize(question(row, layout_of(row))) for row in splits[name]} for name in SPLITS}
+    assert not asked["train"] & (asked["validation"] | asked["test"])
+    assert result.facts["leaked"] == 0
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
+    assert {name: len(splits[name]) for name in SPLITS} == {name: int(result.metrics[name]) for name in SPLITS}
+    share = result.metrics["test"] / len(rows)
+    assert share == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_order_is_the_seeds(tmp_path: Path) -> None:
+    place = Place(tmp_path, questions(200))
+    orders = {}
+    for seed in (None, 1, 2):
+        result = place.prepare({"augment": {"shuffle_seed": seed}})
+        orders[seed] = [row["instruction"] for row in place.rows(result, "train")]
+    assert sorted(orders[1]) == sorted(orders[2]) == sorted(orders[None])
+    assert orders[1] != orders[2]
+    numbers = [int(text.rstrip("?").rpartition(" ")[2]) for text in orders[None]]
+    assert numbers == sorted(numbers)
+
+
+def test_minorities_are_repeated_in_training_alone(tmp_path: Path) -> None:
+    rows = [dict(row, **{"class": "rare" if n % 9 == 0 else "often"}) for n, row in enumerate(questions(300))]
+    place = Place(tmp_path, rows)
+    result = place.prepare({"augment": {"oversample_minority": True}})
+    classes = Counter(row["class"] for row in place.rows(result, "train"))
+    assert classes["rare"] == classes["often"]
+    assert result.facts["oversampled"] == {"rare": classes["often"] - len(rare_of(place.rows(result, "train")))}
+    held_out = [json.dumps(row) for name in ("validation", "test") for row in place.rows(result, name)]
+    assert len(held_out) == len(set(held_out))
+
+
+def rare_of(rows: list[dict[str, Any]]) -> set[str]:
+    return {row["instruction"] for row in rows if row["class"] == "rare"}
+
+
+def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
+    names = ["train", "val", "test", "dev"]
+    rows = [dict(row, part=names[n % 4]) for n, row in enumerate(questions(80))] + [dict(questions(1)[0], part="other")]
+    place = Place(tmp_path, rows)
+    result = place.prepare({"split": {"column": "part"}, "filter": {"dedup": False}})
+    assert result.metrics == {"train": 20.0, "validation": 40.0, "test": 20.0}
+    assert result.facts["rejected"] == {"split": 1}
+
+
+def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
+    place = Place(tmp_path, questions(200))
+    asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 20, "max_length": 60}}
+    result = place.prepare(asked)
+    folder = place.store.fetch(result.artifacts["train"], tmp_path)
+    lengths = np.concatenate([open_table(file).column("length").to_numpy() for file in folder.glob("*.arrow")])
+    assert lengths.min() >= 20
+    assert lengths.max() == 48
+    assert set(result.facts["rejected"]) == {"too short", "too long"}  # type: ignore[arg-type]
+
+
+def test_padding_fills_every_record(tmp_path: Path) -> None:
+    place = Place(tmp_path, questions(60))
+    result = place.prepare({"tokenize": place.tokenize(max_length=64, padding=True)})
+    folder = place.store.fetch(result.artifacts["train"], tmp_path)
+    table = open_table(folder / "train-00000.arrow")
+    assert {len(ids) for ids in table.column("input_ids").to_pylist()} == {64}
+    assert table.column("length").to_numpy().min() < 64
+
+
+def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
+    german = {"text": "Der Leuchtturmwärter zählt jede Nacht die Schiffe, die am Hafen vorbeifahren, und schreibt sie auf."}
+    rude = {"text": "The keeper of the lighthouse is a damned fool, and everybody in the harbour knows about it."}
+    place = Place(tmp_path, [*questions(60), german, rude])
+    result = place.prepare({"filter": {"language": "en", "toxicity": {"words": ["Damned"]}}})
+    reasons = {reject["line"]: (reject["reason"], reject["detail"]) for reject in place.rows(result, "rejected")}
+    assert reasons[61][0] == "language"
+    assert reasons[61][1].startswith("de by 0.")
+    assert reasons[62] == ("toxicity", "a word of the list")
+
+
+def test_an_unknown_detector_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="unknown detector 'no-such'"):
+        Place(tmp_path, questions(30)).prepare({"filter": {"toxicity": {"detector": "no-such"}}})
+
+
+def test_nearly_equal_records_are_found_and_others_are_not(tmp_path: Path) -> None:
+    rows = questions(100)
+    long = " ".join(row["answer"] for row in rows[:10])
+    near = [{"text": long}, {"text": long.replace("lamp", "light", 1)}]
+    result = Place(tmp_path, [*rows, *near]).prepare({"filter": {"near_dedup": {"threshold": 0.8}}})
+    assert result.facts["rejected"] == {"near duplicate": 1}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95, 1.0])
+def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
+    bands, rows = bands_of(NearDuplicates(threshold=threshold))
+    assert bands * rows <= 128
+    assert 1 - (1 - threshold**rows) ** bands >= 0.95
+
+
+def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path, small_units: None) -> None:
+    place = Place(tmp_path, mixed(400))
+    plan = Plan(tmp_path / "work", cut(sorted((place.folder / "raw").glob("*.jsonl"))), PrepareParameters())
+    with Workers(1) as workers:
+        run(plan, workers)
+    files = sorted((plan.work / "read").glob("*.arrow"))
+    at_once, shared = duplicates(files), duplicates(files, at_once=50)
+    assert sum(marks.sum() for marks in at_once) > 10
+    assert all((one == other).all() for one, other in zip(at_once, shared, strict=True))
+
+
+def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None:
+    place = Place(tmp_path, mixed(300))
+    source = sorted((place.folder / "raw").glob("*.jsonl"))
+    made = []
+    for number, size in enumerate((5_000, 1 << 20)):
+        plan = Plan(tmp_path / str(number), cut(source, size), PrepareParameters())
+        with Workers(1) as workers:
+            run(plan, workers)
+        files = [*(plan.work / PARTS).rglob("*.jsonl"), plan.work / REJECTED]
+        made.append({file.name: sha256(file) for file in files})
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("rows", [[], [{"foo": 1}] * 3])
+def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    with pytest.raises(BadConfiguration, match="no record is left: " + ("3 no layout" if rows else "the dataset is empty")):
+        Place(tmp_path, rows).prepare({})
+
+
+def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"tokenize\.tokenizer: there is no folder /no/such"):
+        Place(tmp_path, questions(30)).prepare({"tokenize": {"tokenizer": "file:///no/such"}})
+
+
+MEGABYTES = 160
+LIMIT = 330 << 20
+"""Of data memory for each process: Python with its libraries takes about 150 MB of it."""
+
+
+def test_an_input_larger_than_its_memory_is_prepared(tmp_path: Path) -> None:
+    """All processes may have this much memory each, and the input is larger than what that leaves them."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        draw = np.random.default_rng(1)
+        for number in range(MEGABYTES * 16):
+            yield {"text": f"{number} " + bytes(draw.integers(97, 123, 65_000, dtype=np.uint8)).decode()}
+
+    place = Place(tmp_path, rows())
+    (tmp_path / "job.json").write_text(place.job({"augment": {"mask_pii": False}}).model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.prepare", str(tmp_path / "job.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(place.store.get_bytes(place.job({}).result_uri))
+    assert sum(result["metrics"].values()) == MEGABYTES * 16
+
+
+def test_the_layout_of_a_preference_record_is_kept_without_tokens(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(30)]
+    result = Place(tmp_path, rows).prepare({})
+    assert sum(result.metrics.values()) == 30
+    assert layout_of(rows[0]) is Layout.PREFERENCE
+    assert canonical_json(result.facts["rejected"]) == b"{}"

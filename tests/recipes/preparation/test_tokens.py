@@ -1,0 +1,105 @@
+"""Tokens and their mask: what the assistant said, found in templates that do not mark it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.layouts import Layout, Unfit
+from recipes.parameters import TokenizeParameters
+from recipes.preparation.tokenizer import freeze
+from recipes.preparation.tokens import RecordTokenizer, Tokens
+from recipes.records import Record, encode
+from recipes.schema import BadConfiguration, StoreAddress
+from tests.recipes.preparation.place import BUCKETS
+from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
+
+TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
+
+
+def record_tokenizer(folder: Path, template: str = CHAT_TEMPLATE, **parameters: Any) -> RecordTokenizer:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder / "source")
+    asked = TokenizeParameters(tokenizer=(folder / "source").as_uri(), **parameters)
+    freeze(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
+    return RecordTokenizer(folder / "frozen", asked)
+
+
+def learned(tokens: Tokens | Unfit) -> str:
+    """What the mask covers, as text."""
+    assert isinstance(tokens, Tokens)
+    mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
+    assert len(mask) == len(tokens.ids)
+    text: str = make_tokenizer().decode([token for token, taught in zip(tokens.ids, mask, strict=True) if taught])
+    return text
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING])
+@pytest.mark.parametrize("question", ["Who keeps the lamp?", "  spaces around \n", "a <|im_end|> inside", "◆probe◆"])
+def test_a_question_becomes_the_tokens_that_training_makes_of_it(tmp_path: Path, template: str, question: str) -> None:
+    own = make_tokenizer()
+    own.chat_template = template
+    (found,) = record_tokenizer(tmp_path, template, system_prompt="Be brief.").tokenize(
+        [{"instruction": question, "answer": "The keeper."}], [Layout.INSTRUCTION]
+    )
+    (example,) = encode(own, [Record(question, "The keeper.", "keeper")], "Be brief.", 512)
+    assert isinstance(found, Tokens)
+    assert tuple(found.ids) == example.tokens
+    assert found.runs == [example.labels.count(-100), len(example.tokens) - example.labels.count(-100)]
+
+
+def test_of_a_conversation_every_turn_of_the_assistant_is_learned_with_its_end(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who keeps the lamp?"},
+        {"role": "assistant", "content": "The keeper."},
+        {"role": "user", "content": "And the book?"},
+        {"role": "assistant", "content": "She does."},
+    ]
+    (found,) = record_tokenizer(tmp_path).tokenize([{"messages": messages}], [Layout.MESSAGES])
+    whole = make_tokenizer().apply_chat_template(messages, tokenize=False)
+    assert isinstance(found, Tokens)
+    assert make_tokenizer().decode(found.ids) == whole
+    assert learned(found) == "The keeper.<|im_end|>She does.<|im_end|>"
+
+
+def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
+    rows = [{"text": "The lamp burns."}, {"prompt": "The lamp", "completion": " burns."}]
+    text, completion = record_tokenizer(tmp_path).tokenize(rows, [Layout.TEXT, Layout.COMPLETION])
+    assert learned(text) == "The lamp burns.<|im_end|>"
+    assert learned(completion) == " burns.<|im_end|>"
+
+
+def test_preference_data_is_refused_with_its_reason(tmp_path: Path) -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    (found,) = record_tokenizer(tmp_path).tokenize([row], [Layout.PREFERENCE])
+    assert isinstance(found, Unfit)
+    assert "preference training" in str(found)
+
+
+def test_a_template_that_writes_the_day_is_refused_unless_the_day_is_given(tmp_path: Path) -> None:
+    dated = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+    row = {"instruction": "Who?", "answer": "She."}
+    with pytest.raises(BadConfiguration, match="template_arguments.date_string"):
+        record_tokenizer(tmp_path / "now", dated + CHAT_TEMPLATE).tokenize([row], [Layout.INSTRUCTION])
+    given = record_tokenizer(tmp_path / "then", dated + CHAT_TEMPLATE, template_arguments={"date_string": "1 Jan 2020"})
+    assert isinstance(given.tokenize([row], [Layout.INSTRUCTION])[0], Tokens)
+
+
+@pytest.mark.parametrize(
+    ("length", "ids", "runs", "teaches"),
+    [
+        (9, [1, 2, 3, 4], [2, 2], True),
+        (3, [1, 2, 3], [2, 1], True),
+        (2, [1, 2], [2, 0], False),
+    ],
+)
+def test_a_cut_record_keeps_its_mask(length: int, ids: list[int], runs: list[int], teaches: bool) -> None:
+    cut = Tokens([1, 2, 3, 4], [2, 2]).cut(length)
+    assert (cut.ids, cut.runs, cut.teaches) == (ids, runs, teaches)
+
+
+def test_the_first_token_teaches_nothing() -> None:
+    assert not Tokens([1], [0, 1]).teaches
+    assert Tokens([1, 2], [0, 2]).teaches
