@@ -18,8 +18,10 @@ class DatasetDefinition(Frozen):
 
     name: str
     description: str = ""
-    source: str | None = Field(None, description="file or folder, relative to the definition; none where it is uploaded")
-    format: Literal["jsonl"] = "jsonl"
+    source: str | None = Field(
+        None, description="file or folder, relative to the definition, or an s3:// address; none where it is uploaded"
+    )
+    format: Literal["jsonl", "parquet", "csv", "arrow", "text"] = "jsonl"
     split: SplitParameters = SplitParameters()
     prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
     owners: tuple[str, ...] = ()

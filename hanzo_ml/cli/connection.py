@@ -39,7 +39,8 @@ def call(method: str, path: str, **options: Any) -> Any:
         Refused: the API answered with an error.
     """
     url, headers = tracking_uri() + path, authorization()
-    answer = httpx.request(method, url, timeout=SECONDS, trust_env=False, headers=headers, **options)
+    options = {"timeout": SECONDS, **options}
+    answer = httpx.request(method, url, trust_env=False, headers=headers, **options)
     if answer.is_error:
         raise Refused(message_of(answer))
     return answer.json()

@@ -1,39 +1,51 @@
 """`hanzo-ml dataset`: versions that nobody can change."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import httpx
 import typer
+from rich.console import Console
 
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml import checkout as checking_out
+from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
+from hanzo_ml.cli.upload import metadata_of, progress_line, send_address, send_files, send_query
+from hanzo_ml.credentials import authorization
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
+
+Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
+Records = Annotated[bool, typer.Option("--records", help="The records as JSON lines, instead of the files as uploaded.")]
 
 
 @app.command()
 def create(
     name: Annotated[str, typer.Option(help="Name of the dataset.")],
-    path: Annotated[Path, typer.Option(help="A file, or a folder of files.")],
-    format: Annotated[str, typer.Option(help="jsonl")] = "jsonl",
+    path: Annotated[
+        str | None, typer.Option(help="A file or a folder; or s3://... or file://..., which the server fetches.")
+    ] = None,
+    format: Annotated[str, typer.Option(help="jsonl, parquet, csv, arrow or text")] = "jsonl",
+    sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
+    database: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag to find it by; may be repeated.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a version of the files at --path. The same content never makes a second version."""
-    if not path.exists():
-        raise Refused(f"there is no file or folder {path}: check --path")
-    files = sorted(path.rglob(f"*.{format}")) if path.is_dir() else [path]
-    if not files:
-        raise Refused(f"folder {path} holds no *.{format} file: check --path and --format")
-    with ExitStack() as opened:
-        parts = []
-        for file in files:
-            relative = file.relative_to(path).as_posix() if path.is_dir() else file.name
-            parts.append(("files", (relative, opened.enter_context(file.open("rb")))))
-        made = call("POST", "/v1/datasets", data={"name": name, "format": format, "tags": tag or []}, files=parts)
+    """Make a version of the files at --path, or of the rows of --sql. The same content never makes a second version."""
+    if (path is None) == (sql is None) or (sql is None) != (database is None):
+        raise Refused("give --path, or --sql together with --database")
+    extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
+    fields = {"name": name, "format": format, "tags": tag or [], "metadata": extra}
+    if sql is not None and database is not None:
+        made = send_query(database, sql, {**fields, "format": "jsonl"})
+    elif str(path).startswith(("s3://", "file://")):
+        made = send_address(str(path), fields)
+    else:
+        made = send_files(Path(str(path)), fields)
     if as_json:
         show(made)
         return
@@ -45,16 +57,149 @@ def create(
 
 
 @app.command("list")
-def list_versions(name: Annotated[str | None, typer.Option()] = None, as_json: AsJson = False) -> None:
+def list_versions(
+    name: Annotated[str | None, typer.Option()] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """All versions, newest last."""
-    found = call("GET", "/v1/datasets", params={"name": name} if name else {})["datasets"]
+    found = list(versions(name, tag or []))
     if as_json:
         show(found)
         return
     rows = [
-        (f"{v['name']}@{v['version']}", v["num_records"], v["size_bytes"], "yes" if v["splits"] else "not yet")
+        (f"{v['name']}@{v['version']}", v["num_records"], v["size_bytes"], v["format"], "yes" if v["splits"] else "not yet")
         for v in found
     ]
-    table(
-        ("dataset", "records", "bytes", "split"), rows, "no dataset yet: `hanzo-ml dataset create --name NAME --path FILE`"
-    )
+    hint = "no dataset yet: `hanzo-ml dataset create --name NAME --path FILE`"
+    table(("dataset", "records", "bytes", "format", "split"), rows, hint)
+
+
+@app.command("show")
+def show_version(reference: Reference) -> None:
+    """All that is known of a version, as JSON."""
+    show(find(reference))
+
+
+@app.command()
+def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, max=1000)] = 10) -> None:
+    """The first records, one JSON line each."""
+    address = f"{tracking_uri()}/v1/datasets/{find(reference)['id']}/preview"
+    answer = httpx.get(address, params={"n": n}, headers=authorization(), timeout=60, trust_env=False)
+    if answer.is_error:
+        raise Refused(message_of(answer))
+    print(answer.text, end="")
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
+    new: Annotated[str, typer.Argument(metavar="NAME@VERSION")],
+    key: Annotated[str | None, typer.Option(help="Column that tells which record became which.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What changed from one version to another."""
+    params = {"against": find(old)["id"], **({"key": key} if key else {})}
+    found = call("GET", f"/v1/datasets/{find(new)['id']}/diff", params=params)
+    if as_json:
+        show(found)
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    counts = [(kind, found[kind]) for kind in ("added", "removed", "changed", "unchanged") if found[kind] is not None]
+    console.print(f"{found['old']['reference']} -> {found['new']['reference']}: " + ", ".join(f"{n} {k}" for k, n in counts))
+    for column, kinds in found["schema_added"].items():
+        console.print(f"  + column {column}: {kinds}", style="green")
+    for column, kinds in found["schema_removed"].items():
+        console.print(f"  - column {column}: {kinds}", style="red")
+    for column, (before, after) in found["schema_changed"].items():
+        console.print(f"  ~ column {column}: {before} -> {after}", style="yellow")
+    for kind, sign, style in (("added", "+", "green"), ("removed", "-", "red"), ("changed", "~", "yellow")):
+        for record in found["examples"].get(kind, []):
+            console.print(f"  {sign} {record}"[:200], style=style)
+
+
+@app.command()
+def checkout(
+    reference: Reference,
+    to: Annotated[Path, typer.Option(help="Folder to make; not there yet, or empty.")],
+    records: Records = False,
+) -> None:
+    """The exact files of a version, each verified. Interrupted, it goes on where it was."""
+    version = find(reference)
+    content = "records" if records else "source"
+
+    def links() -> list[checking_out.RemoteFile]:
+        return [checking_out.RemoteFile.from_json(file) for file in links_of(version, content)["files"]]
+
+    with progress_line("fetching", None) as told:
+        try:
+            size = checking_out.checkout(links, to, f"{version['id'][:8]}-{content}", told)
+        except checking_out.Broken as problem:
+            raise Refused(str(problem)) from None
+    print(f"{version['name']}@{version['version']} is in {to}: {size} bytes, every SHA-256 as recorded")
+
+
+@app.command()
+def download(reference: Reference, records: Records = False, as_json: AsJson = False) -> None:
+    """Addresses under which anybody can download a version for an hour."""
+    found = links_of(find(reference), "records" if records else "source")
+    if as_json:
+        show(found)
+        return
+    for file in found["files"]:
+        for part in file["parts"]:
+            print(f"{file['path']}\t{part['url']}")
+
+
+@app.command()
+def lineage(reference: Reference, as_json: AsJson = False) -> None:
+    """What a version was made of, and what was made of it."""
+    found = call("GET", f"/v1/datasets/{find(reference)['id']}/lineage")
+    if as_json:
+        show(found)
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for parent in [*found["parents"], *(each["name"] for each in found["made_from"])]:
+        console.print(f"  ↑ {parent}")
+    console.print(f"{found['dataset']}  (transform: {found['transform']})")
+    for child in [*(f"dataset {name}" for name in found["children"]), *(each["name"] for each in found["made_into"])]:
+        console.print(f"  ↓ {child}")
+
+
+@app.command()
+def tag(reference: Reference, tags: Annotated[list[str], typer.Argument(help="All tags that it shall have.")]) -> None:
+    """Replace the tags of a version."""
+    changed = call("PATCH", f"/v1/datasets/{find(reference)['id']}", json={"tags": tags})
+    print(f"{changed['name']}@{changed['version']}: {', '.join(changed['tags'])}")
+
+
+@app.command()
+def delete(reference: Reference, yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False) -> None:
+    """Delete a version that no run, job or other version refers to."""
+    version = find(reference)
+    if not yes:
+        raise Refused(f"this deletes {version['name']}@{version['version']} for good: say --yes")
+    print(f"{call('DELETE', '/v1/datasets/' + version['id'])['deleted']} is deleted")
+
+
+def versions(name: str | None, tags: list[str]) -> Iterator[dict[str, Any]]:
+    params: dict[str, Any] = {"tags": tags} | ({"name": name} if name else {})
+    while True:
+        page = call("GET", "/v1/datasets", params=params)
+        yield from page["datasets"]
+        if not (token := page.get("next_page_token")):
+            return
+        params["page_token"] = token
+
+
+def find(reference: str) -> dict[str, Any]:
+    """The version that NAME@VERSION, or NAME, means."""
+    name, _, number = reference.partition("@")
+    found = [each for each in versions(name, []) if not number or str(each["version"]) == number]
+    if not found:
+        raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
+    return found[-1]
+
+
+def links_of(version: dict[str, Any], content: str) -> Any:
+    return call("GET", f"/v1/datasets/{version['id']}/download", params={"content": content})

@@ -38,10 +38,19 @@ def allowed_files(settings: Settings, address: str, format: Format) -> list[Sour
         raise invalid(
             f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3:// or file://"
         )
-    if not any(lies_below(address, allowed) for allowed in settings.storage.import_from):
+    allowed = any(lies_below(address, each) for each in settings.storage.import_from)
+    if not allowed or is_our_own(settings, address):
         message = "This server fetches nothing from there: upload the files, or have its operator add storage.import_from"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
     return files_at(settings, address, format)
+
+
+def is_our_own(settings: Settings, address: str) -> bool:
+    """Whether an address is where this server keeps what it stores, which is of all organizations."""
+    if address.startswith("file://"):
+        place = path_of(address).resolve()
+        return place.is_relative_to(settings.home) or settings.home.is_relative_to(place)
+    return address.removeprefix("s3://").partition("/")[0] in settings.store.buckets.values()
 
 
 def lies_below(address: str, allowed: str) -> bool:

@@ -126,7 +126,7 @@ def test_a_file_with_another_ending_is_taken_or_refused_by_its_own_name(
 
 
 def test_nothing_of_a_refused_file_is_stored(cli: Cli, file: Callable[..., Path]) -> None:
-    refusal(create(cli, file(GOOD + "{}\n"), "never"))
+    refusal(create(cli, file(GOOD + "[]\n"), "never"))
     assert json.loads(cli("dataset", "list", "--name", "never", "--json").stdout) == []
 
 

@@ -1,0 +1,149 @@
+"""A dataset version as a folder of this machine: every part verified as it comes, the folder there only when it is whole.
+
+What was fetched before a crash lies in a folder beside it, is verified again, and is not fetched a second time.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import httpx
+
+AT_ONCE = 8
+"""Parts that are fetched together: with their size, the memory of a checkout."""
+TRIES = 3
+SECONDS = 120.0
+
+
+class Broken(Exception):
+    """What came is not what the version's manifest says; the message is one line."""
+
+
+class Expired(Exception):
+    """The addresses do not hold any more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    url: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file whose bytes are those of its parts, one behind the other."""
+
+    path: str
+    sha256: str
+    size: int
+    parts: Sequence[Part]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "RemoteFile":
+        parts = tuple(Part(**part) for part in document["parts"])
+        return cls(document["path"], document["sha256"], document["size"], parts)
+
+
+def checkout(
+    links: Callable[[], Sequence[RemoteFile]], to: Path, mark: str, progress: Callable[[int], None] = lambda size: None
+) -> int:
+    """Make the folder `to` of a version's files. Returns how many bytes it has.
+
+    Args:
+        links: asks for the files with addresses that hold; asked again when they have expired.
+        mark: tells the unfinished folder of one version from that of another.
+
+    Raises:
+        Broken: bytes are not the recorded ones, or the folder is there already.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise Broken(f"{to} is there already: give another folder with --to, or remove it")
+    unfinished = to.absolute().parent / f".{to.name}.{mark}.part"
+    files = fetch_all(links, unfinished, progress)
+    wanted = {safe(file.path) for file in files}
+    for path in unfinished.rglob("*"):
+        if path.is_file() and PurePosixPath(path.relative_to(unfinished).as_posix()) not in wanted:
+            path.unlink()
+    if to.exists():
+        to.rmdir()
+    unfinished.rename(to)
+    return sum(file.size for file in files)
+
+
+def fetch_all(
+    links: Callable[[], Sequence[RemoteFile]], folder: Path, progress: Callable[[int], None]
+) -> Sequence[RemoteFile]:
+    for _ in range(TRIES):
+        files = links()
+        try:
+            for file in files:
+                fetch(file, folder / safe(file.path), progress)
+            return files
+        except Expired:  # it took longer than the addresses hold: what is there is kept
+            continue
+    raise Broken("the addresses of the files are refused: is the clock of this machine or of the server wrong?")
+
+
+def fetch(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
+    """Fetch what `target` has not got yet."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with target.open("r+b" if target.exists() else "w+b") as out:
+        done = 0
+        for part in whole_parts(out, file.parts):
+            digest.update(part)
+            done += 1
+            progress(len(part))
+        out.seek(sum(part.size for part in file.parts[:done]))
+        out.truncate()
+        for data in fetched(file.parts[done:]):
+            digest.update(data)
+            out.write(data)
+            progress(len(data))
+    if digest.hexdigest() != file.sha256:
+        raise Broken(f"{file.path} has SHA-256 {digest.hexdigest()}, recorded is {file.sha256}")
+
+
+def whole_parts(file: BinaryIO, parts: Sequence[Part]) -> Iterator[bytes]:
+    """The parts that a file begins with, as far as they are the right ones."""
+    for part in parts:
+        data = file.read(part.size)
+        if hashlib.sha256(data).hexdigest() != part.sha256:
+            return
+        yield data
+
+
+def fetched(parts: Sequence[Part]) -> Iterator[bytes]:
+    with httpx.Client(timeout=SECONDS, trust_env=False) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        for start in range(0, len(parts), AT_ONCE):
+            yield from pool.map(lambda part: verified(client, part), parts[start : start + AT_ONCE])
+
+
+def verified(client: httpx.Client, part: Part) -> bytes:
+    for attempt in range(1, TRIES + 1):
+        try:
+            answer = client.get(part.url)
+        except httpx.TransportError:
+            if attempt == TRIES:
+                raise
+            continue
+        if answer.status_code == httpx.codes.FORBIDDEN:
+            raise Expired
+        if answer.is_success and hashlib.sha256(answer.content).hexdigest() == part.sha256:
+            return answer.content
+        if not answer.is_server_error or attempt == TRIES:
+            break
+    found = "other bytes" if answer.is_success else f"an answer {answer.status_code}"
+    raise Broken(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` tells what is broken")
+
+
+def safe(path: str) -> PurePosixPath:
+    """A name of the server as one below the folder. Raises Broken on one that could lie elsewhere."""
+    relative = PurePosixPath(path)
+    if not relative.name or relative.is_absolute() or ".." in relative.parts:
+        raise Broken(f"the server names a file {path!r}, which could lie anywhere")
+    return relative

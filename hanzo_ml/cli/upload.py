@@ -1,0 +1,109 @@
+"""What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address for the server."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.sql_query import BadQuery, query_lines
+
+ENDINGS = {
+    "jsonl": (".jsonl",),
+    "parquet": (".parquet",),
+    "csv": (".csv",),
+    "arrow": (".arrow", ".feather", ".ipc", ".arrows"),
+    "text": (".txt", ".text"),
+}
+COMPRESSED = ("", ".gz", ".zst")
+NEVER = httpx.Timeout(30.0, read=None, write=600.0)
+"""How long the server may take to check what it got: as long as that takes."""
+ROUTE = "/v1/datasets"
+Told = Callable[[int], None]
+
+
+class Watched(io.BufferedReader):
+    """A file that tells how much of it was read."""
+
+    def __init__(self, path: Path, told: Told) -> None:
+        super().__init__(io.FileIO(path))
+        self._told = told
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._told(len(data))
+        return data
+
+
+def send_files(path: Path, fields: dict[str, Any]) -> Any:
+    """Upload a file, or all of the format in a folder."""
+    files = local_files(path, str(fields["format"]))
+    total = sum(file.stat().st_size for file in files)
+    with ExitStack() as opened, progress_line("uploading", total) as told:
+        parts = []
+        for file in files:
+            relative = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            parts.append(("files", (relative, opened.enter_context(Watched(file, told)))))
+        return call("POST", ROUTE, data=fields, files=parts, timeout=NEVER)
+
+
+def send_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
+    """Upload the rows of a query as JSON lines."""
+    with progress_line("reading the query's rows", None) as told:
+
+        def body() -> Iterator[bytes]:
+            for block in query_lines(database, statement):
+                told(len(block))
+                yield block
+
+        try:
+            return call("POST", f"{ROUTE}/raw", params={**fields, "file": "query.jsonl"}, content=body(), timeout=NEVER)
+        except BadQuery as problem:
+            raise Refused(str(problem)) from None
+
+
+def send_address(address: str, fields: dict[str, Any]) -> Any:
+    """Have the server fetch the files."""
+    return call("POST", ROUTE, data={**fields, "source": address}, timeout=NEVER)
+
+
+def local_files(path: Path, format: str) -> Sequence[Path]:
+    if not path.exists():
+        raise Refused(f"there is no file or folder {path}: check --path")
+    if not path.is_dir():
+        return [path]
+    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in COMPRESSED)
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(endings) and file.is_file())
+    if not files:
+        raise Refused(f"folder {path} holds no *{endings[0]} file: check --path and --format")
+    return files
+
+
+def metadata_of(pairs: Sequence[str]) -> str:
+    """`key=value` pairs as a JSON object; a value that is JSON is taken as that."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise Refused(f"--metadata {pair!r} is no KEY=VALUE")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return json.dumps(found)
+
+
+@contextmanager
+def progress_line(what: str, total: int | None) -> Iterator[Told]:
+    """One line on the terminal, gone when it is over; nothing where nobody looks."""
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda size: progress.advance(task, size)

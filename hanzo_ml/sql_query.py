@@ -1,0 +1,81 @@
+"""The rows of a SQL query as JSON lines: read where the database can be reached, and never by a statement that writes.
+
+Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.columnar`):
+decimals, dates and times are texts, binary values base64.
+"""
+
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+ROWS = 1000
+Block: TypeAlias = tuple[list[str], Sequence[Sequence[Any]]]
+"""Names of the columns, and some rows."""
+
+
+class BadQuery(Exception):
+    """The database or the query is no good; the message is one line without any password."""
+
+
+def query_lines(database: str, statement: str) -> Iterator[bytes]:
+    """The rows of a statement, in blocks of lines.
+
+    Args:
+        database: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+    """
+    scheme = database.partition(":")[0]
+    if scheme == "sqlite":
+        tables = sqlite_rows(database, statement)
+    elif scheme in ("postgresql", "postgres"):
+        tables = postgresql_rows(database, statement)
+    else:
+        raise BadQuery("no database that can be read: give --database sqlite:///FILE or postgresql://USER@HOST/NAME")
+    for names, rows in tables:
+        if double := next((name for name in names if names.count(name) > 1), None):
+            raise BadQuery(f"two columns of the query are called '{double}': rename one with AS")
+        yield b"".join(line(names, row) for row in rows)
+
+
+def sqlite_rows(database: str, statement: str) -> Iterator[Block]:
+    path = unquote(urlsplit(database).path).removeprefix("/")
+    try:
+        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
+            connection.execute("PRAGMA query_only=ON")  # also of what the statement may attach
+            yield from blocks(connection.execute(statement))
+    except sqlite3.Error as error:
+        raise BadQuery(f"the database says: {error}") from None
+
+
+def postgresql_rows(database: str, statement: str) -> Iterator[Block]:
+    import psycopg  # only those who ask a PostgreSQL need it
+
+    try:
+        with psycopg.connect(database) as connection:
+            connection.read_only = True
+            with connection.cursor(name="dataset") as cursor:  # of the server: rows come as they are fetched
+                cursor.execute(statement.encode())
+                yield from blocks(cursor)
+    except psycopg.Error as error:
+        raise BadQuery(f"the database says: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+
+
+def blocks(cursor: Any) -> Iterator[Block]:
+    names: list[str] | None = None
+    while rows := cursor.fetchmany(ROWS):
+        names = names or [column[0] for column in cursor.description]
+        yield names, rows
+
+
+def line(names: Sequence[str], row: Sequence[Any]) -> bytes:
+    for name, value in zip(names, row, strict=True):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadQuery(f"column '{name}' holds {value}, which JSON has not: select NULL or a text instead")
+    try:
+        return msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n"
+    except (TypeError, ValueError) as error:
+        raise BadQuery(f"a row has a value without a form in JSON ({error}): cast it to text") from None
