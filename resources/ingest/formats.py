@@ -64,8 +64,8 @@ def records_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Prob
             yield from (item for item in found if isinstance(item, Problem))
             kinds = [item for item in found if not isinstance(item, Problem)]
             if kinds:
-                yield from csv_records(unpacked(file.to_the_end()), kinds)
+                yield from csv_records(unpacked(file.again()), kinds)
         case Format.PARQUET:
-            yield from parquet_records(file.to_the_end())
+            yield from parquet_records(file.again())
         case Format.ARROW:
-            yield from arrow_records(file.to_the_end())
+            yield from arrow_records(file.again())

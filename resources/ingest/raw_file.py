@@ -19,6 +19,7 @@ class Recorded(io.RawIOBase):
     def __init__(self, stream: BinaryIO, keep: Callable[[bytes], None]) -> None:
         self._stream = stream
         self._keep = keep
+        self._all_kept = False
 
     def readable(self) -> bool:
         return True
@@ -29,12 +30,41 @@ class Recorded(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def to_the_end(self) -> BinaryIO:
-        """Keep what nobody has read yet. Returns the stream, to be read again from its beginning."""
-        while data := self._stream.read(BLOCK):
+    def to_the_end(self) -> None:
+        """Keep what nobody has read yet."""
+        while not self._all_kept and (data := self._stream.read(BLOCK)):
             self._keep(data)
+        self._all_kept = True
+
+    def again(self) -> BinaryIO:
+        """The whole file to be read from any position, all of it kept already."""
+        self.to_the_end()
         self._stream.seek(0)
-        return self._stream
+        return cast(BinaryIO, io.BufferedReader(Borrowed(self._stream), BLOCK))
+
+
+class Borrowed(io.RawIOBase):
+    """A stream for readers that close what they read; it stays open."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class Unpacked(io.RawIOBase):
