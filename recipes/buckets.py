@@ -69,6 +69,6 @@ def readable_errors(uri: str, *, writing: bool = False) -> Iterator[None]:
         code = int(found.group(1)) if (found := OS_ERROR.search(text)) else None
         if code in FULL:
             raise StoreFull(f"{uri}: no space is left") from None
-        if code == errno.ENOTDIR and not writing:  # a folder's name that is a file's
+        if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
         raise StoreUnavailable(f"{uri}: {text.splitlines()[0][:500]}") from error

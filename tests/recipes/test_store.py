@@ -209,6 +209,13 @@ def test_deleting_begins_with_the_manifest(in_folder: Store, folder: Path) -> No
     assert noting.removed == [f"{URI}/{name}" for name in (MANIFEST, "a.jsonl", "inner/b.bin")]
 
 
+def test_deleting_twice_is_deleting_once(store: Store, folder: Path) -> None:
+    store.publish(folder, URI, "dataset")
+    for _ in range(2):
+        store.delete(URI)
+    assert store.list(URI) == []
+
+
 def test_what_is_not_there_is_a_file_not_found(store: Store) -> None:
     for look in (store.get_bytes, store.sha256, store.size):
         with pytest.raises(FileNotFoundError):

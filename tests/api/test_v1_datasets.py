@@ -1,0 +1,234 @@
+"""/v1/datasets against a server process, over a folder and over S3."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx
+import pytest
+
+from api.signed_links import Link
+from resources.errors import HanzoError
+from tests.api.artifact_server import on_s3
+from tests.api.server_process import ServerProcess
+from tests.s3_server import BUCKETS, S3Server
+
+ROWS = [{"id": number, "text": f"text {number} " + "word " * 200} for number in range(4000)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+"""Several chunks."""
+
+
+@pytest.fixture(scope="module", params=["folder", "s3"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    home = tmp_path_factory.mktemp("datasets")
+    allowed = home / "allowed"
+    allowed.mkdir()
+    extra = {"HANZO_ML_STORAGE_IMPORT_FROM": f"{allowed.as_uri()},s3://raw-files/ours"}
+    if request.param == "s3":
+        s3: S3Server = request.getfixturevalue("s3_session")
+        s3.empty()
+        extra |= on_s3(s3)
+    (home / "home").mkdir()
+    with ServerProcess(home / "home", extra) as process:
+        yield process
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+        yield client
+
+
+def create(http: httpx.Client, name: str, content: bytes = LINES, **fields: Any) -> dict[str, Any]:
+    files = {"files": (f"{name}.jsonl", content)}
+    answer = http.post("/v1/datasets", data={"name": name, **fields}, files=files)
+    assert answer.status_code in (200, 201), answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def joined(file: dict[str, Any]) -> bytes:
+    data = b"".join(httpx.get(part["url"], trust_env=False).raise_for_status().content for part in file["parts"])
+    assert (hashlib.sha256(data).hexdigest(), len(data)) == (file["sha256"], file["size"])
+    return data
+
+
+def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Client) -> None:
+    made = create(http, "corpus", tags=["a", "b"], metadata='{"pii": false}')
+    assert made["created"] and (made["version"], made["num_records"], made["metadata"]) == (1, 4000, {"pii": False})
+    assert made["storage_path"] == "s3://hanzo-ml/datasets/corpus/1/"
+    assert http.get(f"/v1/datasets/{made['id']}").json() == {key: made[key] for key in made if key != "created"}
+    lines = http.get(f"/v1/datasets/{made['id']}/preview", params={"n": 3}).text.splitlines()
+    assert list(map(json.loads, lines)) == ROWS[:3]
+    found = http.get(f"/v1/datasets/{made['id']}/download").json()
+    assert found["url"] is None and [file["path"] for file in found["files"]] == ["corpus.jsonl"]
+    assert len(found["files"][0]["parts"]) > 1
+    assert joined(found["files"][0]) == LINES
+    (records,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": "records"}).json()["files"]
+    assert list(map(json.loads, joined(records).splitlines())) == ROWS
+    assert not create(http, "corpus")["created"]
+
+
+def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:
+    def body() -> Iterator[bytes]:
+        for start in range(0, len(LINES), 99_999):
+            yield LINES[start : start + 99_999]
+
+    params = {"name": "raw", "file": "inner/a.jsonl", "tags": ["x"]}
+    answer = http.post("/v1/datasets/raw", params=params, content=body())
+    assert (answer.status_code, answer.json()["num_records"], answer.json()["tags"]) == (201, 4000, ["x"])
+    for name in ("../a", "/etc/passwd", "", ".."):
+        assert http.post("/v1/datasets/raw", params={**params, "file": name}, content=b"{}\n").status_code == 400
+
+
+def test_a_link_of_the_server_holds_for_its_object_and_its_time_only(server: ServerProcess, http: httpx.Client) -> None:
+    made = create(http, "linked", b'{"a": 1}\n')
+    found = http.get(f"/v1/datasets/{made['id']}/download", params={"seconds": 60}).json()
+    link = found["url"]
+    assert httpx.get(link, trust_env=False).content == b'{"a": 1}\n'
+    if not link.startswith(server.url):
+        assert "X-Amz-Signature" in link
+        return
+    parts = urlsplit(link)
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    other = create(http, "other", b'{"b": 1}\n')
+    for change in (
+        {"uri": f"{other['storage_path']}{other['id'][:8]}/records/manifest.json"},
+        {"expires_at": str(int(query["expires_at"]) + 1)},
+        {"organization": "acme"},
+        {"signature": "0" * 64},
+        {"signature": "é"},
+    ):
+        answer = http.get(f"{parts.path}?{urlencode({**query, **change})}")
+        assert answer.status_code == 403, change
+    key = server.home / "link-key"
+    assert key.stat().st_mode & 0o077 == 0
+
+
+def test_a_link_ends() -> None:
+    link, key = Link("default", "s3://hanzo-ml/datasets/d/1/x", 1000), b"k" * 32
+    signature = parse_qs(link.query(key))["signature"][0]
+    link.check(signature, key, now=1000)
+    with pytest.raises(HanzoError, match="expired"):
+        link.check(signature, key, now=1001)
+    with pytest.raises(HanzoError, match="not given out"):
+        link.check(signature, b"another key", now=1000)
+
+
+def test_what_changed_from_one_version_to_the_next(http: httpx.Client) -> None:
+    first = create(http, "changing", b'{"id": 1, "a": 1}\n{"id": 2, "a": 2}\n')
+    second = create(http, "changing", b'{"id": 2, "a": "x"}\n{"id": 3, "a": 3}\n')
+    for against in (first["id"], "changing@1"):
+        found = http.get(f"/v1/datasets/{second['id']}/diff", params={"against": against, "key": "id"}).json()
+        assert [found[kind] for kind in ("added", "removed", "changed", "unchanged")] == [1, 1, 1, 0]
+        assert found["schema_changed"] == {"a": ["integer", "integer|string"]}
+    assert http.get(f"/v1/datasets/{second['id']}/diff", params={"against": "nobody@1"}).status_code == 404
+    assert http.get(f"/v1/datasets/{second['id']}/lineage").json()["parents"] == []
+
+
+def test_only_tags_and_metadata_can_be_edited(http: httpx.Client) -> None:
+    made = create(http, "edited", b'{"a": 1}\n')
+    path = f"/v1/datasets/{made['id']}"
+    changed = http.patch(path, json={"tags": ["new"]}).json()
+    assert (changed["tags"], changed["metadata"]) == (["new"], {})
+    assert http.patch(path, json={"metadata": {"source": "crawl"}}).json()["tags"] == ["new"]
+    found = http.get("/v1/datasets", params={"tags": ["new"]}).json()["datasets"]
+    assert [version["id"] for version in found] == [made["id"]]
+    assert http.patch(path, json={"num_records": 5}).status_code == 400
+    pages = [http.get("/v1/datasets", params={"max_results": 1}).json()]
+    while token := pages[-1].get("next_page_token"):
+        pages.append(http.get("/v1/datasets", params={"max_results": 1, "page_token": token}).json())
+    names = [page["datasets"][0]["name"] for page in pages]
+    assert len(names) > 1 and names == sorted(names)
+
+
+def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> None:
+    made = create(http, "used", b'{"instruction": "x", "answer": "y"}\n')
+    job = http.post("/v1/jobs", json={"name": "j", "dataset": "used"}).json()["id"]
+    refused = http.delete(f"/v1/datasets/{made['id']}")
+    assert refused.status_code == 409 and f"job {job}" in refused.json()["message"]
+    other = create(http, "unused", b'{"a": 1}\n')
+    assert http.delete(f"/v1/datasets/{other['id']}").json() == {"deleted": "unused@1"}
+    assert http.get(f"/v1/datasets/{other['id']}").status_code == 404
+    assert create(http, "unused", b'{"a": 1}\n')["version"] == 2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "file:///etc/passwd",
+        "{allowed}/../secret.jsonl",
+        "{allowed}/link.jsonl",
+        "{allowed}-beside/a.jsonl",
+        "s3://raw-files/ours-not/a.jsonl",
+        "s3://raw-files/ours/../theirs/a.jsonl",
+        "s3://hanzo-ml-datasets/datasets",
+        "s3://169.254.169.254/latest",
+        "http://169.254.169.254/latest/meta-data",
+        "/etc/passwd",
+        "gopher://x",
+        "",
+    ],
+)
+def test_the_server_fetches_nothing_that_its_operator_did_not_allow(
+    server: ServerProcess, http: httpx.Client, source: str
+) -> None:
+    allowed = server.home.parent / "allowed"
+    for path in (server.home.parent / "secret.jsonl", server.home.parent / "allowed-beside" / "a.jsonl"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"secret": 1}\n')
+    if not (allowed / "link.jsonl").is_symlink():
+        (allowed / "link.jsonl").symlink_to(server.home.parent / "secret.jsonl")
+    answer = http.post("/v1/datasets", data={"name": "stolen", "source": source.format(allowed=allowed.as_uri())})
+    assert answer.status_code in (400, 403), answer.text
+    assert "secret" not in answer.text and "root:" not in answer.text
+    assert http.get("/v1/datasets", params={"name": "stolen"}).json()["datasets"] == []
+
+
+def test_an_allowed_folder_is_fetched(server: ServerProcess, http: httpx.Client) -> None:
+    folder = server.home.parent / "allowed" / "corpus"
+    folder.mkdir(exist_ok=True)
+    (folder / "a.csv").write_text("a,b\n1,x\n")
+    answer = http.post("/v1/datasets", data={"name": "fetched", "source": folder.as_uri(), "format": "csv"})
+    assert (answer.status_code, answer.json()["schema"]) == (201, {"a": "integer", "b": "string"})
+
+
+def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
+    server: ServerProcess, http: httpx.Client, s3_session: S3Server
+) -> None:
+    if server.settings.storage.endpoint is None:
+        pytest.skip("this server knows no S3")
+    s3_session.client.create_bucket(Bucket="raw-files")
+    for key in ("ours/a.jsonl", "ours/inner/b.jsonl", "ours/readme.md", "theirs/c.jsonl"):
+        s3_session.client.put_object(Bucket="raw-files", Key=key, Body=json.dumps({"key": key}).encode())
+    answer = http.post("/v1/datasets", data={"name": "from-s3", "source": "s3://raw-files/ours"})
+    assert (answer.status_code, answer.json().get("num_records")) == (201, 2), answer.text
+    answer = http.post("/v1/datasets", data={"name": "from-s3", "source": "s3://raw-files/ours/a.jsonl"})
+    assert (answer.status_code, answer.json()["num_records"]) == (201, 1)
+
+
+def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(server: ServerProcess, http: httpx.Client) -> None:
+    head = (
+        f"POST /v1/datasets/raw?name=cut&file=a.jsonl HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Length: {len(LINES) * 2}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head + LINES)
+        server.kill()
+    server.start()
+    assert http.get("/v1/datasets", params={"name": "cut"}).json()["datasets"] == []
+    assert create(http, "cut")["version"] == 1
+
+
+def test_a_bad_record_is_named_and_nothing_is_stored(server: ServerProcess, http: httpx.Client) -> None:
+    answer = http.post("/v1/datasets", data={"name": "bad"}, files={"files": ("a.jsonl", LINES + b"[1]\n")})
+    assert answer.status_code == 400 and "a.jsonl, line 4001: not a JSON object" in answer.json()["message"]
+    assert http.get("/v1/datasets", params={"name": "bad"}).json()["datasets"] == []
+    both = http.post("/v1/datasets", data={"name": "bad", "source": "s3://x/y"}, files={"files": ("a.jsonl", LINES)})
+    assert both.status_code == 400 and "one of both" in both.json()["message"]
+    assert BUCKETS["datasets"] == server.settings.storage.buckets.datasets
+    assert not (Path(server.home) / "objects" / "hanzo-ml-datasets" / "datasets" / "bad").exists()
