@@ -1,0 +1,129 @@
+"""What `hanzo-ml recipe` prints: recipes as a table, one whole, and one tried at its real size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hanzo_ml.cli.connection import Refused
+from hanzo_ml.cli.output import show, table
+from recipes.fit import Fit, fit, gib, hardware_words
+from recipes.known_architectures import known_shape, shape_of
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from recipes.trainable import missing
+
+
+def list_recipes(as_json: bool) -> None:
+    rows = [described(Recipe.named(name)) for name in Recipe.names()]
+    if as_json:
+        show(rows)
+        return
+    columns = ("recipe", "method", "objective", "base model", "hardware", "memory", "seed estimate", "trains here")
+    cells = [
+        (
+            row["name"],
+            row["method"],
+            row["objective"],
+            row["base_model"],
+            row["hardware"],
+            f"{gib(row['memory_needed'])} of {gib(row['memory_available'])}" if row["memory_available"] else "-",
+            f"{row['estimated_time']}, {row['estimated_cost']}",
+            "not yet" if row["cannot_train"] else "yes",
+        )
+        for row in rows
+    ]
+    table(columns, cells, "no recipe: the folder recipes/ has no *.yaml")
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """A recipe in short; memory in bytes on one GPU, or of the host where it has none."""
+    shape = known_shape(recipe)
+    found = fit(recipe, shape, host_memory=0) if shape else None
+    return {
+        "name": recipe.name,
+        "description": recipe.description,
+        "when_to_use": recipe.when_to_use,
+        "method": recipe.method,
+        "objective": recipe.objective,
+        "base_model": recipe.base_model.uri,
+        "hardware": hardware_words(recipe),
+        "memory_needed": found.needed if found else None,
+        "memory_available": found.available if found else None,
+        "estimated_time": recipe.estimated_time,
+        "estimated_cost": recipe.estimated_cost,
+        "cannot_train": missing(recipe),
+    }
+
+
+def show_recipe(name: str, as_json: bool) -> None:
+    document = load(name).model_dump(mode="json", exclude_none=True)
+    show(document) if as_json else print(yaml.safe_dump(document, sort_keys=False, width=120), end="")
+
+
+def check(name: str, as_json: bool) -> None:
+    recipe = load(name)
+    try:
+        found = fit(recipe, shape_of(recipe), host_memory=0)
+    except BadConfiguration as problem:
+        raise Refused(str(problem)) from None
+    tried = dry_run(name)
+    problems = differences(tried) + ([] if found.fits else [f"it {found.words}"])
+    if as_json:
+        memory = {"needed": found.needed, "available": found.available, "parts": vars(found.budget)}
+        show({"memory": memory, "dry_run": tried, "problems": problems, "cannot_train": missing(recipe)})
+    else:
+        print("\n".join(lines(recipe, found, tried)))
+    if problems:
+        raise Refused(f"recipe '{recipe.name}' does not hold: {'; '.join(problems)}")
+
+
+def load(name: str) -> Recipe:
+    try:
+        return Recipe.load(Path(name)) if Path(name).suffix in (".yaml", ".yml") else Recipe.named(name)
+    except BadConfiguration as problem:
+        raise Refused(str(problem)) from None
+
+
+def dry_run(name: str) -> dict[str, Any]:
+    """What `recipes.dry_run` found, in a process of its own: it loads torch."""
+    command = [sys.executable, "-m", "recipes.dry_run", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Refused(last.removeprefix("error: "))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])[0]
+    return found
+
+
+def differences(tried: dict[str, Any]) -> list[str]:
+    """Where the libraries build something else than was reckoned with."""
+    return [
+        f"{what} are {tried[what]:,}, reckoned were {tried[f'{what}_expected']:,}"
+        for what in ("parameters", "trainable")
+        if tried[what] != tried[f"{what}_expected"]
+    ]
+
+
+def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
+    adapted = f" in {tried['adapted_modules']} modules" if tried["adapted_modules"] else ""
+    share = tried["trainable"] / tried["parameters"]
+    said = [
+        f"{recipe.name}: {recipe.description}",
+        f"parameters   {tried['parameters']:,}, trained {tried['trainable']:,}{adapted} ({share:.2%})",
+        f"memory       {found.words}",
+        *(f"  {part:<11}{gib(size):>9}" for part, size in vars(found.budget).items() if size),
+        f"start        {' '.join(tried['command'])}",
+        f"seed         {recipe.estimated_time}, {recipe.estimated_cost} (the recipe's own figures)",
+    ]
+    if tried["kept"] is not None:
+        kept = f"{gib(tried['kept'])} kept by autograd on meta tensors, {gib(tried['kept_expected'])} reckoned"
+        said.append(f"activations  {kept}")
+    if tried["sharding"]:
+        said.append(f"accelerate   {json.dumps(tried['sharding'])}")
+    if problem := missing(recipe):
+        said.append(f"note         {problem}")
+    return said

@@ -1,0 +1,54 @@
+"""An estimate, held against a run that really happened."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.chain.conftest import STEPS, Baseline
+from tests.chain.local_stack import LocalStack
+
+
+def estimated(stack: LocalStack, folder: Path, **document: Any) -> dict[str, Any]:
+    config = folder / "job.yaml"
+    config.write_text(json.dumps(document))
+    found: dict[str, Any] = json.loads(stack.hanzo_ml("job", "estimate", "--config", str(config), "--json").stdout)
+    return found
+
+
+def test_a_job_is_estimated_from_the_run_of_the_same_job(stack: LocalStack, baseline: Baseline, tmp_path: Path) -> None:
+    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
+    assert found["source"] == "measured: 1 past run of this recipe on this hardware"
+    assert [run["run_id"] for run in found["past_runs"]] == [baseline.job]
+    assert found["steps"] == STEPS
+    assert found["tokens"] == STEPS * 6 * 10 * 256
+    assert found["dollars"] == {"low": 0.0, "likely": 0.0, "high": 0.0}
+    job = stack.get(f"/v1/jobs/{baseline.job}")
+    took = (job["ended_at"] - job["started_at"]) / 3_600_000
+    assert found["hours"]["low"] <= took <= found["hours"]["high"]
+
+
+def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
+    stack: LocalStack, baseline: Baseline, tmp_path: Path
+) -> None:
+    """By the same tokenizer and chat template, which the job has put into the store."""
+    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
+    assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
+    log = (stack.trainer(baseline.job) / "log.txt").read_text()
+    trained = [int(line.split(" tokens")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
+    records = [int(line.split(" records")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
+    # Train and validation are seen by the trainer; the test split has the same kind of records.
+    whole = sum(trained) / sum(records) * 600
+    assert abs(found["dataset"]["count"] / whole - 1) < 0.01
+
+
+def test_its_memory_is_known_from_the_base_model_s_own_configuration(
+    stack: LocalStack, baseline: Baseline, tmp_path: Path
+) -> None:
+    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
+    weights = found["memory"]["parts"]["weights"]
+    # Embedding, two blocks of q, k, v, o, gate, up, down and two norms, and the last norm, in float32.
+    vocabulary = 400
+    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    assert weights <= 4 * (vocabulary * 64 + 2 * block + 64)
+    assert weights > 4 * 2 * block
+    assert found["memory"]["where"] == "the host"

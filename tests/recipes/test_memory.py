@@ -1,0 +1,250 @@
+"""The memory budget against tensors that were really made: equal where it claims to be exact, else within 5 %."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from bitsandbytes.functional import quantize_4bit
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from recipes.activations import Forward, saved_bytes
+from recipes.architecture import Architecture, Tensors
+from recipes.gpus import GIB
+from recipes.known_architectures import ASSUMED, STATED, shape_of
+from recipes.memory import memory_budget, nf4_bytes, optimizer_bytes
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ROWS, LENGTH = 2, 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads wait for each other longer than they compute on matrices of 64 columns."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(model_type: str, *, tied: bool = False) -> Architecture:
+    return Architecture(
+        model_type=model_type,
+        hidden_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        intermediate_size=96,
+        vocab_size=400,
+        tie_word_embeddings=tied,
+    )
+
+
+def build(shape: Architecture, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+
+
+def recipe(**changes: Any) -> Recipe:
+    tiny_one = {"batch_size": ROWS, "sequence_length": LENGTH, "lora_rank": 8, "base_dtype": "float32"}
+    return Recipe.named("smollm2-135m-lora").changed(tiny_one | changes)
+
+
+def full(**changes: Any) -> Recipe:
+    method = {"method": "full", "lora_target_modules": [], "lora_rank": 16, "base_dtype": "bfloat16"}
+    return recipe(**method, **({"dtype": "float32"} | changes))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_model_has_as_many_parameters_as_its_shape_says(family: str, tied: bool) -> None:
+    shape = tiny(family, tied=tied)
+    assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
+
+
+@pytest.mark.parametrize("name", [*ASSUMED, *STATED])
+def test_so_has_every_base_model_of_the_tables(name: str) -> None:
+    shape = (ASSUMED | STATED)[name]
+    assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
+
+
+def test_a_shape_is_read_from_a_model_s_own_configuration() -> None:
+    shape = tiny("qwen3")
+    assert Architecture.from_config(build(shape, device="meta").config.to_dict()) == shape
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "gpt2"}, {"hidden_size": None}, {"attention_bias": True}])
+def test_a_configuration_of_another_kind_is_refused_and_not_guessed(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadConfiguration):
+        Architecture.from_config(build(tiny("llama"), device="meta").config.to_dict() | changes)
+
+
+def stored(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors, each storage once."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def after_a_step(model: Any) -> tuple[Any, torch.optim.AdamW]:
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-4)
+    tokens = torch.randint(0, 400, (ROWS, LENGTH))
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def states(optimizer: torch.optim.Optimizer) -> int:
+    return stored(value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_full_fine_tuning_takes_the_bytes_that_were_reckoned(dtype: str) -> None:
+    shape = tiny("qwen2")
+    model, optimizer = after_a_step(build(shape, getattr(torch, dtype)))
+    budget = memory_budget(full(dtype=dtype), shape)
+    assert budget.weights == stored(model.parameters())
+    assert budget.gradients == stored(parameter.grad for parameter in model.parameters())
+    assert budget.optimizer == states(optimizer)
+    assert budget.adapter == 0
+
+
+@pytest.mark.parametrize("targets", [ALL, ("q_proj", "v_proj")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lora_takes_the_bytes_that_were_reckoned(dtype: str, targets: tuple[str, ...]) -> None:
+    shape = tiny("llama", tied=True)
+    config = LoraConfig(r=8, target_modules=list(targets), task_type="CAUSAL_LM")
+    model, optimizer = after_a_step(get_peft_model(build(shape, getattr(torch, dtype)), config))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    budget = memory_budget(recipe(base_dtype=dtype, lora_target_modules=targets), shape)
+    assert budget.weights == stored(parameter for parameter in model.parameters() if not parameter.requires_grad)
+    assert budget.adapter == stored(trained)
+    assert budget.gradients == stored(parameter.grad for parameter in trained)
+    assert budget.optimizer == states(optimizer)
+
+
+@pytest.mark.parametrize("double_quant", [False, True])
+@pytest.mark.parametrize("sizes", [(64, 96), (128, 300), (576, 1536)])
+def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[int, int], double_quant: bool) -> None:
+    packed, state = quantize_4bit(
+        torch.randn(sizes, dtype=torch.bfloat16), blocksize=64, compress_statistics=double_quant, quant_type="nf4"
+    )
+    made = [packed, state.absmax, state.code]
+    if double_quant:
+        made += [state.offset, state.state2.absmax, state.state2.code]
+    assert nf4_bytes(sizes[0] * sizes[1], double_quant) == stored(made)
+
+
+def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes() -> None:
+    weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (301, 300))]
+    optimizer = bnb.optim.AdamW8bit(weights, lr=1e-3)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert optimizer_bytes("adamw_8bit", [Tensors("w", w.numel()) for w in weights], width=4) == states(optimizer)
+
+
+def kept_by(model: Any) -> int:
+    """Bytes that autograd keeps of one packed micro-batch, by its own hooks."""
+    own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    tokens = torch.randint(0, 400, (ROWS, LENGTH))
+    positions = torch.arange(LENGTH // 2).repeat(2).expand(ROWS, LENGTH)  # two texts in each row
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(input_ids=tokens, labels=tokens, position_ids=positions, use_cache=False).loss
+    assert loss.isfinite()
+    return stored(kept.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "targets", "dropout"),
+    [
+        ("llama", (), 0.0),
+        ("qwen2", ALL, 0.0),
+        ("qwen2", ALL, 0.1),
+        ("llama", ALL[:4], 0.0),
+        ("llama", ("q_proj", "v_proj"), 0.1),
+        ("qwen3", (), 0.0),
+        ("qwen3", ("up_proj", "down_proj"), 0.0),
+    ],
+)
+def test_activations_are_within_5_percent_of_what_autograd_keeps(
+    family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, checkpointing: bool
+) -> None:
+    shape = tiny(family)
+    model = build(shape, dtype)
+    if targets:
+        config = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
+        model = get_peft_model(model, config)
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    forward = Forward(shape, ROWS, LENGTH, dtype.itemsize, 8 if targets else 0, targets, dropout > 0, checkpointing)
+    assert saved_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
+
+
+def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:
+    found = Recipe.named(name)
+    return found.changed(changes) if changes else found, shape_of(found)
+
+
+def shared(strategy: str, gpus: int = 8) -> dict[str, Any]:
+    return {"distributed": {"strategy": strategy, "num_nodes": 1, "gpus_per_node": gpus}}
+
+
+def test_sharding_divides_what_zero_divides() -> None:
+    whole = memory_budget(*zen("zen-7b-full", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"}))
+    copied, zero2, zero3, fsdp = (
+        memory_budget(*zen("zen-7b-full", **shared(strategy)))
+        for strategy in ("ddp", "deepspeed_zero2", "deepspeed_zero3", "fsdp")
+    )
+    assert copied.weights == whole.weights and copied.optimizer == whole.optimizer
+    assert copied.gradients == 2 * whole.gradients  # and its buckets
+    assert zero2.weights == whole.weights and zero2.gradients == whole.gradients / 8
+    assert fsdp.weights == zero3.weights == whole.weights / 8
+    assert fsdp.gradients == zero3.gradients == zero2.gradients
+    assert fsdp.optimizer == whole.optimizer / 8
+    # Beside weights in bfloat16 DeepSpeed keeps a copy and both moments in float32: 12 bytes a parameter for 4.
+    assert zero2.optimizer == zero3.optimizer == pytest.approx(3 * whole.optimizer / 8, rel=1e-5)
+    assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
+
+
+def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:
+    """Row L8, with the figures that were reckoned: whoever changes the budget sees what it does to them."""
+    needed = {name: memory_budget(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
+    assert needed == pytest.approx(
+        {"zen-7b-lora": 32.1, "zen-72b-lora": 52.4, "zen-72b-qlora": 65.7, "zen-7b-full": 28.8, "zen-72b-full": 40.2},
+        abs=0.05,
+    )
+
+
+def test_qlora_s_weights_are_almost_75_percent_less_than_lora_s() -> None:
+    """Row L3. A quarter, and the constants, embeddings and norms that are not in four bits."""
+    lora, _ = zen("zen-72b-lora", distributed=None, hardware={"gpus": 1, "gpu_type": "nvidia-a100-80gb"})
+    qlora, shape = zen("zen-72b-qlora")
+    assert 0.70 < 1 - memory_budget(qlora, shape).weights / memory_budget(lora, shape).weights < 0.75
+
+
+def test_full_fine_tuning_is_three_to_four_times_the_model() -> None:
+    """Row L6's memory profile: weights, gradients and optimizer states."""
+    budget = memory_budget(*zen("zen-7b-full"))
+    assert 3 <= (budget.weights + budget.gradients + budget.optimizer) / budget.weights <= 4.001
+
+
+def test_a_target_that_the_model_does_not_have_is_refused_with_those_it_has() -> None:
+    with pytest.raises(BadConfiguration, match=r"no 'c_attn'.*q_proj"):
+        memory_budget(recipe(lora_target_modules=["c_attn"]), tiny("llama"))

@@ -1,0 +1,219 @@
+"""The recipes of the specification, value by value, and every way in which a recipe must be refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes.recipe import FOLDER, Recipe
+from recipes.schema import BadConfiguration
+from recipes.trainable import missing, refuse_what_is_missing
+
+SPECIFICATION = """
+zen-7b-lora:
+  gpu_requirement: "1x A100 40GB"
+  base_dtype: float16
+  lora_rank: 64
+  lora_alpha: 128
+  lora_target_modules: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+  learning_rate: 2e-4
+  batch_size: 4
+  gradient_accumulation: 4
+  max_steps: 10000
+  estimated_time: "4 hours"
+  estimated_cost: "$20"
+zen-72b-lora:
+  gpu_requirement: "4x A100 80GB"
+  base_dtype: float16
+  lora_rank: 64
+  lora_alpha: 128
+  lora_target_modules: ["q_proj", "k_proj", "v_proj", "o_proj"]
+  learning_rate: 1e-4
+  batch_size: 1
+  gradient_accumulation: 16
+  max_steps: 5000
+  distributed:
+    strategy: fsdp
+    num_nodes: 1
+    gpus_per_node: 4
+  estimated_time: "12 hours"
+  estimated_cost: "$200"
+zen-72b-qlora:
+  gpu_requirement: "1x A100 80GB"
+  base_dtype: nf4
+  compute_dtype: bfloat16
+  lora_rank: 64
+  lora_alpha: 128
+  lora_target_modules: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+  learning_rate: 2e-5
+  batch_size: 2
+  gradient_accumulation: 8
+  max_steps: 5000
+  double_quant: true
+  estimated_time: "24 hours"
+  estimated_cost: "$100"
+zen-7b-full:
+  gpu_requirement: "8x A100 80GB"
+  dtype: bfloat16
+  optimizer: adamw
+  learning_rate: 2e-5
+  batch_size: 4
+  gradient_accumulation: 4
+  max_steps: 50000
+  distributed:
+    strategy: fsdp
+    sharding: full_shard
+    num_nodes: 1
+    gpus_per_node: 8
+  estimated_time: "48 hours"
+  estimated_cost: "$1,600"
+zen-72b-full:
+  gpu_requirement: "32x A100 80GB"
+  dtype: bfloat16
+  optimizer: adamw
+  learning_rate: 5e-6
+  batch_size: 1
+  gradient_accumulation: 32
+  max_steps: 20000
+  distributed:
+    strategy: fsdp
+    sharding: full_shard
+    num_nodes: 4
+    gpus_per_node: 8
+  estimated_time: "7 days"
+  estimated_cost: "$22,400"
+"""
+METHODS = {
+    "lora": (
+        "Low-Rank Adaptation -- adds small trainable matrices to attention layers",
+        "Base model (frozen, loaded in inference dtype) + adapter weights + optimizer states",
+        "Single-GPU fine-tuning, domain adaptation, instruction tuning",
+    ),
+    "qlora": (
+        "Quantized LoRA -- base model loaded in 4-bit, adapters in FP16",
+        "75% less than LoRA (base weights in NF4 instead of FP16)",
+        "Fine-tuning large models on limited GPU memory",
+    ),
+    "full": (
+        "All model weights are trainable -- highest quality, highest cost",
+        "Model weights + gradients + optimizer states (3-4x model size)",
+        "Significant domain shift, pre-training continuation, large data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", yaml.safe_load(SPECIFICATION))
+def test_a_zen_recipe_is_the_specification_s_value_by_value(name: str) -> None:
+    written = yaml.safe_load(SPECIFICATION)[name]
+    read = Recipe.named(name).model_dump(mode="json")
+    shape = written.pop("distributed", None)
+    assert read | {"learning_rate": None} == read | written | {"learning_rate": None}
+    assert read["learning_rate"] == float(written["learning_rate"])  # YAML takes 2e-4 for a text
+    assert shape is None or shape.items() <= read["distributed"].items()
+    size, method = name.removeprefix("zen-").split("-")
+    assert (read["method"], read["objective"], read["base_model"]["uri"]) == (method, "sft", f"zenlm/zen-{size}")
+    assert (read["description"], read["memory_profile"], read["when_to_use"]) == METHODS[method]
+
+
+def test_a_recipe_survives_the_way_through_a_job() -> None:
+    for name in Recipe.names():
+        recipe = Recipe.named(name)
+        assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+SMALL = (FOLDER / "smollm2-135m-lora.yaml").read_text()
+
+
+def refusal(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(BadConfiguration) as caught:
+        Recipe.load(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "named"),
+    [
+        ("lora_rank: 16", "lora_rank: 0", "'lora_rank'"),
+        ("seed: 42", "sead: 42", "'sead'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpu: 0}", "'hardware.gpu'"),
+        ("seed: 42", "hardware:\n  gpus: 0\n  gpu_typ: x", "'hardware' is there already"),
+        ("max_steps: 90", "max_steps: 1e3", "'max_steps'"),
+    ],
+)
+def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: str, named: str) -> None:
+    message = refusal(tmp_path, SMALL.replace(line, instead))
+    place = SMALL.splitlines().index(line) + 1
+    if "there already" in named:
+        place = SMALL.replace(line, instead).splitlines().index("hardware: {gpus: 0, cpu: 2, memory: 4Gi}") + 1
+    assert f"line {place}: " in message
+    assert named in message
+
+
+def test_the_line_is_that_of_the_key_in_the_nested_mapping(tmp_path: Path) -> None:
+    text = SMALL.replace("seed: 42\n", "distributed:\n  strategy: ddp\n  num_nodes: 0\n")
+    assert f"line {text.splitlines().index('  num_nodes: 0') + 1}: 'distributed.num_nodes'" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"method": "full", "dtype": "bfloat16"}, "lora_target_modules"),
+        ({"method": "full", "lora_target_modules": [], "lora_rank": 16, "lora_alpha": 32}, "needs dtype"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"lora_target_modules": []}, "needs lora_target_modules"),
+        ({"method": "qlora"}, "nf4"),
+        ({"base_dtype": "nf4"}, "nf4"),
+        ({"method": "qlora", "base_dtype": "nf4"}, "compute_dtype"),
+        ({"double_quant": True}, "double_quant"),
+        ({"gpu_requirement": "eight A100"}, "8x A100 80GB"),
+        ({"gpu_requirement": "2x A100 80GB"}, "agree"),
+        ({"hardware": {"gpus": 4}, "distributed": {"num_nodes": 1, "gpus_per_node": 8}}, "make them equal"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadConfiguration, match=named) as caught:
+        Recipe.named("smollm2-135m-lora").changed(changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_that_brings_other_hardware_has_no_requirement_of_the_recipe_left() -> None:
+    changed = Recipe.named("zen-7b-lora").changed({"hardware": {"gpus": 1, "gpu_type": "nvidia-h100-80gb"}})
+    assert changed.gpu_requirement is None
+
+
+def test_gpus_are_counted_for_each_node() -> None:
+    """`resources.gpus: 8` with `num_nodes: 4` are 32 (row Z24)."""
+    recipe = Recipe.named("zen-72b-full")
+    assert (recipe.hardware.gpus, recipe.processes) == (8, 32)
+    assert recipe.tokens_per_step == 1 * 32 * 32 * recipe.sequence_length
+
+
+PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}, "gradient_checkpointing": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("zen-7b-full", {}, "method full"),
+        ("zen-72b-qlora", {}, "method qlora"),
+        ("zen-7b-lora", {}, "gradient_checkpointing"),
+        ("zen-7b-lora", {"gradient_checkpointing": False}, "not pinned"),
+        ("zen-72b-lora", PINNED, "strategy fsdp"),
+        ("smollm2-135m-lora", {"objective": "dpo"}, "objective dpo"),
+        ("smollm2-135m-lora", {"optimizer": "adamw_8bit"}, "optimizer adamw_8bit"),
+    ],
+)
+def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadConfiguration, match=named) as caught:
+        refuse_what_is_missing(Recipe.named(name).changed(changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_it_can_do_is_not_refused() -> None:
+    assert missing(Recipe.named("smollm2-135m-lora")) is None
+    assert missing(Recipe.named("zen-7b-lora").changed(PINNED)) is None
