@@ -1,0 +1,91 @@
+"""The Zen recipes at their real size, without weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes.launch import sharding, torchrun
+from recipes.recipe import Recipe
+from recipes.schema import EXIT_BAD_CONFIGURATION, Artifact, Distributed, Job, Program, StoreAddress
+from resources.compute.kubernetes.gang import gang_of
+from resources.compute.kubernetes.torchrun import command
+from resources.settings import Scheduler
+
+ROOT = Path(__file__).resolve().parents[2]
+ZEN = [name for name in Recipe.names() if name.startswith("zen")]
+
+
+def dry_run(*names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "recipes.dry_run", *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def tried() -> dict[str, dict[str, Any]]:
+    """All of them in one process: loading torch takes longer than building 72 billion parameters of nothing."""
+    done = dry_run(*ZEN)
+    assert done.returncode == 0, done.stderr
+    return {found["recipe"]: found for found in json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("name", ZEN)
+def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, Any]], name: str) -> None:
+    found = tried[name]
+    assert found["parameters"] == found["parameters_expected"]
+    assert found["trainable"] == found["trainable_expected"]
+    recipe, layers = Recipe.named(name), 28 if "7b" in name.split("-") else 80
+    assert found["adapted_modules"] == len(recipe.lora_target_modules) * layers
+    assert found["kept"] == pytest.approx(found["kept_expected"], rel=0.01)
+
+
+def test_it_starts_with_the_processes_that_its_gang_has(tried: dict[str, dict[str, Any]]) -> None:
+    assert tried["zen-7b-lora"]["command"][0] == "python"
+    assert tried["zen-72b-full"]["command"][:3] == ["torchrun", "--nnodes=4", "--nproc-per-node=8"]
+
+
+@pytest.mark.parametrize("name", ["zen-72b-lora", "zen-7b-full", "zen-72b-full"])
+def test_fsdp_gathers_a_block_at_a_time(tried: dict[str, dict[str, Any]], name: str) -> None:
+    config = tried[name]["sharding"]["fsdp_config"]
+    assert config["version"] == 2 and config["reshard_after_forward"] is True
+    assert config["transformer_layer_cls_to_wrap"] == ["Qwen2DecoderLayer"]
+
+
+def test_a_module_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    document = yaml.safe_load((ROOT / "recipes" / "zen-7b-lora.yaml").read_text())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(document | {"lora_target_modules": ["c_attn"]}))
+    done = dry_run(str(tmp_path / "mine.yaml"))
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert done.stderr.splitlines()[-1].startswith("error: lora_target_modules: there is no 'c_attn'")
+
+
+def test_the_shape_of_torchrun_is_the_one_that_a_pod_gets() -> None:
+    recipe = Recipe.named("zen-72b-full")
+    job = Job(
+        id="0" * 32,
+        program=Program.TRAIN,
+        inputs={"run": Artifact(kind="run", uri="s3://x/y", digest="0" * 64, size_bytes=1)},
+        result_uri="s3://x/result",
+        store=StoreAddress(root="http://s3", buckets={}),
+        work_dir="/w",
+        cache_dir="/c",
+        hardware=recipe.hardware,
+        distributed=recipe.distributed,
+    )
+    flags = [flag for flag in torchrun(recipe) if flag.startswith("--n")]
+    assert set(flags) <= set(command(gang_of(job, Scheduler()), "rank-0"))
+
+
+@pytest.mark.parametrize(("strategy", "stage"), [("deepspeed_zero2", 2), ("deepspeed_zero3", 3)])
+def test_deepspeed_is_told_stage_precision_and_batch(strategy: Any, stage: int) -> None:
+    shape = Distributed(strategy=strategy, num_nodes=1, gpus_per_node=8)
+    recipe = Recipe.named("zen-7b-full").changed({"distributed": shape.model_dump()})
+    found = sharding(recipe, "qwen2")["deepspeed"]
+    assert found["zero_optimization"]["stage"] == stage
+    assert found["bf16"] == {"enabled": True}
+    assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (4, 4)

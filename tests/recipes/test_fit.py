@@ -1,0 +1,152 @@
+"""Whether a recipe fits, what would fit instead, and how fast it may be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from recipes.architecture import Architecture
+from recipes.fit import fit, nearest, quantity
+from recipes.gpus import GIB, GPUS, requirement
+from recipes.known_architectures import shape_of
+from recipes.recipe import Recipe
+from recipes.throughput import assumed_flops, flops_per_token
+
+ALL = [Recipe.named(name) for name in Recipe.names()]
+HOST = 8 * GIB
+ONE_80GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}, "distributed": None}
+ONE_40GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": None}
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
+def test_every_recipe_fits_its_own_hardware(recipe: Recipe) -> None:
+    found = fit(recipe, shape_of(recipe), host_memory=0)
+    assert found.fits and found.available is not None and found.needed <= found.available
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "instead", "parameters"),
+    [
+        ("zen-72b-lora", ONE_80GB, "zen-72b-qlora", {}),
+        ("zen-7b-full", ONE_40GB, "zen-7b-lora", {}),
+        ("zen-7b-lora", {"batch_size": 16}, "zen-7b-lora", {"batch_size": 4, "gradient_accumulation": 16}),
+        ("zen-72b-qlora", ONE_40GB, "zen-72b-qlora", {}),
+    ],
+)
+def test_the_nearest_recipe_that_fits_is_named(
+    name: str, changes: dict[str, Any], instead: str, parameters: dict[str, int]
+) -> None:
+    recipe = Recipe.named(name).changed(changes)
+    shape = shape_of(recipe)
+    assert not fit(recipe, shape, HOST).fits
+    found = nearest(recipe, shape, ALL, HOST)
+    assert found is not None
+    assert (found.recipe.name, found.parameters) == (instead, parameters)
+    assert fit(found.recipe, shape, HOST).fits
+    assert instead in found.words or parameters
+
+
+def test_a_smaller_batch_keeps_the_effective_one() -> None:
+    recipe = Recipe.named("zen-7b-lora").changed({"batch_size": 16})
+    found = nearest(recipe, shape_of(recipe), ALL, HOST)
+    assert found is not None and found.recipe.tokens_per_step == recipe.tokens_per_step
+
+
+def test_nothing_is_named_where_nothing_fits() -> None:
+    recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 1001, "hardware": {"memory": "1Gi"}})
+    shape = shape_of(recipe)
+    assert not fit(recipe, shape, host_memory=GIB).fits
+    assert nearest(recipe, shape, [], host_memory=GIB) is None
+
+
+def test_a_gpu_that_is_not_known_refuses_nothing() -> None:
+    recipe = Recipe.named("zen-7b-full").changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": None})
+    found = fit(recipe, shape_of(recipe), HOST)
+    assert found.fits and found.available is None and "not known" in found.words
+
+
+def test_without_gpus_the_larger_of_what_is_asked_for_and_what_is_there_counts() -> None:
+    """A process of this machine is not held to the memory that a pod would get: what ran goes on to run."""
+    recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 8})
+    shape = shape_of(recipe)
+    assert fit(recipe, shape, host_memory=16 * GIB).fits
+    assert not fit(recipe, shape, host_memory=0).fits
+    assert fit(recipe.changed({"hardware": {"memory": "64Gi"}}), shape, host_memory=0).fits
+
+
+def test_processes_of_one_host_share_its_memory() -> None:
+    recipe = Recipe.named("smollm2-135m-lora")
+    two = recipe.changed({"distributed": {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 2, "backend": "gloo"}})
+    shape = shape_of(recipe)
+    assert fit(two, shape, HOST).needed > 1.9 * fit(recipe, shape, HOST).needed
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4Gi", 4 * GIB), ("512Mi", GIB / 2), ("1.5G", 1.5e9), ("100", 100), ("much", None), ("", None), (None, None)],
+)
+def test_memory_is_read_as_kubernetes_reads_it(text: str | None, size: float | None) -> None:
+    assert quantity(text) == size
+
+
+def test_the_requirement_of_a_recipe_names_a_known_gpu() -> None:
+    for recipe in ALL:
+        if recipe.gpu_requirement:
+            assert requirement(recipe.gpu_requirement).gpu_type in GPUS
+
+
+def test_operations_of_full_fine_tuning_are_six_for_each_weight_and_of_lora_four() -> None:
+    """PaLM's rule, to which attention and adapters add a few percent at this length."""
+    full = Recipe.named("zen-7b-full").changed({"gradient_checkpointing": False})
+    lora = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False})
+    shape = shape_of(full)
+    weights = shape.parameters - shape.vocab_size * shape.hidden_size  # an embedding is looked up, not multiplied
+    assert flops_per_token(full, shape) == pytest.approx(6 * weights, rel=0.05)
+    assert flops_per_token(lora, shape) == pytest.approx(4 * weights, rel=0.10)
+
+
+def test_checkpointing_costs_a_third_more() -> None:
+    full = Recipe.named("zen-7b-full")
+    shape = shape_of(full)
+    again = flops_per_token(full, shape) / flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
+    assert 1.2 < again < 1.34
+
+
+def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
+    one, eight = (Recipe.named(name) for name in ("zen-7b-lora", "zen-7b-full"))
+    speed, speed_of_8 = assumed_flops(one), assumed_flops(eight)
+    assert speed is not None and speed_of_8 is not None
+    assert speed.low < speed.likely < speed.high < GPUS["nvidia-a100-40gb"].flops
+    assert speed.high / speed.low > 3
+    assert 7 < speed_of_8.likely / speed.likely < 8
+    unknown = one.changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}})
+    assert assumed_flops(unknown) is None
+
+
+def test_a_published_run_is_within_the_assumed_range() -> None:
+    """Llama-2-7B with LoRA on one A100: 2,392 tokens a second in plain Hugging Face, 4,007 in Unsloth (LLaMA-Factory)."""
+    recipe = Recipe.named("zen-7b-lora").changed({"gradient_checkpointing": False, "lora_rank": 8})
+    llama = Architecture(
+        model_type="llama",
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=11008,
+        vocab_size=32000,
+    )
+    speed = assumed_flops(recipe)
+    assert speed is not None
+    each = flops_per_token(recipe, llama)
+    assert speed.low / each < 2392 < 4007 < speed.high / each
+
+
+def test_a_recipe_that_needs_no_allowance_is_not_compared_with_one() -> None:
+    """On a host the allowance is shown and does not refuse."""
+    recipe = Recipe.named("smollm2-135m-lora").changed({"hardware": {}})
+    shape = shape_of(recipe)
+    found = fit(recipe, shape, HOST)
+    tight = int(found.budget.certain) + 1
+    assert fit(recipe, shape, tight).fits
+    assert not fit(recipe, shape, tight - 2).fits
+    assert replace(found.budget, allowance=0.0).needed == found.budget.certain

@@ -1,0 +1,99 @@
+"""Tokens of a dataset: by the tokenizer that trains where the store has it, and as many as training makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.recipe import Recipe
+from recipes.records import encode, read_records
+from recipes.schema import StoreAddress
+from recipes.store import Store
+from resources.estimate.dataset_tokens import dataset_tokens
+from resources.ingest import create_version
+from resources.metadata.database import Database
+from resources.metadata.datasets import DatasetVersion
+from tests.recipes.tiny_model import make_tokenizer
+
+BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
+SHA = "1" * 64
+
+
+class Place:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.database = Database(f"sqlite:///{folder}/metadata.db")
+        self.database.migrate()
+
+    def version(self, rows: list[dict[str, Any]]) -> DatasetVersion:
+        path = self.folder / "raw.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        made, _ = create_version(self.database, self.store, name="d", path=path, user="u", organization="default")
+        return made
+
+    def store_tokenizer(self) -> None:
+        folder = self.folder / "tokenizer"
+        make_tokenizer().save_pretrained(folder)
+        self.store.publish(folder, f"s3://hanzo-models/base/{SHA}", "base")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.named("smollm2-135m-lora").changed({"base_model": {"uri": "file:///x", "sha256": SHA}} | changes)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "instruction": f"What colour has door number {n}? " + "Look well. " * (n % 7),
+            "answer": f"Door {n} is red.",
+            "extra": n,
+        }
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("system_prompt", [None, "You know every door."])
+def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_prompt: str | None) -> None:
+    place.store_tokenizer()
+    version = place.version(rows(300))
+    folder = place.store.fetch(version.artifact, place.folder)
+    trained = encode(make_tokenizer(), read_records(folder), system_prompt, 100_000)
+    found = dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
+    assert found.count == sum(len(example.tokens) for example in trained)
+    assert found.source == "counted, with the base model's tokenizer"
+
+
+def test_a_large_one_is_sampled_and_close(place: Place) -> None:
+    place.store_tokenizer()
+    many = rows(20_000)
+    version = place.version(many)
+    assert version.size_bytes > 1 << 20
+    found = dataset_tokens(version, recipe(), place.store)
+    assert found.source.startswith("sampled: ") and "of 20000 records" in found.source
+    trained = encode(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000)
+    assert found.count == pytest.approx(sum(len(example.tokens) for example in trained), rel=0.02)
+
+
+def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place) -> None:
+    version = place.version(rows(10))
+    found = dataset_tokens(version, recipe(), place.store)
+    assert found.count == version.size_bytes // 4
+    assert found.source.startswith("assumed")
+    unpinned = dataset_tokens(version, Recipe.named("zen-7b-lora"), place.store)
+    assert unpinned == found
+
+
+def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: Place) -> None:
+    place.store_tokenizer()
+    uri = f"s3://hanzo-models/base/{SHA}"
+    config = json.loads(place.store.get_bytes(f"{uri}/tokenizer_config.json"))
+    config["chat_template"] = "{{ messages.nothing.there.at.all }}"
+    place.store.put_bytes(f"{uri}/tokenizer_config.json", json.dumps(config).encode())
+    assert dataset_tokens(place.version(rows(10)), recipe(), place.store).source.startswith("assumed")

@@ -1,0 +1,106 @@
+"""Hours and dollars from what past runs measured, and from assumptions where there are none. Pure functions."""
+
+import pytest
+
+from recipes.fit import fit
+from recipes.known_architectures import shape_of
+from recipes.recipe import Recipe
+from recipes.throughput import flops_per_token
+from resources.estimate.dataset_tokens import DatasetTokens
+from resources.estimate.estimate import AROUND, Estimate, estimate
+from resources.estimate.past_runs import PastRun, seconds_per_step
+
+PRICES = {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0}
+RECIPE = Recipe.named("zen-7b-lora")
+SHAPE = shape_of(RECIPE)
+
+
+def run(tokens_per_second: float, around: float | None = None) -> PastRun:
+    return PastRun("r", tokens_per_second, tokens_per_second * flops_per_token(RECIPE, SHAPE), around)
+
+
+def estimated(*past: PastRun, recipe: Recipe = RECIPE, dataset: DatasetTokens | None = None) -> Estimate:
+    shape = shape_of(recipe)
+    return estimate(recipe, shape, memory=fit(recipe, shape, 0), dataset=dataset, past=past, prices=PRICES)
+
+
+def test_tokens_are_those_of_all_steps_and_epochs_those_of_the_dataset() -> None:
+    found = estimated(dataset=DatasetTokens(10_000_000, "counted"))
+    assert found.tokens == 10_000 * 4 * 4 * 2048
+    assert found.epochs == pytest.approx(32.768)
+
+
+def test_without_a_past_run_the_range_is_wide_and_says_that_it_is_assumed() -> None:
+    found = estimated()
+    assert found.hours is not None and found.source.startswith("assumed")
+    assert found.hours.high > 3 * found.hours.low
+
+
+def test_one_past_run_gives_its_own_speed_with_a_margin() -> None:
+    found = estimated(run(2000.0, around=60.0))
+    assert found.hours is not None and found.source.startswith("measured: 1 past run ")
+    assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + 60)
+    assert found.hours.low < found.hours.likely < found.hours.high < 1.5 * found.hours.likely
+
+
+def test_several_past_runs_give_the_range_that_they_had() -> None:
+    found = estimated(run(1000.0, 30.0), run(2000.0, 60.0), run(4000.0, 90.0))
+    assert found.hours is not None and "3 past runs" in found.source
+    assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + 60)
+    assert found.hours.low * 3600 == pytest.approx(found.tokens / 4400 + 30)
+    assert found.hours.high * 3600 == pytest.approx(found.tokens / 900 + 90)
+
+
+def test_past_runs_of_another_length_count_by_their_operations() -> None:
+    """A longer sequence costs more for each token: attention."""
+    longer = RECIPE.changed({"sequence_length": 8192, "batch_size": 1})
+    found = estimated(run(2000.0, 0.0), recipe=longer)
+    assert found.hours is not None
+    assert found.hours.likely * 3600 > found.tokens / 2000 * 1.05
+
+
+def test_a_run_that_did_not_end_says_how_fast_it_was_and_not_what_is_around_its_steps() -> None:
+    found = estimated(run(2000.0))
+    assert found.hours is not None
+    assert found.hours.likely * 3600 == pytest.approx(found.tokens / 2000 + AROUND.likely)
+
+
+def test_dollars_are_those_of_all_gpus_by_the_price_book() -> None:
+    """Not of the recipe's own $4.17: that is shown beside (row Z26)."""
+    found = estimated(recipe=Recipe.named("zen-72b-full"))
+    assert found.hours is not None and found.dollars is not None and found.gpus == 32
+    assert found.dollars.likely == pytest.approx(found.hours.likely * 32 * 3.0)
+    assert found.recipe.estimated_cost == "$22,400"
+
+
+def test_a_gpu_without_a_price_has_no_cost_and_the_note_says_where_to_put_it() -> None:
+    found = estimated(recipe=RECIPE.changed({"hardware": {"gpus": 1, "gpu_type": "nvidia-h100-80gb"}}))
+    assert found.hours is not None and found.dollars is None
+    assert any("prices.gpu_hour" in note for note in found.notes)
+
+
+def test_a_model_of_unknown_shape_has_no_hours_before_its_first_run_and_then_by_tokens() -> None:
+    unknown = RECIPE.changed({"base_model": "someone/else"})
+    nothing = estimate(unknown, None, memory=None, dataset=None, past=[], prices=PRICES)
+    assert nothing.hours is None and nothing.dollars is None
+    assert any(note.startswith("memory") for note in nothing.notes) and any(
+        note.startswith("hours") for note in nothing.notes
+    )
+    after = estimate(unknown, None, memory=None, dataset=None, past=[PastRun("r", 500.0, 500.0, 0.0)], prices=PRICES)
+    assert after.hours is not None and after.hours.likely * 3600 == pytest.approx(after.tokens / 500)
+
+
+def test_a_pause_between_two_steps_is_none_of_their_time() -> None:
+    """The run was killed after step 10 and went on an hour later."""
+    times = {step: step * 1000 for step in range(1, 11)} | {step: 3_600_000 + step * 1000 for step in range(11, 21)}
+    assert seconds_per_step(times) == pytest.approx(1.0)
+
+
+def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
+    times = {step: step * 1000 + (4000 if step > 5 else 0) for step in range(1, 11)}
+    assert seconds_per_step(times) == pytest.approx((8 * 1 + 5) / 9)
+
+
+@pytest.mark.parametrize("times", [{}, {1: 0}, {1: 0, 2: 1000}, dict.fromkeys(range(100), 5)])
+def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
+    assert seconds_per_step(times) is None
