@@ -1,0 +1,123 @@
+"""POST /v1/jobs/estimate against a running server, and jobs that cannot fit."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.server_process import ServerProcess
+
+RECIPE = "smollm2-135m-lora"
+STEPS = 90
+"""The recipe's own."""
+SECONDS = 3.0
+"""Of a step of the run that the tests log."""
+ONE_80GB = {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}
+ONE_40GB = {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}
+
+
+def post(server: ServerProcess, path: str, body: Any, status: int = 200) -> dict[str, Any]:
+    answer = httpx.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    return dict(answer.json())
+
+
+@pytest.fixture(scope="module")
+def dataset(server: ServerProcess) -> str:
+    rows = "".join(json.dumps({"instruction": f"Door {n}?", "answer": "Red."}) + "\n" for n in range(100))
+    files = {"files": ("d.jsonl", rows.encode())}
+    answer = httpx.post(f"{server.url}/v1/datasets", data={"name": "doors", "format": "jsonl"}, files=files, timeout=60)
+    assert answer.status_code in (200, 201), answer.text
+    return "doors"
+
+
+def estimate(server: ServerProcess, status: int = 200, **body: Any) -> dict[str, Any]:
+    return post(server, "/v1/jobs/estimate", {"name": "mine", "dataset": "doors"} | body, status)
+
+
+def finished_run(server: ServerProcess, **parameters: Any) -> str:
+    """A job whose run logged a loss every three seconds, as the program train does."""
+    job = str(post(server, "/v1/jobs", {"name": "past", "dataset": "doors", "parameters": parameters}, 201)["id"])
+    post(server, f"/v1/runs/{job}/params", {"params": {"recipe": RECIPE}})
+    now = time.time_ns() // 1_000_000
+    points = [
+        {"key": "train/loss", "value": 1.0, "step": step, "timestamp": int(now + step * SECONDS * 1000)}
+        for step in range(1, STEPS + 1)
+    ]
+    post(server, f"/v1/runs/{job}/metrics", {"metrics": points})
+    return job
+
+
+def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerProcess, dataset: str) -> None:
+    before = estimate(server)
+    assert before["steps"] == STEPS and before["tokens"] == STEPS * 512
+    assert before["source"].startswith("assumed") and before["past_runs"] == []
+    assert before["dataset"]["source"].startswith("assumed")
+    assert before["seed_estimate"] == {"time": "5 minutes", "cost": "$0"}
+    assert before["memory"]["where"] == "the host" and before["memory"]["needed"] < before["memory"]["available"]
+    assert sum(before["memory"]["parts"].values()) == pytest.approx(before["memory"]["needed"])
+
+    run = finished_run(server)
+    after = estimate(server)
+    assert [found["run_id"] for found in after["past_runs"]] == [run]
+    assert after["past_runs"][0]["tokens_per_second"] == pytest.approx(512 / SECONDS)
+    assert after["hours"]["low"] * 3600 < STEPS * SECONDS + 120 < after["hours"]["high"] * 3600
+    width = {name: found["hours"]["high"] / found["hours"]["low"] for name, found in (("b", before), ("a", after))}
+    assert width["a"] < width["b"]
+
+    # A run on other hardware, or of another base model, says nothing about this one.
+    assert estimate(server, parameters={"hardware": {"gpus": 0, "cpu": 64}})["past_runs"] == []
+    assert estimate(server, parameters={"base_model": {"uri": "file:///x", "sha256": "0" * 64}})["past_runs"] == []
+
+
+def test_a_model_definition_is_estimated_with_what_its_newest_run_used(server: ServerProcess, dataset: str) -> None:
+    found = post(server, "/v1/jobs/estimate", {"name": "m", "model": "nobody-ran-this"})
+    assert found["recipe"] == RECIPE and found["dataset"] is None
+    assert any("no run yet" in note for note in found["notes"])
+
+
+def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProcess, dataset: str) -> None:
+    found = estimate(server, recipe="zen-72b-full")
+    assert found["hardware"] == "32 x nvidia-a100-80gb" and found["gpus"] == 32
+    assert found["dollars"]["likely"] == pytest.approx(found["hours"]["likely"] * 32 * 3.0)
+    assert found["seed_estimate"] == {"time": "7 days", "cost": "$22,400"}
+    assert any("assumed" in note for note in found["notes"])
+    assert any("method full" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/estimate"])
+@pytest.mark.parametrize(
+    ("recipe", "parameters", "instead"),
+    [
+        ("zen-72b-lora", {"hardware": ONE_80GB, "distributed": None}, "recipe 'zen-72b-qlora'"),
+        ("zen-7b-full", {"hardware": ONE_40GB, "distributed": None}, "recipe 'zen-7b-lora'"),
+        ("zen-7b-lora", {"batch_size": 16}, "batch_size 4 with gradient_accumulation 16"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(
+    server: ServerProcess, dataset: str, path: str, recipe: str, parameters: dict[str, Any], instead: str
+) -> None:
+    before = httpx.get(f"{server.url}/v1/jobs").json()["jobs"]
+    body = {"name": "big", "dataset": "doors", "recipe": recipe, "parameters": parameters}
+    refused = post(server, path, body, 400)
+    assert refused["error_code"] == "INVALID_PARAMETER_VALUE"
+    assert "GiB of the" in refused["message"] and instead in refused["message"] and "\n" not in refused["message"]
+    assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == before
+
+
+def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, dataset: str) -> None:
+    for parameters in (
+        {"base_model": {"uri": "file:///x", "sha256": "1" * 64}, "batch_size": 512},
+        {"lora_target_modules": ["lm_head"]},
+        {"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}},
+    ):
+        post(server, "/v1/jobs", {"name": "odd", "dataset": "doors", "parameters": parameters}, 201)
+        assert "notes" in estimate(server, parameters=parameters)
+
+
+def test_what_no_job_can_be_is_refused_as_at_submission(server: ServerProcess, dataset: str) -> None:
+    assert "dataset" in post(server, "/v1/jobs/estimate", {"name": "x"}, 400)["message"]
+    assert "unknown recipe" in estimate(server, 400, recipe="none")["message"]
+    assert "no dataset" in estimate(server, 404, dataset="nothing")["message"]
