@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from recipes.layouts import layout_of, layout_of_all, question
 from recipes.parameters import SplitParameters
+from recipes.record_index import publish_index
 from recipes.records import normalize, read_json_lines, write_json_lines
 from recipes.runner import main, say
 from recipes.schema import BadConfiguration, Job, Result
@@ -94,6 +95,8 @@ def divide(job: Job, store: Store, work: Path) -> Result:
             "parameters": parameters.model_dump(mode="json"),
         }
         artifacts[name] = store.publish(target, job.outputs[name], "split", inputs={"dataset": source.digest}, facts=facts)
+        with target.joinpath(f"{name}.jsonl").open("rb") as lines:
+            publish_index(store, artifacts[name], lines, work / f"{name}.index")
         say(f"{name}: {len(chosen)} records")
     return Result(
         work_digest=job.work_digest,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from recipes.record_index import index_manifest, index_uri
 from recipes.schema import Artifact, FileRecord, Manifest
 from recipes.store import Store
 from resources.errors import invalid
@@ -54,6 +55,7 @@ class Content:
 
     source: tuple[FileRecord, ...]
     records: tuple[FileRecord, ...]
+    index: FileRecord
     sha256: str
     num_records: int
     schema: Mapping[str, str]
@@ -148,9 +150,9 @@ def read_all(
             source.append(raw.close())
     if problems.count:
         raise problems.refusal()
-    written, sha256 = records.close()
+    written, index, sha256 = records.close()
     schema = records.schema
-    return Content(tuple(source), written, sha256, schema.records, schema.schema(), schema.counts())
+    return Content(tuple(source), written, index, sha256, schema.records, schema.schema(), schema.counts())
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ class Publication:
         raw = self.store.put_manifest(f"{own}/source", source)
         records = self._records(raw)
         artifact = self.store.put_manifest(f"{own}/records", records)
+        self.store.put_manifest(index_uri(artifact.uri), index_manifest(artifact, (self.content.index,)))
         version = self._version(holder, number, place, raw, artifact)
         try:
             with self.database.write() as connection:

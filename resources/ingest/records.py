@@ -7,16 +7,15 @@ are equal bytes, so the hash of all lines is the identity of a dataset's content
 import hashlib
 from typing import Any
 
-import msgspec
-
+from recipes.fingerprint import canonical_line
 from recipes.schema import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
+from resources.ingest.record_index import IndexFile
 from resources.ingest.schema import SchemaOfMany
 
 FILE_BYTES = 256 << 20
 """A file of records is full with the record that reaches this size."""
 LINES_BYTES = 1 << 20
-encoder = msgspec.json.Encoder(order="sorted")
 
 
 class RecordsWriter:
@@ -27,23 +26,26 @@ class RecordsWriter:
         self._lines: list[bytes] = []
         self._length = 0
         self._written: list[FileRecord] = []
+        self._index = IndexFile(chunks)
         self.schema = SchemaOfMany()
 
     def add(self, row: dict[str, Any]) -> None:
         self.schema.see(row)
-        line = encoder.encode(row)
+        line = canonical_line(row)
+        self._index.add(row, line)
         self._lines.append(line)
         self._length += len(line) + 1
         if self._length >= LINES_BYTES:
             self._flush()
 
-    def close(self) -> tuple[tuple[FileRecord, ...], str]:
-        """The files, once all are in the store, and the identity of their content: the SHA-256 of the one file, or of those
-        of all files, which are cut at places that depend on the lines alone."""
+    def close(self) -> tuple[tuple[FileRecord, ...], FileRecord, str]:
+        """The files and their index, once all are in the store, and the identity of their content: the SHA-256 of the one
+        file, or of those of all files, which are cut at places that depend on the lines alone."""
         self._flush()
         self._end_file()
         hashes = [file.sha256 for file in self._written]
-        return tuple(self._written), hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        identity = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return tuple(self._written), self._index.close(), identity
 
     def _flush(self) -> None:
         if not self._lines:

@@ -1,0 +1,79 @@
+"""What a record is known by, in whatever version of whatever dataset it stands: 64 bits of all of it, and of what it says.
+
+Keys in another order, other spaces or other escapes in its JSON make the same record. The same texts in another layout, other
+capitals or punctuation make another record that says the same.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import xxhash
+
+TEXTS: Sequence[tuple[str, ...]] = (
+    ("instruction", "answer"),
+    ("prompt", "chosen", "rejected"),
+    ("prompt", "completion"),
+    ("text",),
+)
+"""Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
+LOWER = bytes(range(256)).lower()
+NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
+"""Beside that of ASCII: of Latin-1, of the General Punctuation block, and of CJK."""
+
+canonical_line = msgspec.json.Encoder(order="sorted").encode
+"""A record as the one line that it is stored as, without the newline."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """`record` is the hash of the canonical line, `text` that of what it says; a record without texts says all it is."""
+
+    record: int
+    text: int
+
+
+def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
+    """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
+    record = xxhash.xxh3_64_intdigest(line)
+    # Sorted, because another layout has its texts in another order.
+    said = b"\0".join(sorted(letters(text) for text in texts(row)))
+    return Fingerprint(record, xxhash.xxh3_64_intdigest(said) if said else record)
+
+
+def texts(row: Mapping[str, Any]) -> Iterator[str]:
+    """What a model would read of a record."""
+    for keys in TEXTS:
+        found = [row.get(key) for key in keys]
+        if all(type(text) is str for text in found):
+            yield from found  # type: ignore[misc]  # just checked
+            return
+    messages = row.get("messages")
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        yield from strings([message.get("content") for message in messages])
+    else:
+        yield from strings(row)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, however deep it is nested; keys are none."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def letters(text: str) -> bytes:
+    """The text without capitals, spaces and punctuation; compatible forms of a character are one (Unicode NFKC)."""
+    if not text.isascii():
+        text = PUNCTUATION.sub("", unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()))
+    return text.encode().translate(LOWER, NO_LETTERS)

@@ -1,0 +1,169 @@
+"""The index beside an artifact of records: fingerprint -> number of the record, in sorted segments that a search reads little of.
+
+It lies at the artifact's URI + `.index`, is published after it, and names it as its input; one that does not is no index of it.
+`records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
+
+A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
+segments, as they share the chunks of their files. Keys are hashes, and spread evenly: where one must stand is known within a
+few square roots of the segment's length, which takes the place of a table of fences.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+
+from recipes.chunks import chunk_uri
+from recipes.fingerprint import Fingerprint, canonical_line, fingerprint
+from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.store import MANIFEST, Store
+
+RECORDS, ORIGINS = "records.index", "origins.index"
+KIND = "index"
+ENTRY = np.dtype([("key", "<u8"), ("value", "<u8"), ("number", "<u4")])
+"""`key` is a text's hash and `value` the record's; of an origin, `key` is the source record's and `value` the own text's."""
+AVERAGE, MIN, MAX = 1 << 15, 1 << 13, 1 << 17
+"""Entries of a segment; the last one may be smaller."""
+WITHIN = 4
+"""Square roots of the length within which a key lies: eight standard deviations."""
+
+
+
+def index_uri(artifact_uri: str) -> str:
+    return f"{artifact_uri}.index"
+
+
+class Segments:
+    """Entries become segments as they come; numbers are counted within each."""
+
+    def __init__(self) -> None:
+        self._keys, self._values = array("Q"), array("Q")
+
+    def add(self, key: int, value: int) -> bytes | None:
+        """Take the next record's entry. The segment, if it ended with this one."""
+        self._keys.append(key)
+        self._values.append(value)
+        length = len(self._keys)
+        if (value % AVERAGE == 0 and length >= MIN) or length == MAX:
+            return self.finish()
+        return None
+
+    def finish(self) -> bytes:
+        """What is left; no bytes where nothing is."""
+        segment = sorted_segment(self._keys, self._values)
+        self._keys, self._values = array("Q"), array("Q")
+        return segment
+
+
+def sorted_segment(keys: array[int], values: array[int]) -> bytes:
+    """The entries of records 0, 1, ... in the order of their keys."""
+    entries = np.empty(len(keys), ENTRY)
+    entries["key"], entries["value"] = np.frombuffer(keys, np.uint64), np.frombuffer(values, np.uint64)
+    entries["number"] = np.arange(len(entries))
+    return entries[np.argsort(entries["key"], kind="stable")].tobytes()
+
+
+def index_manifest(artifact: Artifact, files: tuple[FileRecord, ...]) -> Manifest:
+    return Manifest(kind=KIND, files=files, inputs={"records": artifact.digest})
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record: `number` counts those of the artifact from 1, `value` is what its entry has."""
+
+    number: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A sorted run of entries in the store; `first` is the number of its first record, counted from 1."""
+
+    uri: str
+    count: int
+    first: int
+
+    def find(self, store: Store, key: int) -> list[Found]:
+        """The records of a key. Reads little more than their entries."""
+        source = store.open(self.uri)
+        width = WITHIN * math.isqrt(self.count) + 1
+        guess = key * self.count >> 64
+        low, high = max(0, guess - width), min(self.count, guess + width)
+        while True:
+            data = b"".join(source.chunks(low * ENTRY.itemsize, high * ENTRY.itemsize))
+            entries = np.frombuffer(data, ENTRY)
+            width *= 2
+            if low and entries["key"][0] >= key:
+                low = max(0, low - width)
+            elif high < self.count and entries["key"][-1] <= key:
+                high = min(self.count, high + width)
+            else:
+                break
+        wanted = np.uint64(key)
+        begin, end = np.searchsorted(entries["key"], wanted), np.searchsorted(entries["key"], wanted, "right")
+        return [Found(self.first + int(entry["number"]), int(entry["value"])) for entry in entries[begin:end]]
+
+
+@dataclass(frozen=True)
+class RecordIndex:
+    """The segments of an artifact's index by file."""
+
+    records: tuple[Segment, ...]
+    origins: tuple[Segment, ...]
+
+
+def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
+    """The index of an artifact, if it has one."""
+    uri = index_uri(artifact.uri)
+    try:
+        manifest = Manifest.model_validate_json(store.get_bytes(f"{uri}/{MANIFEST}"))
+    except (FileNotFoundError, ValidationError):
+        return None
+    if manifest.kind != KIND or manifest.inputs.get("records") != artifact.digest:
+        return None
+    files = {file.path: tuple(segments_of(uri, file)) for file in manifest.files}
+    return RecordIndex(files[RECORDS], files.get(ORIGINS, ()))
+
+
+def segments_of(uri: str, file: FileRecord) -> Iterator[Segment]:
+    """Each chunk of a file in chunks is a segment; a file that lies at its path is one."""
+    parts = [(chunk_uri(uri, chunk.sha256), chunk.size) for chunk in file.chunks]
+    first = 1
+    for where, size in parts or [(f"{uri}/{file.path}", file.size)]:
+        count = size // ENTRY.itemsize
+        if count:
+            yield Segment(where, count, first)
+        first += count
+
+
+def publish_index(
+    store: Store, artifact: Artifact, lines: Iterable[bytes], scratch: Path, origins: Iterable[int] | None = None
+) -> None:
+    """Index the records of an artifact whose files are no chunks.
+
+    Args:
+        lines: its records in their order, in any form of JSON.
+        scratch: a folder for the index's own files.
+        origins: the record hash of what each record was made of, where that is another record.
+    """
+    texts, hashes = array("Q"), array("Q")
+    for line in lines:
+        found = fingerprint_of(line)
+        texts.append(found.text)
+        hashes.append(found.record)
+    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.joinpath(RECORDS).write_bytes(sorted_segment(texts, hashes))
+    if origins is not None:
+        scratch.joinpath(ORIGINS).write_bytes(sorted_segment(array("Q", origins), texts))
+    store.publish(scratch, index_uri(artifact.uri), KIND, inputs={"records": artifact.digest})
+
+
+def fingerprint_of(line: bytes) -> Fingerprint:
+    """The fingerprint of a record in any form of JSON. Raises msgspec.DecodeError."""
+    row = msgspec.json.decode(line, type=dict)
+    return fingerprint(row, canonical_line(row))
