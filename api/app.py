@@ -54,6 +54,7 @@ from api.v1.datasets import create as dataset_uploads
 from api.v1.datasets import download as dataset_downloads
 from api.v1.datasets import prepare as dataset_preparations
 from api.v1.datasets import read as datasets
+from api.v1.datasets import trace as dataset_traces
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
@@ -90,6 +91,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     events.router,
     audit.router,
     dataset_uploads.router,
+    dataset_traces.router,  # before what takes any name below /v1/datasets
     datasets.router,
     dataset_preparations.router,
     dataset_downloads.router,

@@ -1,6 +1,6 @@
-"""What a record is known by, in whatever version of whatever dataset it stands: 64 bits of all of it, and of what it says.
+"""What a record is known by, in whatever version it stands: 64 bits of all of it, and of what it says.
 
-Keys in another order, other spaces or other escapes in its JSON make the same record. The same texts in another layout, other
+Keys in another order, other spaces or escapes in its JSON make the same record. The same texts in another layout, other
 capitals or punctuation make another record that says the same.
 """
 

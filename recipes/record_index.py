@@ -1,6 +1,6 @@
-"""The index beside an artifact of records: fingerprint -> number of the record, in sorted segments that a search reads little of.
+"""The index beside an artifact of records: fingerprint -> number of the record, in sorted segments of which little is read.
 
-It lies at the artifact's URI + `.index`, is published after it, and names it as its input; one that does not is no index of it.
+It lies at the artifact's URI + `.index`, is published after it, and names it as its input; what does not is none of it.
 `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
 
 A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
@@ -10,18 +10,20 @@ few square roots of the segment's length, which takes the place of a table of fe
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from recipes.chunks import chunk_uri
 from recipes.fingerprint import Fingerprint, canonical_line, fingerprint
 from recipes.schema import Artifact, FileRecord, Manifest
 from recipes.store import MANIFEST, Store
+from recipes.stored_object import StoredObject
 
 RECORDS, ORIGINS = "records.index", "origins.index"
 KIND = "index"
@@ -31,7 +33,10 @@ AVERAGE, MIN, MAX = 1 << 15, 1 << 13, 1 << 17
 """Entries of a segment; the last one may be smaller."""
 WITHIN = 4
 """Square roots of the length within which a key lies: eight standard deviations."""
+FEW = 16
+"""Keys that are looked for each at its place; for more, the whole segment is read."""
 
+Entries = NDArray[np.void]
 
 
 def index_uri(artifact_uri: str) -> str:
@@ -60,7 +65,7 @@ class Segments:
         return segment
 
 
-def sorted_segment(keys: array[int], values: array[int]) -> bytes:
+def sorted_segment(keys: "array[int]", values: "array[int]") -> bytes:
     """The entries of records 0, 1, ... in the order of their keys."""
     entries = np.empty(len(keys), ENTRY)
     entries["key"], entries["value"] = np.frombuffer(keys, np.uint64), np.frombuffer(values, np.uint64)
@@ -74,39 +79,49 @@ def index_manifest(artifact: Artifact, files: tuple[FileRecord, ...]) -> Manifes
 
 @dataclass(frozen=True)
 class Found:
-    """A record: `number` counts those of the artifact from 1, `value` is what its entry has."""
+    """An entry of a key: which record it is of."""
 
-    number: int
+    key: int
     value: int
+    number: int
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A sorted run of entries in the store; `first` is the number of its first record, counted from 1."""
+    """A sorted run of entries in the store."""
 
     uri: str
     count: int
-    first: int
 
-    def find(self, store: Store, key: int) -> list[Found]:
-        """The records of a key. Reads little more than their entries."""
+    def find(self, store: Store, keys: Collection[int]) -> list[Found]:
+        """The entries of keys, numbered from 0. Of a few keys, little more than their entries is read."""
         source = store.open(self.uri)
+        if len(keys) > FEW:
+            return self._among(self._read(source, 0, self.count), keys)
+        return [found for key in keys for found in self._among(self._around(source, key), [key])]
+
+    def _around(self, source: StoredObject, key: int) -> Entries:
+        """All entries of a key, and some before and after them."""
         width = WITHIN * math.isqrt(self.count) + 1
         guess = key * self.count >> 64
         low, high = max(0, guess - width), min(self.count, guess + width)
         while True:
-            data = b"".join(source.chunks(low * ENTRY.itemsize, high * ENTRY.itemsize))
-            entries = np.frombuffer(data, ENTRY)
+            entries = self._read(source, low, high)
+            # Only where one key has very many entries, which shift all others.
             width *= 2
             if low and entries["key"][0] >= key:
                 low = max(0, low - width)
             elif high < self.count and entries["key"][-1] <= key:
                 high = min(self.count, high + width)
             else:
-                break
-        wanted = np.uint64(key)
-        begin, end = np.searchsorted(entries["key"], wanted), np.searchsorted(entries["key"], wanted, "right")
-        return [Found(self.first + int(entry["number"]), int(entry["value"])) for entry in entries[begin:end]]
+                return entries
+
+    def _read(self, source: StoredObject, low: int, high: int) -> Entries:
+        return np.frombuffer(b"".join(source.chunks(low * ENTRY.itemsize, high * ENTRY.itemsize)), ENTRY)
+
+    def _among(self, entries: Entries, keys: Collection[int]) -> list[Found]:
+        rows = entries[np.isin(entries["key"], np.array(list(keys), np.uint64))].tolist()
+        return [Found(*row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -132,13 +147,16 @@ def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
 
 def segments_of(uri: str, file: FileRecord) -> Iterator[Segment]:
     """Each chunk of a file in chunks is a segment; a file that lies at its path is one."""
-    parts = [(chunk_uri(uri, chunk.sha256), chunk.size) for chunk in file.chunks]
+    parts = [(chunk_uri(uri, chunk.sha256), chunk.size) for chunk in file.chunks] or [(f"{uri}/{file.path}", file.size)]
+    return (Segment(where, size // ENTRY.itemsize) for where, size in parts if size)
+
+
+def numbered(segments: Sequence[Segment], found: Mapping[Segment, Sequence[Found]]) -> Iterator[Found]:
+    """What was found in each segment, numbered from 1 as the records of the whole artifact are."""
     first = 1
-    for where, size in parts or [(f"{uri}/{file.path}", file.size)]:
-        count = size // ENTRY.itemsize
-        if count:
-            yield Segment(where, count, first)
-        first += count
+    for segment in segments:
+        yield from (replace(each, number=first + each.number) for each in found[segment])
+        first += segment.count
 
 
 def publish_index(

@@ -123,6 +123,8 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/datasets/{dataset_id}/download",
         "GET /v1/datasets/{dataset_id}/diff",
         "GET /v1/datasets/{dataset_id}/lineage",
+        "GET /v1/datasets/trace",
+        "POST /v1/datasets/trace",
     ),
     P.DATASETS_WRITE: (
         "POST /v1/datasets",
@@ -198,10 +200,11 @@ QUESTIONS = frozenset(
         "POST /graphql",
         "POST /login",
         "POST /logout",
+        "POST /v1/datasets/trace",
     }
 )
 """They change nothing here, though asked by POST."""
-OPENS_A_DATASET = "GET /v1/datasets/{dataset_id}/"
+OPENS_A_DATASET = ("GET /v1/datasets/{dataset_id}/", "GET /v1/datasets/trace", "POST /v1/datasets/trace")
 """How reads begin that are audited all the same: what is in a dataset, not that it is there (row X4)."""
 LOGGING = frozenset(
     {

@@ -29,6 +29,7 @@ FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
 READS_BY_POST = re.compile(
     r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$|^/login$|^/logout$"
+    r"|/datasets/trace$"
 )
 
 

@@ -1,0 +1,51 @@
+"""/v1/datasets/trace: which models saw a record (row B8)."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.requests import StrictRoute
+from resources.errors import invalid
+from resources.lineage.match import trace_matches
+from resources.lineage.trace import Tracer
+
+router = APIRouter(prefix="/v1/datasets/trace", tags=["v1"], route_class=StrictRoute)
+
+SHOWN, MOST = 10, 100
+
+
+class Question(BaseModel):
+    """A record, or a text that stands in records; of these, `limit` are traced and all are counted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record: dict[str, Any] | None = None
+    match: str | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST)] = SHOWN
+
+
+@router.post("")
+def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
+    if (question.record is None) == (question.match is None):
+        raise invalid("send a 'record' or a text to 'match', and not both")
+    tracer = Tracer(database, store, caller.organization)
+    if question.record is not None:
+        return JSONResponse(tracer.trace(question.record).model_dump(mode="json"))
+    return JSONResponse(trace_matches(tracer, question.match or "", question.limit).model_dump(mode="json"))
+
+
+@router.get("")
+def trace_match(
+    match: str,
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = SHOWN,
+) -> Response:
+    """Where all records went that say something."""
+    tracer = Tracer(database, store, caller.organization)
+    return JSONResponse(trace_matches(tracer, match, limit).model_dump(mode="json"))

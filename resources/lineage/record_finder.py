@@ -1,0 +1,131 @@
+"""Which dataset versions and splits hold a record, or one that was made of it.
+
+Answers come from the indexes that were built with them. What has none is read: that takes long, but misses nothing.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+
+from recipes.fingerprint import Fingerprint
+from recipes.lines import lines_of
+from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
+from recipes.schema import Artifact
+from recipes.store import Store
+from resources.lineage.descend import children
+from resources.metadata.database import Database
+
+DATA = ("dataset", "split")
+"""Kinds of artifacts that hold records."""
+READERS = 16
+
+
+class How(StrEnum):
+    """How a record that was found relates to the one that was looked for."""
+
+    SAME = "the same record"
+    TEXT = "the same text"
+    MADE_OF = "made of it"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Record `number` (from 1) of an artifact."""
+
+    number: int
+    print: Fingerprint
+    how: How
+
+
+Hits = Mapping[str, Sequence[Hit]]
+"""Digest of an artifact -> the records found in it."""
+
+
+class RecordFinder:
+    """Finds records in dataset versions and in all that was made of them. Reads each index's manifest once."""
+
+    def __init__(self, database: Database, store: Store, versions: Sequence[Artifact]) -> None:
+        self._database = database
+        self._store = store
+        self._versions = versions
+        self._indexes: dict[str, RecordIndex | None] = {}
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(self._index, versions))
+
+    def find(self, wanted: Fingerprint) -> Hits:
+        """All artifacts that hold the record, its text, or what was made of one of these."""
+        hits = self._in_versions(wanted)
+        waiting = set(hits)
+        while waiting:
+            with self._database.read() as connection:
+                edges = [edge for edge in children(connection, waiting) if edge.child.kind in DATA]
+            waiting = set()
+            for edge in edges:
+                known = {hit.number: hit for hit in hits.get(edge.child.digest, ())}
+                more = {hit.number: hit for hit in self._in_child(edge.child, hits[edge.parent], wanted)} | known
+                if len(more) > len(known):
+                    hits[edge.child.digest] = sorted(more.values(), key=lambda hit: hit.number)
+                    waiting.add(edge.child.digest)
+        return hits
+
+    def _in_versions(self, wanted: Fingerprint) -> dict[str, Sequence[Hit]]:
+        indexed = {version.digest: index for version in self._versions if (index := self._index(version))}
+        found = self._look_up((segment for index in indexed.values() for segment in index.records), {wanted.text})
+        hits: dict[str, Sequence[Hit]] = {}
+        for version in self._versions:
+            index = indexed.get(version.digest)
+            entries = numbered(index.records, found) if index else self._read_through(version, {wanted.text})
+            if here := [Hit(entry.number, Fingerprint(entry.value, entry.key), how(entry, wanted)) for entry in entries]:
+                hits[version.digest] = here
+        return hits
+
+    def _in_child(self, child: Artifact, parents: Sequence[Hit], wanted: Fingerprint) -> Iterator[Hit]:
+        """The records of an artifact that are, or were made of, those that were found in what it was made of."""
+        texts = {wanted.text, *(hit.print.text for hit in parents)}
+        known = {hit.print.record for hit in parents}
+        index = self._index(child)
+        own: dict[int, Found] = {}
+        if index is None:
+            entries = self._read_through(child, texts)
+        else:
+            own = {entry.number: entry for entry in self._find(index.origins, known)}
+            entries = self._find(index.records, texts | {entry.value for entry in own.values()})
+        for entry in entries:
+            found = Fingerprint(entry.value, entry.key)
+            if entry.key == wanted.text:
+                yield Hit(entry.number, found, how(entry, wanted))
+            elif entry.value in known or entry.number in own:
+                yield Hit(entry.number, found, How.MADE_OF)
+
+    def _find(self, segments: Sequence[Segment], keys: Collection[int]) -> Iterator[Found]:
+        return numbered(segments, self._look_up(segments, keys))
+
+    def _look_up(self, segments: Iterable[Segment], keys: Collection[int]) -> Mapping[Segment, Sequence[Found]]:
+        """Each segment once, however many versions share it."""
+        distinct = list(dict.fromkeys(segments))
+        with ThreadPoolExecutor(READERS) as pool:
+            found = pool.map(lambda segment: segment.find(self._store, keys), distinct)
+            return dict(zip(distinct, found, strict=True))
+
+    def _read_through(self, artifact: Artifact, texts: Collection[int]) -> Iterator[Found]:
+        """What an index would tell, from the records themselves."""
+        number = 0
+        for file in sorted(self._store.manifest(artifact).files, key=lambda file: file.path):
+            if not file.path.endswith(".jsonl"):
+                continue
+            for line in lines_of(self._store.pieces(artifact.uri, file)):
+                number += 1
+                found = fingerprint_of(line)
+                if found.text in texts:
+                    yield Found(found.text, found.record, number)
+
+    def _index(self, artifact: Artifact) -> RecordIndex | None:
+        if artifact.digest not in self._indexes:
+            self._indexes[artifact.digest] = find_index(self._store, artifact)
+        return self._indexes[artifact.digest]
+
+
+def how(entry: Found, wanted: Fingerprint) -> How:
+    """How a record of the wanted text relates to the wanted one."""
+    return How.SAME if entry.value == wanted.record else How.TEXT

@@ -1,0 +1,132 @@
+"""What a record reached, as a tree: each thing under what it was made of, told in full once."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from pydantic import BaseModel, JsonValue
+from sqlalchemy import Connection, select
+
+from resources.lineage.reach import Reach, Stop, StopKind
+from resources.lineage.record import find
+from resources.lineage.record_finder import Hits
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.tables import deployments, runs
+
+NUMBERS = 10
+"""Records of one artifact that are named by their numbers; all are counted."""
+USES = {"train": "trained on it", "validation": "validated with it", "test": "tested with it", "base": "went on from it"}
+"""What a run does with what stands in a role."""
+ENDED = ("replaced", "failed")
+
+
+class TraceNode(BaseModel):
+    """One thing that the record reached, and what it reached from there; `seen_above` means that this is told further up."""
+
+    kind: str
+    name: str
+    facts: dict[str, JsonValue] = {}
+    reached: list["TraceNode"] = []
+    seen_above: bool = False
+
+
+def nodes_below(nodes: Iterable[TraceNode]) -> Iterator[TraceNode]:
+    """These nodes and all below them."""
+    for node in nodes:
+        yield node
+        yield from nodes_below(node.reached)
+
+
+class Tree:
+    """Grows from what was found of a record (`hits`) and what that reached."""
+
+    def __init__(self, connection: Connection, versions: Sequence[DatasetVersion], hits: Hits, reached: Reach) -> None:
+        self._connection = connection
+        self._hits = hits
+        self._reached = reached
+        self._versions = {version.artifact.digest: version for version in versions if version.artifact.digest in hits}
+        self._splits = {
+            split["artifact"]["digest"]: (version, name)
+            for version in self._versions.values()
+            for name, split in version.splits.items()
+        }
+        self._after = {stop: dict(following) for stop, following in reached.after.items()}
+        self._told: set[Stop] = set()
+
+    def grow(self) -> list[TraceNode]:
+        """The dataset versions that hold the record and were made of none that does, and all else below them."""
+        self._put_splits_under_their_versions()
+        data = [Stop(StopKind.DATA, digest) for digest in (*self._versions, *self._hits)]
+        below = {stop for following in self._after.values() for stop in following}
+        return [self._node(stop, ()) for stop in dict.fromkeys(data) if stop not in below]
+
+    def _put_splits_under_their_versions(self) -> None:
+        """A prepared version's splits were made of what it was made of; they are its own all the same."""
+        for digest, (version, _) in self._splits.items():
+            split, owner = Stop(StopKind.DATA, digest), Stop(StopKind.DATA, version.artifact.digest)
+            roles = [following.pop(split) for following in self._after.values() if split in following]
+            if roles:
+                self._after.setdefault(owner, {})[split] = roles[0]
+
+    def _node(self, stop: Stop, roles: Collection[str]) -> TraceNode:
+        node = self._bare(stop)
+        if stop.kind is StopKind.RUN:
+            node.facts["used"] = sorted(USES.get(role, role) for role in roles if role != "run") or ["made of it"]
+        if stop in self._told:
+            node.seen_above = True
+            return node
+        self._told.add(stop)
+        node.reached += [self._node(next, roles) for next, roles in self._after.get(stop, {}).items()]
+        return node
+
+    def _bare(self, stop: Stop) -> TraceNode:
+        match stop.kind:
+            case StopKind.DATA:
+                return self._data(stop.name)
+            case StopKind.RUN:
+                return self._run(stop.name)
+            case StopKind.MODEL:
+                return self._model(stop.name)
+            case StopKind.ARTIFACT:
+                return TraceNode(kind="artifact", name=stop.name)
+
+    def _data(self, digest: str) -> TraceNode:
+        found = self._hits[digest]
+        facts: dict[str, JsonValue] = {
+            "records": len(found),
+            "numbers": [hit.number for hit in found[:NUMBERS]],
+            "how": sorted({hit.how.value for hit in found}),
+        }
+        if version := self._versions.get(digest):
+            facts |= {"id": version.id, "of_records": version.num_records}
+            return TraceNode(kind="dataset version", name=version.reference, facts=facts)
+        if known := self._splits.get(digest):
+            version, split = known
+            return TraceNode(kind="split", name=f"{version.reference} {split}", facts=facts)
+        artifact = find(self._connection, digest)
+        return TraceNode(kind="split", name=artifact.uri if artifact else digest, facts=facts)
+
+    def _run(self, id: str) -> TraceNode:
+        row = self._connection.execute(select(runs).where(runs.c.id == id)).first()
+        facts: dict[str, JsonValue] = {}
+        if row is not None:
+            facts = {"name": row.name, "status": row.status, "started": row.start_time, "ended": row.end_time}
+        return TraceNode(kind="run", name=id, facts=facts)
+
+    def _model(self, reference: str) -> TraceNode:
+        model = self._reached.models[reference]
+        facts: dict[str, JsonValue] = {"stage": model.stage, "status": model.status, "formats": sorted(model.artifacts)}
+        query = select(deployments).where(deployments.c.name == model.name, deployments.c.version == model.version)
+        served = [
+            TraceNode(
+                kind="deployment",
+                name=f"{row.url} {row.id}",
+                facts={
+                    "model": reference,
+                    "status": row.status,
+                    "live": row.status == "serving",
+                    "since": row.updated_at if row.status == "serving" else row.created_at,
+                    "until": row.updated_at if row.status in ENDED else None,
+                },
+            )
+            for row in self._connection.execute(query.order_by(deployments.c.id))
+        ]
+        return TraceNode(kind="model version", name=reference, facts=facts, reached=served)
