@@ -15,7 +15,6 @@ from hanzo_ml.cli.output import AsJson, show
 
 MOST = 100
 """Records of one file: each is a question of its own."""
-EXIT_NOTHING = 2
 
 
 def trace(
@@ -24,7 +23,7 @@ def trace(
     limit: Annotated[int, typer.Option(help="How many of the matching records are traced; all are counted.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Which dataset versions, splits, runs, models and deployments a record reached. Exits with 2 where it reached nothing."""
+    """Which dataset versions, splits, runs, models and deployments a record reached."""
     if (record is None) == (match is None):
         raise Refused("say what to trace: --record FILE or --match TEXT")
     if match is not None:
@@ -38,8 +37,6 @@ def trace(
         show(found)
     else:
         print_traces(traces, found.get("records") if match is not None else None)
-    if not any(each["found"] for each in traces):
-        raise typer.Exit(EXIT_NOTHING)
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +78,9 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
             continue
         counts = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in each["totals"].items())
         served = (
-            "[red]served now[/red]: " + escape(", ".join(each["live"])) if each["live"] else "nothing of it is served now"
+            "[red]served now[/red]: " + escape(", ".join(each["live"]))
+            if each["live"]
+            else "nothing that learned from it is served"
         )
         console.print(f"{counts}; {served}")
     if matching == 0:
@@ -95,7 +94,8 @@ def draw(node: dict[str, Any], tree: Tree) -> None:
     name = escape(f"{node['kind']} {node['name']}" if node["kind"] != "model version" else node["name"])
     told = escape("; ".join(part for part in described(node["kind"], node["facts"]) if part))
     if node["seen_above"]:
-        tree.add(f"[dim]↑ {name}, shown above[/dim]")
+        used = "".join(f" {use}," for use in node["facts"].get("used", ()))
+        tree.add(f"[dim]↑ {name},{used} shown above[/dim]")
         return
     branch = tree.add(f"{name} [dim]{told}[/dim]")
     for following in node["reached"]:
@@ -114,7 +114,8 @@ def described(kind: str, facts: dict[str, Any]) -> list[str]:
         case "run":
             return [", ".join(facts["used"]), facts.get("status", ""), day(facts.get("ended"))]
         case "model version":
-            return [f"stage {facts['stage']}", facts["status"], ", ".join(facts["formats"])]
+            learned = "learned from it" if facts["learned"] else "only measured with it"
+            return [learned, f"stage {facts['stage']}", facts["status"], ", ".join(facts["formats"])]
         case "deployment":
             until = f" until {day(facts['until'])}" if facts["until"] else ""
             return [f"{facts['status']} since {day(facts['since'])}{until}"]

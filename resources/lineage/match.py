@@ -19,7 +19,7 @@ AHEAD = 4
 
 
 class Matches(BaseModel):
-    """`records` counts the stored records in which the text stands, `size_bytes` what was searched; the first ones are traced."""
+    """`records` counts the stored records in which the text stands, `size_bytes` what was searched."""
 
     match: str
     records: int

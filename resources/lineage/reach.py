@@ -46,6 +46,22 @@ class Reach:
     after: Mapping[Stop, Mapping[Stop, Collection[str]]]
     models: Mapping[str, ModelVersion]
 
+    def learned(self) -> set[Stop]:
+        """The runs that were trained on the data, and all that was made of them: what was only measured with it is not."""
+        found: set[Stop] = set()
+        waiting = [
+            stop
+            for data, following in self.after.items()
+            for stop, roles in following.items()
+            if data.kind is StopKind.DATA and "train" in roles
+        ]
+        while waiting:
+            stop = waiting.pop()
+            if stop not in found:
+                found.add(stop)
+                waiting += self.after.get(stop, ())
+        return found
+
 
 def reach(database: Database, store: Store, organization: str, data: Collection[str], names: Collection[str]) -> Reach:
     """Everything that these datasets and splits (digests) reached.

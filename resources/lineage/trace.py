@@ -23,7 +23,7 @@ COUNTED = ("dataset version", "split", "run", "model version", "deployment")
 class Trace(BaseModel):
     """Everything that a record reached. `record` is the hash that it is known by, `totals` counts what it reached by kind.
 
-    `live` names the model versions that are served now and were trained on it.
+    `live` names the model versions that are served now and learned from it.
     """
 
     record: str
@@ -59,12 +59,16 @@ class Tracer:
         with self._database.read() as connection:
             nodes = Tree(connection, self._versions, hits, reached).grow()
         below = {(node.kind, node.name): node for node in nodes_below(nodes) if not node.seen_above}
-        served = {node.facts["model"] for node in below.values() if node.kind == "deployment" and node.facts["live"]}
+        served = {
+            str(node.facts["model"])
+            for node in below.values()
+            if node.kind == "deployment" and node.facts["live"] and node.facts["learned"]
+        }
         return Trace(
             record=f"{wanted.record:016x}",
             preview=line.decode()[:PREVIEW],
             found=bool(nodes),
             totals={kind: sum(found == kind for found, _ in below) for kind in COUNTED},
-            live=sorted(map(str, served)),
+            live=sorted(served),
             reached=nodes,
         )

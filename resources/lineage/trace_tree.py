@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel
 from sqlalchemy import Connection, select
 
 from resources.lineage.reach import Reach, Stop, StopKind
@@ -23,7 +23,7 @@ class TraceNode(BaseModel):
 
     kind: str
     name: str
-    facts: dict[str, JsonValue] = {}
+    facts: dict[str, object] = {}
     reached: list["TraceNode"] = []
     seen_above: bool = False
 
@@ -49,6 +49,7 @@ class Tree:
             for name, split in version.splits.items()
         }
         self._after = {stop: dict(following) for stop, following in reached.after.items()}
+        self._learned = reached.learned()
         self._told: set[Stop] = set()
 
     def grow(self) -> list[TraceNode]:
@@ -90,7 +91,7 @@ class Tree:
 
     def _data(self, digest: str) -> TraceNode:
         found = self._hits[digest]
-        facts: dict[str, JsonValue] = {
+        facts: dict[str, object] = {
             "records": len(found),
             "numbers": [hit.number for hit in found[:NUMBERS]],
             "how": sorted({hit.how.value for hit in found}),
@@ -106,14 +107,15 @@ class Tree:
 
     def _run(self, id: str) -> TraceNode:
         row = self._connection.execute(select(runs).where(runs.c.id == id)).first()
-        facts: dict[str, JsonValue] = {}
+        facts: dict[str, object] = {}
         if row is not None:
             facts = {"name": row.name, "status": row.status, "started": row.start_time, "ended": row.end_time}
         return TraceNode(kind="run", name=id, facts=facts)
 
     def _model(self, reference: str) -> TraceNode:
         model = self._reached.models[reference]
-        facts: dict[str, JsonValue] = {"stage": model.stage, "status": model.status, "formats": sorted(model.artifacts)}
+        learned = Stop(StopKind.MODEL, reference) in self._learned
+        facts: dict[str, object] = {"stage": model.stage, "status": model.status, "formats": sorted(model.artifacts)}
         query = select(deployments).where(deployments.c.name == model.name, deployments.c.version == model.version)
         served = [
             TraceNode(
@@ -123,10 +125,11 @@ class Tree:
                     "model": reference,
                     "status": row.status,
                     "live": row.status == "serving",
+                    "learned": learned,
                     "since": row.updated_at if row.status == "serving" else row.created_at,
                     "until": row.updated_at if row.status in ENDED else None,
                 },
             )
             for row in self._connection.execute(query.order_by(deployments.c.id))
         ]
-        return TraceNode(kind="model version", name=reference, facts=facts, reached=served)
+        return TraceNode(kind="model version", name=reference, facts={**facts, "learned": learned}, reached=served)

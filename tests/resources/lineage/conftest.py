@@ -1,0 +1,5 @@
+"""Databases of both kinds for what reads lineage."""
+
+from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+
+__all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]

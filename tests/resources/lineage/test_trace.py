@@ -1,0 +1,363 @@
+"""A record is found wherever it went, and nowhere else: over both databases, on a folder and on S3."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.fingerprint import canonical_line
+from recipes.prepare import prepare
+from recipes.record_index import fingerprint_of, index_uri, publish_index
+from recipes.schema import Artifact, Job, Program, StoreAddress
+from recipes.store import Store
+from resources.ingest.create import create_version
+from resources.lineage.match import trace_matches
+from resources.lineage.record import record
+from resources.lineage.trace import Trace, Tracer
+from resources.lineage.trace_tree import TraceNode, nodes_below
+from resources.metadata import deployments
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion, new_id
+from resources.metadata.jobs import Jobs
+from resources.metadata.registry import Registry
+from resources.metadata.run_data import RunData
+from tests.resources.metadata.test_registry import registration
+from tests.s3_server import VARIABLES, S3Server
+
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+SPLITS = ("train", "validation", "test")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [{"instruction": f"What is number {n}?", "answer": f"It is {n}, naturally."} for n in range(first, first + count)]
+
+
+class World:
+    """What the asset graph would have made, without training anything."""
+
+    def __init__(self, database: Database, store: Store, folder: Path) -> None:
+        self.database, self.store, self.folder = database, store, folder
+        self.registry, self.jobs = Registry(database), Jobs(database)
+
+    def create(self, rows: Rows | str, name: str = "d", organization: str = "default") -> DatasetVersion:
+        text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+        path = self.folder / "raw.jsonl"
+        path.write_text(text, encoding="utf-8")
+        version, _ = create_version(self.database, self.store, name=name, path=path, user="u", organization=organization)
+        return version
+
+    def split(self, version: DatasetVersion) -> dict[str, Artifact]:
+        place = f"{version.storage_path}splits/x"
+        job = Job(
+            id=f"split-{version.id}",
+            program=Program.PREPARE,
+            inputs={"dataset": version.artifact},
+            outputs={split: f"{place}/{split}" for split in SPLITS},
+            result_uri=f"{place}/result.json",
+            store=self.store.address,
+            work_dir=str(self.folder / "work" / version.id),
+            cache_dir=str(self.folder / "cache"),
+        )
+        artifacts = dict(prepare(job, self.store, Path(job.work_dir)).artifacts)
+        with self.database.write() as connection:
+            for artifact in artifacts.values():
+                record(connection, artifact, self.store.manifest(artifact))
+            stored = {name: {"artifact": artifact.model_dump()} for name, artifact in artifacts.items()}
+            Datasets(self.database).set_splits(connection, version, stored)
+        return artifacts
+
+    def derive(self, source: DatasetVersion, made: Rows, of: Sequence[Mapping[str, Any]], name: str) -> DatasetVersion:
+        """A version whose records were made of those of another: `of` has the source of each."""
+        place = f"s3://hanzo-ml/datasets/{name}/1/"
+        lines = [canonical_line(row) for row in made]
+        folder = self.folder / name
+        folder.mkdir()
+        folder.joinpath("train-00000.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+        inputs = {"dataset": source.artifact.digest}
+        artifact = self.store.publish(folder, f"{place}records", "dataset", inputs=inputs)
+        origins = [fingerprint_of(canonical_line(row)).record for row in of]
+        publish_index(self.store, artifact, lines, self.folder / f"{name}.index", origins)
+        version = replace(source, id=new_id(), name=name, storage_path=place, artifact=artifact, content_sha256=name)
+        with self.database.write() as connection:
+            record(connection, artifact, self.store.manifest(artifact))
+            Datasets(self.database).add(connection, version)
+        return version
+
+    def publish(self, uri: str, kind: str, inputs: Mapping[str, Artifact], **facts: Any) -> Artifact:
+        folder = self.folder / "made" / uri.removeprefix("s3://")
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text(uri)
+        digests = {role: artifact.digest for role, artifact in inputs.items()}
+        artifact = self.store.publish(folder, uri, kind, inputs=digests, facts=facts)
+        with self.database.write() as connection:
+            record(connection, artifact, self.store.manifest(artifact))
+        return artifact
+
+    def run(self, id: str, version: DatasetVersion, splits: Mapping[str, Artifact], **more: Artifact) -> Artifact:
+        """A completed training run. Returns its adapter."""
+        self.jobs.submit(name=id, config={}, user="u", organization=version.organization, id=id, status="running")
+        used = {role: splits[role] for role in ("train", "validation")}
+        run = self.publish(f"s3://hanzo-ml/runs/{id}/record", "run", used)
+        adapter = self.publish(f"s3://hanzo-ml/runs/{id}/checkpoint-final/adapter", "adapter", {"run": run, **used, **more})
+        with self.database.write() as connection:
+            self.jobs.complete(connection, id, {"run": run, "adapter": adapter}, 1.0)
+        self.publish(f"s3://hanzo-ml/runs/{id}/evaluation", "evaluation", {"test": splits["test"], "tuned": adapter})
+        return adapter
+
+    def model(self, name: str, run: str, adapter: Artifact, organization: str = "default") -> dict[str, Artifact]:
+        """A registered version with its exports."""
+        merged = self.publish(f"s3://hanzo-models/{name}/{run}/merged", "merged", {"adapter": adapter})
+        gguf = self.publish(f"s3://hanzo-models/{name}/{run}/gguf", "gguf", {"merged": merged})
+        with self.database.write() as connection:
+            version = self.registry.register(connection, name, organization, registration(run), {"adapter": adapter})
+            self.registry.add_artifacts(connection, version, {"merged": merged, "gguf": gguf})
+        return {"merged": merged, "gguf": gguf}
+
+    def deploy(self, name: str, version: int, promotion: int) -> None:
+        with self.database.write() as connection:
+            begun = deployments.begin(
+                connection, name=name, version=version, promotion=promotion, url="http://engine", sha256="0" * 64
+            )
+            deployments.succeed(connection, begun)
+
+    def trace(self, row: Mapping[str, Any], organization: str = "default") -> Trace:
+        return Tracer(self.database, self.store, organization).trace(row)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+    server: S3Server = request.getfixturevalue("s3")
+    return Store(server.address, VARIABLES)
+
+
+@pytest.fixture
+def world(database: Database, store: Store, tmp_path: Path) -> World:
+    return World(database, store, tmp_path)
+
+
+@pytest.fixture
+def small(sqlite_url: str, tmp_path: Path) -> Iterator[World]:
+    """On a folder and SQLite, for what does not depend on them."""
+    database = Database(sqlite_url)
+    yield World(database, Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)), tmp_path)
+    database.close()
+
+
+def paths(nodes: Sequence[TraceNode], above: str = "") -> set[str]:
+    """Every node as what it was reached through."""
+    found = set()
+    for node in nodes:
+        path = f"{above}/{node.kind} {node.name}" if node.kind != "deployment" else f"{above}/{node.facts['status']}"
+        found |= {path} | paths(node.reached, path)
+    return found
+
+
+def node(trace: Trace, name: str) -> TraceNode:
+    return next(node for node in nodes_below(trace.reached) if node.name == name)
+
+
+def split_of(artifacts: Mapping[str, Artifact], store: Store, row: Mapping[str, Any]) -> str:
+    """The split that holds a row, by reading all of them."""
+    for name, artifact in artifacts.items():
+        if row in map(json.loads, store.get_bytes(f"{artifact.uri}/{name}.jsonl").splitlines()):
+            return name
+    raise AssertionError(f"no split holds {row}")
+
+
+def test_a_record_is_traced_from_its_version_to_what_is_served(world: World) -> None:
+    corpus = rows(40)
+    version = world.create(corpus)
+    splits = world.split(version)
+    adapter = world.run("r1", version, splits)
+    world.model("m", "r1", adapter)
+    world.deploy("m", 1, promotion=1)
+    world.run("r2", version, splits)
+    by_split = {split_of(splits, world.store, row): (number, row) for number, row in enumerate(corpus, start=1)}
+    assert set(by_split) == set(SPLITS)
+    for split, (number, row) in by_split.items():
+        found = world.trace(row)
+        root = f"/dataset version d@1/split d@1 {split}"
+        model = f"{root}/run r1/model version m version 1"
+        wanted = {"/dataset version d@1", root, f"{root}/run r1", f"{root}/run r2", model, f"{model}/serving"}
+        assert paths(found.reached) == wanted
+        assert node(found, "m version 1").facts["learned"] == (split == "train")
+        assert found.live == (["m version 1"] if split == "train" else [])
+        used = {"train": "trained on it", "validation": "validated with it", "test": "tested with it"}[split]
+        assert node(found, "r1").facts["used"] == [used]
+        assert node(found, "d@1").facts["numbers"] == [number]
+        assert node(found, "d@1").facts["how"] == ["the same record"]
+        assert found.totals["split"] == 1
+
+
+def test_what_reached_nothing_is_held_by_no_version(small: World) -> None:
+    assert small.trace({"text": "nothing is there yet"}).found is False
+    small.create(rows(3))
+    found = small.trace({"instruction": "What is number 3?", "answer": "It is 3, naturally."})
+    assert (found.found, found.reached, found.live) == (False, [], [])
+    assert set(found.totals.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "how"),
+    [
+        ({"b": {"d": 1.0, "c": [True]}, "a": "x"}, {"a": "x", "b": {"c": [True], "d": 1.0}}, "the same record"),
+        ({"text": "Grüße, 世界 🌍"}, {"text": "Gr\u00fc\u00dfe, \u4e16\u754c \U0001f30d"}, "the same record"),
+        ({"text": "Grüße,  Welt!"}, {"text": "gru\u0308SSE Welt"}, "the same text"),
+        ({"text": "\u201cNo\u201d \u2013 she said\u2026"}, {"text": "no she said ..."}, "the same text"),
+        (
+            {"instruction": "Who?", "answer": "She.", "key": "she"},
+            {"messages": [{"role": "user", "content": "who"}, {"role": "assistant", "content": "She"}]},
+            "the same text",
+        ),
+        ({"prompt": "Who?", "completion": "She."}, {"instruction": "Who?", "answer": "She."}, "the same text"),
+        ({"n": 1, "m": None}, {"m": None, "n": 1}, "the same record"),
+    ],
+)
+def test_a_record_is_known_in_other_forms(small: World, stored: Any, asked: Any, how: str) -> None:
+    small.create([*rows(5), stored])
+    found = small.trace(asked)
+    assert node(found, "d@1").facts | {"id": ""} == {"records": 1, "numbers": [6], "how": [how], "of_records": 6, "id": ""}
+
+
+def test_numbers_make_another_record(small: World) -> None:
+    small.create([{"n": 1}, {"n": 2}])
+    assert not small.trace({"n": 3}).found
+    assert node(small.trace({"n": 2}), "d@1").facts["numbers"] == [2]
+
+
+def test_a_record_that_occurs_twice_is_counted_twice(world: World) -> None:
+    corpus = [*rows(30), *rows(1, first=7)]
+    version = world.create(corpus)
+    world.split(version)
+    found = world.trace(corpus[7])
+    assert node(found, "d@1").facts["numbers"] == [8, 31]
+    split = next(node for node in nodes_below(found.reached) if node.kind == "split")
+    assert split.facts["records"] == 2
+
+
+def test_two_organizations_with_the_same_record_see_only_their_own(world: World) -> None:
+    corpus = rows(30)
+    for organization, run, model in (("default", "r1", "m"), ("acme", "r2", "n")):
+        version = world.create(corpus, organization=organization)
+        adapter = world.run(run, version, world.split(version))
+        world.model(model, run, adapter, organization)
+    row = next(row for row in corpus if any(n.name == "m version 1" for n in nodes_below(world.trace(row).reached)))
+    mine = {n.name for n in nodes_below(world.trace(row).reached) if n.kind in ("run", "model version")}
+    others = {n.name for n in nodes_below(world.trace(row, "acme").reached) if n.kind in ("run", "model version")}
+    assert (mine, others) == ({"r1", "m version 1"}, {"r2", "n version 1"})
+    assert not world.trace(row, "nobody").found
+
+
+def test_a_raw_record_reaches_what_was_made_of_it_and_the_models_behind(world: World) -> None:
+    raw = [{"text": f"My number is 555-{n:04}, call me about {n}."} for n in range(30)]
+    masked = [{"instruction": f"call {n}", "answer": f"My number is [REDACTED], call me about {n}."} for n in range(30)]
+    source = world.create(raw, "raw")
+    shuffled = [*range(10, 30), *range(10)]
+    prepared = world.derive(source, [masked[n] for n in shuffled], [raw[n] for n in shuffled], "masked")
+    world.run("r1", prepared, world.split(prepared))
+    found = world.trace(raw[3])
+    assert [node.name for node in found.reached] == ["raw@1"]
+    assert node(found, "masked@1").facts["numbers"] == [24]
+    assert node(found, "masked@1").facts["how"] == ["made of it"]
+    below = {node.kind for node in nodes_below([node(found, "masked@1")])}
+    assert below == {"dataset version", "split", "run"}
+    # The other way round: the masked record was in no raw version.
+    assert [node.name for node in world.trace(masked[3]).reached] == ["masked@1"]
+
+
+def test_a_model_that_goes_on_from_another_has_seen_what_that_one_saw(world: World) -> None:
+    corpus, other = rows(30), rows(30, first=100)
+    version, later = world.create(corpus), world.create(other, "later")
+    splits = world.split(version)
+    exports = world.model("m", "r1", world.run("r1", version, splits))
+    adapter = world.run("r2", later, world.split(later), base=exports["merged"])
+    world.model("n", "r2", adapter)
+    world.deploy("n", 1, promotion=1)
+    row = next(row for row in corpus if split_of(splits, world.store, row) == "train")
+    found = world.trace(row)
+    assert "run r1/model version m version 1/run r2/model version n version 1/serving" in " ".join(paths(found.reached))
+    assert node(found, "r2").facts["used"] == ["went on from it"]
+    assert found.live == ["n version 1"]
+
+
+def test_a_comparison_with_the_last_accepted_model_is_no_use_of_its_data(world: World) -> None:
+    version, later = world.create(rows(30)), world.create(rows(30, first=100), "later")
+    splits = world.split(version)
+    adapter = world.run("r1", version, splits)
+    world.run("r2", later, world.split(later))
+    world.publish("s3://hanzo-ml/runs/r2/evaluation-again", "evaluation", {"accepted": adapter})
+    row = next(row for row in rows(30) if split_of(splits, world.store, row) == "train")
+    assert {n.name for n in nodes_below(world.trace(row).reached) if n.kind == "run"} == {"r1"}
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "cancelled"])
+def test_a_run_that_did_not_end_well_saw_the_record_too(small: World, status: str) -> None:
+    version = small.create(rows(30))
+    splits = small.split(version)
+    small.jobs.submit(name="r1", config={}, user="u", organization="default", id="r1", status="running")
+    RunData(small.database).log_batch("r1", params=[("dataset", "d"), ("dataset_version", "1")])
+    folder = small.folder / "record"
+    folder.mkdir()
+    folder.joinpath("run.json").write_text("{}")
+    inputs = {role: splits[role].digest for role in ("train", "validation")}
+    small.store.publish(folder, "s3://hanzo-ml/runs/r1/record", "run", inputs=inputs)
+    if status == "failed":
+        small.jobs.fail("r1", "no memory")
+    elif status == "cancelled":
+        small.jobs.cancel("r1")
+    row = next(row for row in rows(30) if split_of(splits, small.store, row) == "train")
+    found = node(small.trace(row), "r1")
+    assert (found.facts["status"], found.facts["used"]) == (status, ["trained on it"])
+
+
+def test_deployments_are_told_with_their_end(world: World) -> None:
+    version = world.create(rows(30))
+    splits = world.split(version)
+    for run in ("r1", "r2"):
+        world.model("m", run, world.run(run, version, splits))
+    world.deploy("m", 1, promotion=1)
+    world.deploy("m", 2, promotion=2)
+    row = next(row for row in rows(30) if split_of(splits, world.store, row) == "train")
+    found = world.trace(row)
+    served = {node.facts["model"]: node.facts for node in nodes_below(found.reached) if node.kind == "deployment"}
+    assert (served["m version 1"]["status"], served["m version 2"]["status"]) == ("replaced", "serving")
+    assert served["m version 1"]["until"] is not None and served["m version 2"]["until"] is None
+    assert found.live == ["m version 2"]
+
+
+@pytest.mark.parametrize("left", ["no index", "an index of other records"])
+def test_a_split_whose_index_is_not_there_is_read_instead(world: World, left: str) -> None:
+    """As after a kill between a split and its index, or while it is made again with other parameters."""
+    corpus = rows(30)
+    version = world.create(corpus)
+    splits = world.split(version)
+    before = [world.trace(row) for row in corpus]
+    for artifact in (version.artifact, *splits.values()):
+        world.store.delete(index_uri(artifact.uri))
+        if left != "no index":
+            strange = artifact.model_copy(update={"digest": "0" * 64})
+            publish_index(world.store, strange, [b'{"text": "another"}'], world.folder / "strange" / artifact.digest)
+    assert [world.trace(row) for row in corpus] == before
+
+
+def test_a_text_is_found_in_all_versions_and_each_record_is_searched_once(world: World) -> None:
+    corpus = rows(200)
+    world.create(corpus)
+    world.create([*corpus, *rows(50, first=1000)])
+    marked = {"text": 'She said "ça va?"\nand left'}
+    world.create([*corpus, marked], "other")
+    matches = trace_matches(Tracer(world.database, world.store, "default"), 'said "ça va?"\nand', 10)
+    assert matches.records == 1
+    assert [each.preview for each in matches.traces] == [canonical_line(marked).decode()]
+    assert [node.name for node in matches.traces[0].reached] == ["other@1"]
+    many = trace_matches(Tracer(world.database, world.store, "default"), "number 1", 5)
+    assert len(many.traces) == 5
+    assert [node.name for node in many.traces[0].reached] == ["d@1", "d@2", "other@1"]
+    assert trace_matches(Tracer(world.database, world.store, "default"), "instruction", 5).records == 0
+    assert trace_matches(Tracer(world.database, world.store, "nobody"), "number", 5).records == 0
