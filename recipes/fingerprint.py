@@ -6,9 +6,8 @@ capitals or punctuation make another record that says the same.
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -20,6 +19,7 @@ TEXTS: Sequence[tuple[str, ...]] = (
     ("text",),
 )
 """Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
+ONLY_TEXT = {str}
 LOWER = bytes(range(256)).lower()
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 PUNCTUATION = re.compile("[\xa0-\xbf\u2000-\u206f\u3000-\u303f]")
@@ -29,8 +29,7 @@ canonical_line = msgspec.json.Encoder(order="sorted").encode
 """A record as the one line that it is stored as, without the newline."""
 
 
-@dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """`record` is the hash of the canonical line, `text` that of what it says; a record without texts says all it is."""
 
     record: int
@@ -41,22 +40,20 @@ def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
     """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
     record = xxhash.xxh3_64_intdigest(line)
     # Sorted, because another layout has its texts in another order.
-    said = b"\0".join(sorted(letters(text) for text in texts(row)))
+    said = b"\0".join(sorted(map(letters, texts(row))))
     return Fingerprint(record, xxhash.xxh3_64_intdigest(said) if said else record)
 
 
-def texts(row: Mapping[str, Any]) -> Iterator[str]:
+def texts(row: Mapping[str, Any]) -> Iterable[str]:
     """What a model would read of a record."""
     for keys in TEXTS:
-        found = [row.get(key) for key in keys]
-        if all(type(text) is str for text in found):
-            yield from found  # type: ignore[misc]  # just checked
-            return
+        found: list[Any] = [row.get(key) for key in keys]
+        if set(map(type, found)) == ONLY_TEXT:
+            return found
     messages = row.get("messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        yield from strings([message.get("content") for message in messages])
-    else:
-        yield from strings(row)
+        return strings([message.get("content") for message in messages])
+    return strings(row)
 
 
 def strings(value: Any) -> Iterator[str]:

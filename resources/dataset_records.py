@@ -7,12 +7,14 @@ from recipes.store import Store
 
 
 def record_lines(store: Store, artifact: Artifact) -> Iterator[bytes]:
-    """Every line of the records, with its newline, in the order of the version.
+    """Every line of the records, with its newline, in the order of the version; tokens beside them are none.
 
     Raises:
         BrokenArtifact, FileNotFoundError: as `Store.pieces`.
     """
     for file in store.manifest(artifact).files:
+        if not file.path.endswith(".jsonl"):
+            continue
         rest = b""
         for piece in store.pieces(artifact.uri, file):
             *whole, rest = (rest + piece).split(b"\n")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from recipes.fingerprint import Fingerprint
-from recipes.lines import lines_of
 from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
 from recipes.schema import Artifact
 from recipes.store import Store
+from resources.dataset_records import record_lines
 from resources.lineage.descend import children
 from resources.metadata.database import Database
 
@@ -110,15 +110,10 @@ class RecordFinder:
 
     def _read_through(self, artifact: Artifact, texts: Collection[int]) -> Iterator[Found]:
         """What an index would tell, from the records themselves."""
-        number = 0
-        for file in sorted(self._store.manifest(artifact).files, key=lambda file: file.path):
-            if not file.path.endswith(".jsonl"):
-                continue
-            for line in lines_of(self._store.pieces(artifact.uri, file)):
-                number += 1
-                found = fingerprint_of(line)
-                if found.text in texts:
-                    yield Found(found.text, found.record, number)
+        for number, line in enumerate(record_lines(self._store, artifact), start=1):
+            found = fingerprint_of(line)
+            if found.text in texts:
+                yield Found(found.text, found.record, number)
 
     def _index(self, artifact: Artifact) -> RecordIndex | None:
         if artifact.digest not in self._indexes:
