@@ -91,9 +91,8 @@ def measure(folder: Path, count: int) -> None:
     index_bytes = sum(segment.count for segment in index.records) * ENTRY.itemsize
     line("create, without an index", without, f"{size / 1e6 / without[1]:.0f} MB per cpu-second")
     line("create, with it", indexed, f"{size / 1e6 / indexed[1]:.0f} MB per cpu-second")
-    print(
-        f"{'the index':<44}{index_bytes / 1e6:>9.1f} MB   {index_bytes / size:.1%} of the records, {len(index.records)} segments"
-    )
+    share = f"{index_bytes / size:.1%} of the records, {len(index.records)} segments"
+    print(f"{'the index':<44}{index_bytes / 1e6:>9.1f} MB   {share}")
 
     opened = timed(lambda: Tracer(database, store, "default"))
     tracer: Tracer = opened[2]

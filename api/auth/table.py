@@ -152,6 +152,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/models/{name}/versions",
         "GET /v1/models/{name}/versions/{number}",
         "GET /v1/models/{name}/versions/{number}/proof",
+        "GET /v1/models/{name}/versions/{number}/data",
     ),
     P.MODELS_REGISTER: (
         "POST /mlflow/registered-models/create",

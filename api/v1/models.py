@@ -1,4 +1,4 @@
-"""/v1/models: versions, stages, proof (rows O1-O7, O11, S8, S9).
+"""/v1/models: versions, stages, proof, training data (rows B8, O1-O7, O11, S8, S9).
 
 Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
 """
@@ -16,6 +16,7 @@ from api.requests import StrictRoute
 from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineError
 from resources.lineage.prove import prove
+from resources.lineage.training_data import training_data
 from resources.metadata import deployments
 from resources.metadata.database import Database
 from resources.metadata.model_version_rules import version_number
@@ -137,6 +138,13 @@ def proof(name: str, version: str, database: DatabaseOf, store: StoreOf, setting
     found = named_version(database, name, version, caller)
     with database.read() as connection:
         return JSONResponse(prove(connection, store, found, served_by(settings)).model_dump(mode="json"))
+
+
+@router.get("/{name}/versions/{version}/data")
+def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    """What data a version was trained on, and what is known of personal data in it."""
+    found = named_version(database, name, version, caller)
+    return JSONResponse(training_data(database, store, found, caller.organization).model_dump(mode="json"))
 
 
 def number_of(database: Database, name: str, version: str, caller: Caller) -> int:

@@ -84,7 +84,8 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
         child = edge.child
         is_foreign = child.kind in DATA and child.digest not in data
         is_comparison = child.kind == REPORT and edge.parent not in data  # a model was measured beside others
-        if is_foreign or is_comparison:
+        is_about_data = edge.parent in data and child.kind not in DATA and not child.uri.startswith(RUNS)  # statistics
+        if is_foreign or is_comparison or is_about_data:
             continue
         stops.setdefault(child.digest, stop_of(child, holders.get))
         before, here = stops[edge.parent], stops[child.digest]

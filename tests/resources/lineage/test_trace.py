@@ -70,7 +70,9 @@ class World:
             Datasets(self.database).set_splits(connection, version, stored)
         return artifacts
 
-    def derive(self, source: DatasetVersion, made: Rows, of: Sequence[Mapping[str, Any]], name: str) -> DatasetVersion:
+    def derive(
+        self, source: DatasetVersion, made: Rows, of: Sequence[Mapping[str, Any]], name: str, **facts: Any
+    ) -> DatasetVersion:
         """A version whose records were made of those of another: `of` has the source of each."""
         place = f"s3://hanzo-ml/datasets/{name}/1/"
         lines = [canonical_line(row) for row in made]
@@ -78,7 +80,7 @@ class World:
         folder.mkdir()
         folder.joinpath("train-00000.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
         inputs = {"dataset": source.artifact.digest}
-        artifact = self.store.publish(folder, f"{place}records", "dataset", inputs=inputs)
+        artifact = self.store.publish(folder, f"{place}records", "dataset", inputs=inputs, facts=facts)
         origins = [fingerprint_of(canonical_line(row)).record for row in of]
         publish_index(self.store, artifact, lines, self.folder / f"{name}.index", origins)
         version = replace(source, id=new_id(), name=name, storage_path=place, artifact=artifact, content_sha256=name)

@@ -1,0 +1,212 @@
+"""What data was this model trained on, and was personal data included? (row B8)
+
+The splits that a version's runs used, the dataset versions that those are of, and what those were made of: as lineage has
+it. Of personal data only what somebody looked at is known: when the data was prepared, and when it was validated.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import BaseModel
+from sqlalchemy import Connection
+
+from recipes.schema import Artifact
+from recipes.store import BrokenArtifact, Store
+from resources.lineage.descend import children
+from resources.lineage.reach import REPORT, RUNS, digests_of
+from resources.lineage.record import find, parents
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.inputs import load_inputs
+from resources.metadata.model_versions import ModelVersion
+
+STATISTICS = "statistics"
+"""Kind of the artifact that a validation leaves beside a version, and the name of its file."""
+
+
+class Included(StrEnum):
+    """Whether personal data was in what a model was trained on."""
+
+    FOUND = "yes"
+    NOT_FOUND = "none was found"
+    MASKED = "masked before training"
+    NOT_EXAMINED = "not examined"
+
+
+class PersonalData(BaseModel):
+    """What is known of personal data in a version; kinds are counted. None means that nobody looked."""
+
+    included: Included
+    found: dict[str, int] | None = None
+    masked: dict[str, int] | None = None
+
+
+class DataUse(BaseModel):
+    """A dataset version that a model was made with. `splits` maps what a run used to how many records that had.
+
+    `records` and `transform` are the version's own; `made_of` names the versions that it was made of.
+    """
+
+    dataset: str
+    id: str
+    digest: str
+    records: int
+    splits: dict[str, int | None]
+    transform: object
+    made_of: list[str]
+    personal_data: PersonalData
+
+
+class LoggedDataset(BaseModel):
+    """A dataset that a run's own code named: nothing of it was checked."""
+
+    name: str
+    digest: str
+    source: str
+
+
+class TrainingData(BaseModel):
+    """All data behind a model version. `base_models` are what it began with, whose data nobody here knows."""
+
+    name: str
+    version: int
+    personal_data: Included
+    datasets: list[DataUse]
+    base_models: list[str]
+    logged: list[LoggedDataset]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Everything that a model was made of, by digest, and the roles in which each was used by whatever was made of it."""
+
+    artifacts: Mapping[str, Artifact]
+    roles: Mapping[str, Collection[str]]
+
+
+def training_data(database: Database, store: Store, version: ModelVersion, organization: str) -> TrainingData:
+    """What a version was trained, validated and tested on, through all models that it goes on from."""
+    known = Datasets(database).list(organization)
+    with database.read() as connection:
+        behind = everything_behind(connection, store, version)
+        runs = {run for artifact in behind.artifacts.values() if (run := run_of(artifact))} | {version.run_id or ""}
+        logged = [each.dataset for found in load_inputs(connection, sorted(runs - {""})).values() for each in found]
+        used = used_splits(connection, behind, known)
+        versions = [each for each in known if each.id in used or each.artifact.digest in behind.artifacts]
+        looked_at = {each.id: statistics_of(connection, each) for each in versions}
+    uses = [
+        DataUse(
+            dataset=each.reference,
+            id=each.id,
+            digest=each.artifact.digest,
+            records=each.num_records,
+            splits={role: records_in(store, split) for role, split in sorted(used.get(each.id, {}).items())},
+            transform=each.lineage["transform"],
+            made_of=list(each.lineage["parent_datasets"]),
+            personal_data=examined(store, each, looked_at[each.id]),
+        )
+        for each in versions
+    ]
+    return TrainingData(
+        name=version.name,
+        version=version.version,
+        personal_data=overall([use.personal_data.included for use in uses if use.splits]),
+        datasets=sorted(uses, key=lambda use: (not use.splits, use.dataset)),
+        base_models=sorted(artifact.uri for artifact in behind.artifacts.values() if artifact.kind == "base"),
+        logged=[LoggedDataset(name=each.name, digest=each.digest, source=each.source) for each in logged],
+    )
+
+
+def everything_behind(connection: Connection, store: Store, version: ModelVersion) -> Behind:
+    """What a version's files were made of, and the split that its run was tested on."""
+    begin = set(digests_of(version))
+    if version.run_id is not None and (record := store.find(f"{RUNS}{version.run_id}/record")):
+        begin.add(record.digest)
+    artifacts: dict[str, Artifact] = {}
+    roles: dict[str, set[str]] = defaultdict(set)
+    reports = [edge.child for edge in children(connection, begin) if edge.child.kind == REPORT]
+    for report in reports:
+        # Only what it was tested on: a report also names the model that it was compared with.
+        test = parents(connection, report.digest).get("test")
+        if test is not None and run_of(report) == version.run_id:
+            roles[test].add("test")
+    level = begin | set(roles)
+    while level:
+        found = [artifact for digest in sorted(level) if (artifact := find(connection, digest))]
+        artifacts |= {artifact.digest: artifact for artifact in found}
+        above = set()
+        for artifact in found:
+            for role, digest in parents(connection, artifact.digest).items():
+                roles[digest].add(role)
+                above.add(digest)
+        level = above - set(artifacts)
+    return Behind(artifacts, roles)
+
+
+def run_of(artifact: Artifact) -> str | None:
+    """The id of the run that an artifact is of."""
+    return artifact.uri.removeprefix(RUNS).partition("/")[0] if artifact.uri.startswith(RUNS) else None
+
+
+def used_splits(
+    connection: Connection, behind: Behind, versions: Iterable[DatasetVersion]
+) -> Mapping[str, Mapping[str, Artifact]]:
+    """Id of a dataset version -> role -> the split of it that was used in it."""
+    versions = list(versions)
+    owners = {split["artifact"]["digest"]: each for each in versions for split in each.splits.values()}
+    by_artifact = {each.artifact.digest: each for each in versions}
+    used: dict[str, dict[str, Artifact]] = defaultdict(dict)
+    for digest, artifact in behind.artifacts.items():
+        if artifact.kind != "split":
+            continue
+        # One that its version was split into anew since is still of the version that it was made of.
+        owner = owners.get(digest) or by_artifact.get(parents(connection, digest).get("dataset", ""))
+        if owner is not None:
+            used[owner.id] |= dict.fromkeys(behind.roles[digest], artifact)
+    return used
+
+
+def records_in(store: Store, split: Artifact) -> int | None:
+    """How many records a split says to have; None where it cannot say any more."""
+    try:
+        count = store.manifest(split).facts.get("num_records")
+    except BrokenArtifact:
+        return None
+    return count if isinstance(count, int) else None
+
+
+def statistics_of(connection: Connection, version: DatasetVersion) -> Artifact | None:
+    """What the newest validation of a version left."""
+    found = [edge.child for edge in children(connection, [version.artifact.digest]) if edge.child.kind == STATISTICS]
+    return found[-1] if found else None
+
+
+def examined(store: Store, version: DatasetVersion, statistics: Artifact | None) -> PersonalData:
+    """What a validation found in a version, and what its preparation masked."""
+    found = masked = None
+    if statistics is not None:
+        found = counts(json.loads(store.get_bytes(f"{statistics.uri}/{STATISTICS}.json")).get("personal_data"))
+    with suppress(BrokenArtifact):
+        masked = counts(store.manifest(version.artifact).facts.get("masked"))
+    if found:
+        included = Included.FOUND
+    elif masked:
+        included = Included.MASKED
+    else:
+        included = Included.NOT_EXAMINED if found is None and masked is None else Included.NOT_FOUND
+    return PersonalData(included=included, found=found, masked=masked)
+
+
+def counts(value: object) -> dict[str, int] | None:
+    """Kind -> count, without the kinds of which there are none; None where nobody counted."""
+    return {str(kind): int(count) for kind, count in value.items() if count} if isinstance(value, Mapping) else None
+
+
+def overall(answers: Collection[Included]) -> Included:
+    """One answer for all data: what was found counts most, and then what nobody looked at."""
+    order = (Included.FOUND, Included.NOT_EXAMINED, Included.MASKED, Included.NOT_FOUND)
+    return next((answer for answer in order if answer in answers), Included.NOT_EXAMINED)

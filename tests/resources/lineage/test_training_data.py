@@ -1,0 +1,95 @@
+"""What a model was trained on: the splits that were used, the versions behind them, and who looked for personal data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hanzo_ml.cli.training_data import print_data
+from resources.lineage.record import record
+from resources.lineage.training_data import Included, TrainingData, training_data
+from resources.metadata.datasets import DatasetVersion
+from tests.resources.lineage.test_trace import World, rows, small
+
+__all__ = ["small"]
+
+
+def asked(world: World, name: str = "m") -> TrainingData:
+    version = world.registry.read(name, 1, "default")
+    return training_data(world.database, world.store, version, "default")
+
+
+def validated(world: World, version: DatasetVersion, **kinds: int) -> None:
+    """What a validation leaves beside a version."""
+    folder = world.folder / "statistics" / version.id
+    folder.mkdir(parents=True)
+    folder.joinpath("statistics.json").write_text(json.dumps({"records": version.num_records, "personal_data": kinds}))
+    uri = f"{version.storage_path}statistics/x"
+    made = world.store.publish(folder, uri, "statistics", inputs={"dataset": version.artifact.digest})
+    with world.database.write() as connection:
+        record(connection, made, world.store.manifest(made))
+
+
+def test_all_that_was_used_is_told_with_its_counts(small: World) -> None:
+    version = small.create(rows(40))
+    small.create(rows(40, first=100), "unused")
+    small.model("m", "r1", small.run("r1", version, small.split(version)))
+    found = asked(small)
+    (use,) = found.datasets
+    assert (use.dataset, use.records, use.splits) == ("d@1", 40, {"test": 4, "train": 32, "validation": 4})
+    assert use.personal_data.included is found.personal_data is Included.NOT_EXAMINED
+
+
+def test_data_of_a_model_that_it_goes_on_from_counts_and_that_of_one_it_was_compared_with_does_not(small: World) -> None:
+    versions = [small.create(rows(30, first=100 * n), name) for n, name in enumerate(("first", "compared", "later"))]
+    splits = [small.split(version) for version in versions]
+    exports = small.model("m", "r1", small.run("r1", versions[0], splits[0]))
+    compared = small.run("r2", versions[1], splits[1])
+    adapter = small.run("r3", versions[2], splits[2], base=exports["merged"])
+    small.publish("s3://hanzo-ml/runs/r3/evaluation-2", "evaluation", {"adapter": adapter, "accepted": compared})
+    small.model("n", "r3", adapter)
+    assert [use.dataset for use in asked(small, "n").datasets] == ["first@1", "later@1"]
+
+
+@pytest.mark.parametrize(("kinds", "answer"), [({}, Included.NOT_FOUND), ({"email": 3, "phone": 0}, Included.FOUND)])
+def test_a_validation_answers_whether_personal_data_was_included(
+    small: World, kinds: dict[str, int], answer: Included
+) -> None:
+    version = small.create(rows(30))
+    validated(small, version, **kinds)
+    small.model("m", "r1", small.run("r1", version, small.split(version)))
+    found = asked(small)
+    assert found.personal_data is answer
+    assert found.datasets[0].personal_data.found == {kind: count for kind, count in kinds.items() if count}
+
+
+def test_what_was_masked_before_training_is_counted_by_kind(small: World) -> None:
+    raw = [{"text": f"write to n{n}@example.org"} for n in range(30)]
+    masked = [{"instruction": f"write {n}", "answer": "to [REDACTED]"} for n in range(30)]
+    source = small.create(raw, "raw")
+    validated(small, source, email=30)
+    prepared = small.derive(source, masked, raw, "masked", masked={"email": 30})
+    small.model("m", "r1", small.run("r1", prepared, small.split(prepared)))
+    found = asked(small)
+    assert {use.dataset: use.personal_data.included for use in found.datasets} == {
+        "masked@1": Included.MASKED,
+        "raw@1": Included.FOUND,
+    }
+    assert found.personal_data is Included.MASKED
+    assert next(use for use in found.datasets if use.dataset == "raw@1").splits == {}
+
+
+def test_a_model_of_files_alone_has_no_data_that_anybody_knows(small: World, tmp_path: Path) -> None:
+    weights = small.publish("s3://hanzo-models/given/weights", "adapter", {})
+    small.model("m", "r1", weights)
+    found = asked(small)
+    assert (found.datasets, found.personal_data) == ([], Included.NOT_EXAMINED)
+
+
+def test_the_answer_is_printed_for_people(small: World, capsys: pytest.CaptureFixture[str]) -> None:
+    version = small.create(rows(40))
+    small.model("m", "r1", small.run("r1", version, small.split(version)))
+    print_data(asked(small).model_dump(mode="json"))
+    printed = capsys.readouterr().out
+    for expected in ("m version 1", "d@1 40 records", "train: 32 records", "personal data: not examined"):
+        assert expected in printed
