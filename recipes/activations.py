@@ -90,8 +90,8 @@ def saved_bytes(forward: Forward) -> int:
     """Kept of a whole forward pass with its loss.
 
     With checkpointing only what enters each block is kept (Chen et al. 2016), and one block at a time is computed again:
-    that one is in `working_bytes`. What the first block computes before its first adapter is not kept, and is counted all the
-    same: one part of one block.
+    that one is in `working_bytes`. What the first block computes before its first adapter is not kept, and is counted all
+    the same: one part of one block.
     """
     shape, tokens, width = forward.architecture, forward.tokens, forward.width
     block = tokens * width * shape.hidden_size if forward.checkpointing else block_bytes(forward)

@@ -15,7 +15,7 @@ from recipes.store import BrokenArtifact, Store
 from resources.lineage.descend import descend
 from resources.lineage.record_finder import DATA
 from resources.metadata.database import Database
-from resources.metadata.model_versions import ModelVersion, owned, read_versions
+from resources.metadata.model_versions import ModelVersion, read_versions
 from resources.metadata.tables import jobs, params
 from resources.metadata.tables import model_versions as versions
 
@@ -75,7 +75,8 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
 
     with database.read() as connection:
         edges = descend(connection, data, follow)
-        registered = read_versions(connection, select(versions).where(*owned(organization)).order_by(versions.c.version))
+        mine = select(versions).where(versions.c.organization == organization)
+        registered = read_versions(connection, mine.order_by(versions.c.version))
         unfinished = unfinished_runs(connection, organization, names)
     holders = {digest: Stop(StopKind.MODEL, model.reference) for model in registered for digest in digests_of(model)}
     after: dict[Stop, dict[Stop, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -102,7 +102,7 @@ def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path, 
                 break
             time.sleep(0.005)
         process.wait()
-        gone, alive = psutil.wait_procs(children, timeout=30)
+        _gone, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, "workers end with whoever started them"
     assert kills >= 2
     assert process.returncode == 0

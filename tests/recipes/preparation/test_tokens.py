@@ -81,7 +81,7 @@ def test_preference_data_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_a_template_that_writes_the_day_is_refused_unless_the_day_is_given(tmp_path: Path) -> None:
     dated = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
     row = {"instruction": "Who?", "answer": "She."}
-    with pytest.raises(BadConfiguration, match="template_arguments.date_string"):
+    with pytest.raises(BadConfiguration, match=r"template_arguments\.date_string"):
         record_tokenizer(tmp_path / "now", dated + CHAT_TEMPLATE).tokenize([row], [Layout.INSTRUCTION])
     given = record_tokenizer(tmp_path / "then", dated + CHAT_TEMPLATE, template_arguments={"date_string": "1 Jan 2020"})
     assert isinstance(given.tokenize([row], [Layout.INSTRUCTION])[0], Tokens)
