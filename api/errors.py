@@ -127,7 +127,8 @@ def first_problem(problems: Sequence[Any]) -> str:
         return "The request body must be a JSON object, sent with Content-Type: application/json"
     if problem["type"] in ("missing", "string_too_short"):
         return f"Missing value for required parameter '{where}'. {ALSO}"
-    return f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied: {problem['msg']}. {ALSO}"
+    wanted = problem["msg"].replace("tuple", "list")
+    return f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied: {wanted}. {ALSO}"
 
 
 def parameter_path(location: Sequence[str | int]) -> str:
@@ -142,6 +143,6 @@ def parameter_path(location: Sequence[str | int]) -> str:
 
 def shown(value: Any) -> str:
     try:
-        return json.dumps(value)[:100]
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))[:100]
     except (TypeError, ValueError):
         return "of that type"

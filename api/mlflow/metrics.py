@@ -25,7 +25,7 @@ router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
 
 
 class LogMetric(OfRun, MetricBody):
-    pass
+    key: Required
 
 
 class LogBatch(OfRun):

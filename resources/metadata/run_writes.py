@@ -132,7 +132,8 @@ def unique(pairs: Iterable[Key]) -> dict[str, str]:
     for key, value in pairs:
         if key in found:
             raise invalid(
-                f"Duplicate parameter keys have been submitted: {[key]}. Please ensure the request contains only one"
+                f"Duplicate parameter keys have been submitted: {[key]}. Please ensure the request contains "
+                "only one param value per param key."
             )
         found[key] = value
     return found
