@@ -83,7 +83,7 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
     key = key.strip("/")
     with readable_errors(address):
         keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
-    if key in keys:
+    if key and is_object(bucket, key, address):
         return [SourceFile(key.rpartition("/")[2], download(bucket, key, address))]
     endings = suffixes(format)
     found_keys = [each for each in keys if each.endswith(endings)]
@@ -91,6 +91,15 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
         raise invalid(f"there is no *{endings[0]} file at {address}")
     prefix = f"{key}/" if key else ""
     return [SourceFile(each.removeprefix(prefix), download(bucket, each, address)) for each in found_keys]
+
+
+def is_object(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> bool:
+    try:
+        with readable_errors(uri):
+            obstore.head(bucket, key)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def path_of(address: str) -> Path:

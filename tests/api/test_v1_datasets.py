@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.api.artifact_server import on_s3
 from tests.api.server_process import ServerProcess
 from tests.s3_server import BUCKETS, S3Server
 
-ROWS = [{"id": number, "text": f"text {number} " + "word " * 200} for number in range(4000)]
+DRAW = random.Random(0)
+ROWS = [{"id": number, "text": " ".join(map(str, DRAW.choices(range(5000), k=200)))} for number in range(4000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 """Several chunks."""
 
