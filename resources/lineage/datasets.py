@@ -91,8 +91,9 @@ def own_artifacts(connection: Connection, version: DatasetVersion) -> list[Artif
 
 
 def is_part(version: DatasetVersion, child: Made) -> bool:
-    """Whether something is a part of the version itself, such as a split."""
-    return child.uri.startswith(version.storage_path)
+    """Whether something is a part of the version itself, such as a split. What was prepared of it is another version,
+    though it may lie in the folder of this one."""
+    return child.kind != "dataset" and child.uri.startswith(version.storage_path)
 
 
 def made(connection: Connection, artifact: Artifact) -> Made:

@@ -339,3 +339,16 @@ def test_threads_that_create_at_once_make_one_version_of_each_content(database: 
     assert len(made) == 12 and sum(is_new for _, is_new in made) == 4
     assert sorted(version.version for version in versions) == [1, 2, 3, 4]
     assert {content(store, version) for version in versions} == {f'{{"a":{turn}}}\n' for turn in range(4)}
+
+
+def test_what_was_prepared_of_a_version_keeps_it_though_it_lies_in_its_folder(database: Database, tmp_path: Path) -> None:
+    store = in_folder(tmp_path)
+    version, _ = create(database, store, tmp_path, '{"a": 1}\n')
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "x.jsonl").write_text("{}\n")
+    inputs = {"dataset": version.artifact.digest}
+    prepared = store.publish(tmp_path / "made", f"{version.storage_path}prepared/all/records", "dataset", inputs=inputs)
+    with database.write() as connection:
+        record(connection, prepared, store.manifest(prepared))
+    with pytest.raises(HanzoError, match="is not deleted: dataset at"):
+        delete_version(database, store, version.id, "u")

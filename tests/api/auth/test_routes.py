@@ -25,6 +25,8 @@ from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key", "artifact_path", "sweep_id"}
 """`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
+SIGNED_LINK = "/v1/dataset-files"
+"""Its signature is its permission; without one it is refused as incomplete."""
 FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
 READS_BY_POST = re.compile(
@@ -48,8 +50,13 @@ def test_every_route_is_listed(app: FastAPI) -> None:
     assert missing == [], "say in api/auth/table.py who may call them"
 
 
-def test_only_the_probes_are_open(app: FastAPI) -> None:
-    assert {route.shape for route in Routes(app).all if route.shape in OPEN} == {"GET /alive", "GET /ready", "GET /health"}
+def test_only_the_probes_and_signed_links_are_open(app: FastAPI) -> None:
+    assert {route.shape for route in Routes(app).all if route.shape in OPEN} == {
+        "GET /alive",
+        "GET /ready",
+        "GET /health",
+        f"GET {SIGNED_LINK}",
+    }
     assert not OPEN & RULES.keys()
 
 
@@ -84,7 +91,7 @@ def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app:
     with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
         for method, path in requests(app):
             if f"{method} {path}" in OPEN:
-                assert http.request(method, path).status_code == 200
+                assert http.request(method, path).status_code == (400 if path == SIGNED_LINK else 200)
                 continue
             for what, token in tokens.items():
                 headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,0 +1,131 @@
+"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption; rows of a query; what is refused."""
+
+import json
+import random
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanzo_ml.checkout import Broken, Part, RemoteFile, checkout
+from hanzo_ml.sql_query import BadQuery, query_lines
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.test_cli import cli
+
+__all__ = ["cli"]
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+LINES = "".join(
+    json.dumps({"id": number, "text": " ".join(map(str, random.Random(number).choices(range(5000), k=300)))}) + "\n"
+    for number in range(3000)
+)
+
+
+def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.jsonl").write_text(LINES)
+    (folder / "inner" / "b.jsonl").write_text('{"id":   1}\n')
+    assert cli("dataset", "create", "--name", "out", "--path", str(folder), "--metadata", "pii=false").returncode == 0
+    to = tmp_path / "to"
+    done = cli("dataset", "checkout", "out@1", "--to", str(to))
+    assert done.returncode == 0, done.stderr
+    for name in ("a.jsonl", "inner/b.jsonl"):
+        assert (to / name).read_bytes() == (folder / name).read_bytes()
+    again = cli("dataset", "checkout", "out@1", "--to", str(to))
+    assert again.returncode == 1 and "is there already" in again.stderr
+    shown = json.loads(cli("dataset", "show", "out").stdout)
+    assert (shown["metadata"], shown["num_records"]) == ({"pii": False}, 3001)
+    assert len(cli("dataset", "preview", "out@1", "-n", "2").stdout.splitlines()) == 2
+    (folder / "inner" / "b.jsonl").write_text('{"id": 2}\n')
+    cli("dataset", "create", "--name", "out", "--path", str(folder))
+    assert "1 added, 1 removed" in cli("dataset", "diff", "out@1", "out@2").stdout
+    assert "say --yes" in cli("dataset", "delete", "out@2").stderr
+    assert cli("dataset", "delete", "out@2", "--yes").stdout == "out@2 is deleted\n"
+    assert "there is no dataset 'out@2'" in cli("dataset", "show", "out@2").stderr
+
+
+@pytest.fixture
+def remote(server: ServerProcess, cli: Cli, tmp_path: Path) -> RemoteFile:
+    (tmp_path / "a.jsonl").write_text(LINES)
+    cli("dataset", "create", "--name", "parts", "--path", str(tmp_path / "a.jsonl"))
+    (file,) = json.loads(cli("dataset", "download", "parts@1", "--json").stdout)["files"]
+    found = RemoteFile.from_json(file)
+    assert len(found.parts) > 2
+    return found
+
+
+def test_an_interrupted_checkout_fetches_only_what_is_missing(remote: RemoteFile, tmp_path: Path) -> None:
+    gone = [Part("http://127.0.0.1:9/", part.sha256, part.size) for part in remote.parts[:2]]
+    unfinished = tmp_path / ".to.mark.part" / remote.path
+    unfinished.parent.mkdir()
+    have = sum(part.size for part in remote.parts[:2])
+    unfinished.write_bytes(LINES.encode()[:have] + b"half of the next")
+    (unfinished.parent / "of another version").write_text("x")
+    resumed = RemoteFile(remote.path, remote.sha256, remote.size, (*gone, *remote.parts[2:]))
+    assert checkout(lambda: [resumed], tmp_path / "to", "mark") == remote.size
+    assert (tmp_path / "to" / remote.path).read_text() == LINES
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [remote.path]
+
+
+@pytest.mark.parametrize("wrong", ["part", "file", "name"])
+def test_what_is_not_as_recorded_makes_no_folder(remote: RemoteFile, tmp_path: Path, wrong: str) -> None:
+    first, second, *rest = remote.parts
+    parts = (Part(second.url, first.sha256, first.size), second, *rest) if wrong == "part" else remote.parts
+    path = "../outside" if wrong == "name" else remote.path
+    file = RemoteFile(path, "0" * 64 if wrong == "file" else remote.sha256, remote.size, parts)
+    with pytest.raises(Broken):
+        checkout(lambda: [file], tmp_path / "to", "mark")
+    assert not (tmp_path / "to").exists() and not (tmp_path / "outside").exists()
+
+
+def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path: Path) -> None:
+    expired = [Part(part.url[:-4] + "0000", part.sha256, part.size) for part in remote.parts]
+    answers: list[Any] = [RemoteFile(remote.path, remote.sha256, remote.size, expired), remote]
+    assert checkout(lambda: [answers.pop(0)], tmp_path / "to", "mark") == remote.size
+    with pytest.raises(Broken, match="refused"):
+        stale = RemoteFile(remote.path, remote.sha256, remote.size, expired)
+        checkout(lambda: [stale], tmp_path / "other", "mark")
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER, note TEXT, raw BLOB, price REAL)")
+        rows = [(number, f"note {number}", b"\x00\xff", None if number % 2 else 0.5) for number in range(2500)]
+        connection.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
+    return f"sqlite:///{path}"
+
+
+def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
+    arguments = ("dataset", "create", "--name", "orders", "--sql", "SELECT * FROM orders ORDER BY id", "--database", shop)
+    made = json.loads(cli(*arguments, "--json").stdout)
+    assert (made["num_records"], made["metadata"]) == (2500, {"sql": "SELECT * FROM orders ORDER BY id"})
+    assert made["schema"] == {"id": "integer", "note": "string", "price": "null|number", "raw": "string"}
+    first = json.loads(cli("dataset", "preview", "orders@1", "-n", "1").stdout)
+    assert first == {"id": 0, "note": "note 0", "price": 0.5, "raw": "AP8="}
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DELETE FROM orders", "readonly"),
+        ("SELECT id, id FROM orders", "two columns"),
+        ("SELECT nothing", "no such column"),
+        ("SELECT 9e999 AS x", "column 'x' holds inf"),
+    ],
+)
+def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
+    with pytest.raises(BadQuery, match=reason):
+        list(query_lines(shop, statement))
+    assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
+
+
+def test_a_database_that_nobody_can_read_is_refused_without_its_password(cli: Cli) -> None:
+    url = "postgresql://someone:the-password@127.0.0.1:9/shop"
+    done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", url)
+    assert done.returncode == 1 and "the database says" in done.stderr
+    assert "the-password" not in done.stderr
