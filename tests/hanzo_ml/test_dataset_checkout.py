@@ -1,4 +1,4 @@
-"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption; rows of a query; what is refused."""
+"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption; rows of a query."""
 
 import json
 import random
@@ -114,7 +114,7 @@ def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
     [
         ("DELETE FROM orders", "readonly"),
         ("SELECT id, id FROM orders", "two columns"),
-        ("SELECT nothing", "no such column"),
+        ("SELECT unknown FROM orders", "no such column"),
         ("SELECT 9e999 AS x", "column 'x' holds inf"),
     ],
 )

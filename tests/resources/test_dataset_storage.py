@@ -20,6 +20,7 @@ from resources.errors import HanzoError
 from resources.ingest.create import NewVersion, create_from
 from resources.ingest.formats import Format
 from resources.ingest.sources import local_files
+from resources.lineage.prove import Prover
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
@@ -161,6 +162,32 @@ def test_a_broken_chunk_is_named_and_nothing_of_it_is_given_away(
         content(store, version)
     with pytest.raises(BrokenArtifact, match=file.chunks[1].sha256):
         store.fetch(version.artifact, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove"])
+def test_the_proof_names_the_chunk_that_is_broken_and_no_other(sqlite_url: str, tmp_path: Path, damage: str) -> None:
+    database, store = Database(sqlite_url), in_folder(tmp_path)
+    version, _ = create(database, store, tmp_path, "".join(corpus(3_000_000)))
+
+    def broken() -> list[str]:
+        with database.read() as connection:
+            prover = Prover(connection, store)
+            prover.artifact(version.artifact, "run")
+            return prover.broken
+
+    assert broken() == []
+    # The source's spaces are not in the records: no chunk is in both.
+    (file,) = store.manifest(version.artifact).files
+    victim = store.local_path(chunk_uri(version.artifact.uri, file.chunks[1].sha256))
+    assert victim is not None
+    data = victim.read_bytes()
+    victim.unlink()
+    if damage == "flip":
+        victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (edge,) = broken()
+    assert edge.startswith("run -> dataset version: ") and file.chunks[1].sha256 in edge
+    victim.write_bytes(data)
+    assert broken() == []
 
 
 def test_a_deletion_takes_what_no_other_version_has_and_gives_no_number_twice(
