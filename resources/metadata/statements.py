@@ -36,7 +36,13 @@ class Statement:
 
     def _compile(self, reader: Connection) -> tuple[str, dict[str, Any], list[str] | None]:
         compiled: Any = self._query.compile(dialect=reader.dialect, compile_kwargs={"render_postcompile": True})
-        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        # What SQLAlchemy would do to a value before the driver gets it: SQLite wants a JSON key as a path, for one.
+        prepare = compiled._bind_processors
+        constants = {
+            name: prepare[name](value) if name in prepare else value
+            for name, value in compiled.params.items()
+            if value is not None
+        }
         found = self._compiled[reader.dialect.name] = str(compiled), constants, compiled.positiontup
         return found
 
