@@ -134,7 +134,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
     ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs"),
-    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs"),
+    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/jobs/estimate", "POST /v1/pipelines/runs"),
     P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel",),
     P.JOBS_DELETE: ("DELETE /v1/jobs/{job_id}",),
     P.MODELS_READ: (
@@ -202,6 +202,7 @@ QUESTIONS = frozenset(
         "POST /login",
         "POST /logout",
         "POST /v1/datasets/trace",
+        "POST /v1/jobs/estimate",
     }
 )
 """They change nothing here, though asked by POST."""
