@@ -13,13 +13,14 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from recipes.chunks import chunk_uri
 from recipes.recipe import Recipe
 from recipes.schema import FileRecord
 from recipes.store import Store
 from resources.metadata.datasets import DatasetVersion
 
-WINDOWS = 16
-WINDOW_BYTES = 64 << 10
+PLACES = 16
+PLACE_BYTES = 64 << 10
 """A sample is that many places of a file, evenly spread; a file that is no larger is counted whole."""
 BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
@@ -54,9 +55,10 @@ class ChatTokens:
 
 def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
     """Tokens of a whole version. What cannot be read as a conversation is estimated by its bytes."""
-    files = store.manifest(version.artifact).files
+    # Beside the records may lie their tokens, for another model perhaps.
+    files = [file for file in store.manifest(version.artifact).files if file.path.endswith(".jsonl")]
     counter = chat_tokens(recipe, store)
-    if counter is not None and all(file.path.endswith(".jsonl") for file in files):
+    if counter is not None and files:
         try:
             return sampled(version, files, counter, store)
         except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
@@ -83,27 +85,37 @@ def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatT
     """Tokens for each byte of the sample, times all bytes. Raises ValueError on what is no record."""
     read = tokens = records = 0
     for file in files:
-        for line in sample_lines(store, f"{version.artifact.uri}/{file.path}", file.size):
+        for line in sample_lines(store, version.artifact.uri, file):
             read += len(line)
             records += 1
             tokens += counter.count(json.loads(line))
     if not read:
         raise ValueError("no record is short enough to be sampled")
     whole = records >= version.num_records
-    count = tokens if whole else round(tokens / read * version.size_bytes)
+    count = tokens if whole else round(tokens / read * sum(file.size for file in files))
     how = "counted" if whole else f"sampled: {records} of {version.num_records} records"
     return DatasetTokens(count, f"{how}, with the base model's tokenizer")
 
 
-def sample_lines(store: Store, uri: str, size: int) -> Iterator[bytes]:
-    """Whole lines of an object with their newlines, from places evenly spread over it."""
-    stored = store.open(uri)
-    if size <= WINDOWS * WINDOW_BYTES:
-        yield from (line for line in b"".join(stored.chunks()).splitlines(keepends=True) if line.strip())
+def sample_lines(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
+    """Whole lines of an artifact's file with their newlines, from places evenly spread over it."""
+    if file.size <= PLACES * PLACE_BYTES:
+        yield from (line for line in b"".join(store.pieces(uri, file)).splitlines(keepends=True) if line.strip())
         return
-    for place in range(WINDOWS):
-        start = place * (size - WINDOW_BYTES) // (WINDOWS - 1)
-        window = b"".join(stored.chunks(start, start + WINDOW_BYTES))
-        lines = window.split(b"\n")
-        # The first line began before the window and the last one ends behind it.
-        yield from (line + b"\n" for line in lines[bool(start) : -1] if line.strip())
+    for number, part in enumerate(parts(store, uri, file)):
+        lines = part.split(b"\n")
+        # The first line began before the part, where that is not the file's first, and the last one ends behind it.
+        yield from (line + b"\n" for line in lines[bool(number) : -1] if line.strip())
+
+
+def parts(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:
+    """The beginnings of chunks, where the file lies in chunks; the first is the file's own."""
+    if file.chunks:
+        last = len(file.chunks) - 1
+        for number in sorted({place * last // (PLACES - 1) for place in range(PLACES)}):
+            yield store.get_bytes(chunk_uri(uri, file.chunks[number].sha256))[:PLACE_BYTES]
+        return
+    stored = store.open(f"{uri}/{file.path}")
+    for place in range(PLACES):
+        start = place * (file.size - PLACE_BYTES) // (PLACES - 1)
+        yield b"".join(stored.chunks(start, start + PLACE_BYTES))

@@ -11,7 +11,7 @@ from recipes.records import encode, read_records
 from recipes.schema import StoreAddress
 from recipes.store import Store
 from resources.estimate.dataset_tokens import dataset_tokens
-from resources.ingest import create_version
+from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from tests.recipes.tiny_model import make_tokenizer
@@ -71,14 +71,15 @@ def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_p
 
 
 def test_a_large_one_is_sampled_and_close(place: Place) -> None:
+    """Its records are sorted by length: a sample of its beginning alone would be half as much again."""
     place.store_tokenizer()
-    many = rows(20_000)
+    many = [{"instruction": f"Door {n}? " + "Look well. " * (n // 40), "answer": f"{n}."} for n in range(4000)]
     version = place.version(many)
-    assert version.size_bytes > 1 << 20
+    assert version.size_bytes > 2 << 20
     found = dataset_tokens(version, recipe(), place.store)
-    assert found.source.startswith("sampled: ") and "of 20000 records" in found.source
+    assert found.source.startswith("sampled: ") and "of 4000 records" in found.source
     trained = encode(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000)
-    assert found.count == pytest.approx(sum(len(example.tokens) for example in trained), rel=0.02)
+    assert found.count == pytest.approx(sum(len(example.tokens) for example in trained), rel=0.1)
 
 
 def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place) -> None:
