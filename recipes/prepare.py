@@ -15,7 +15,7 @@ from recipes.parameters import PrepareParameters
 from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.ordering import PARTS
 from recipes.preparation.pipeline import REJECTED, Prepared, run
-from recipes.preparation.plan import Plan, cut
+from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
@@ -25,7 +25,7 @@ from recipes.split import SPLITS
 from recipes.store import Store
 
 
-def prepare(job: Job, store: Store, work: Path) -> Result:
+def prepare(job: Job, store: Store, work: Path, *, range_bytes: int = RANGE_BYTES, part_bytes: int = PART_BYTES) -> Result:
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`.
 
     A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
@@ -40,7 +40,7 @@ def prepare(job: Job, store: Store, work: Path) -> Result:
     files = sorted(store.fetch(job.inputs["dataset"], cache).glob("*.jsonl"))
     # Another job's files in the same folder are no half-done work of this one.
     place = work / job.work_digest[:16]
-    plan = Plan(work=place, ranges=cut(files), parameters=parameters)
+    plan = Plan(work=place, ranges=cut(files, range_bytes), parameters=parameters, part_bytes=part_bytes)
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own, whose 250 MB are given back before the work begins
             list(loader.run(freeze, [(parameters.tokenize, job.store, cache, place / TOKENIZER_FOLDER)]))

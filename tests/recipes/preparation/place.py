@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
 
 
 class Place:
-    """One dataset of JSON lines, given as rows or as raw lines."""
+    """One dataset of JSON lines, given as rows or as raw lines; `units` are the sizes of the units of work."""
 
-    def __init__(self, folder: Path, rows: Iterable[dict[str, Any] | bytes]) -> None:
+    def __init__(self, folder: Path, rows: Iterable[dict[str, Any] | bytes], units: Mapping[str, int] | None = None) -> None:
         self.folder = folder
+        self.units = units or {}
         self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
         raw = folder / "raw"
         raw.mkdir(parents=True)
@@ -67,7 +68,7 @@ class Place:
         )
 
     def prepare(self, parameters: dict[str, Any], workers: int = 1) -> Result:
-        return prepare(self.job(parameters, workers), self.store, self.folder / "work")
+        return prepare(self.job(parameters, workers), self.store, self.folder / "work", **self.units)
 
     def files(self, result: Result) -> dict[str, str]:
         """SHA-256 of every file that came out."""

@@ -18,7 +18,6 @@ import pytest
 
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters
-from recipes.preparation import plan as plans
 from recipes.preparation.duplicates import duplicates
 from recipes.preparation.near_duplicates import bands_of
 from recipes.preparation.ordering import PARTS
@@ -55,13 +54,8 @@ def mixed(count: int) -> list[dict[str, Any] | bytes]:
     return rows
 
 
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many ranges and parts, as an input of gigabytes has."""
-    monkeypatch.setattr(plans, "RANGE_BYTES", 20_000)
-    monkeypatch.setattr(cut, "__defaults__", (20_000,))
-    monkeypatch.setattr(Plan.__init__, "__defaults__", (30_000,))
-
+SMALL = {"range_bytes": 20_000, "part_bytes": 30_000}
+"""Many ranges and parts, as an input of gigabytes has."""
 
 EVERYTHING: dict[str, Any] = {
     "filter": {"language": "en", "min_length": 8, "near_dedup": {"threshold": 0.9}},
@@ -69,8 +63,8 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path, small_units: None) -> None:
-    place = Place(tmp_path, mixed(600))
+def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    place = Place(tmp_path, mixed(600), SMALL)
     made = [place.prepare({**EVERYTHING, "tokenize": place.tokenize(max_length=64)}, workers=count) for count in (1, 2, 3)]
     first, *others = [place.files(result) for result in made]
     assert sum(name.endswith(".arrow") for name in first) > 3
@@ -78,31 +72,26 @@ def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path, small_
     assert made[0] == made[1] == made[2]
 
 
-def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path, small_units: None) -> None:
+def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
     rows = mixed(1500)
-    whole, killed = (Place(tmp_path / name, rows) for name in ("whole", "killed"))
+    whole, killed = (Place(tmp_path / name, rows, SMALL) for name in ("whole", "killed"))
     expected = whole.prepare({"filter": {"language": "en"}})
     job = killed.job({"filter": {"language": "en"}}, workers=2)
-    script = (
-        "import sys; from recipes.preparation.plan import Plan, cut; cut.__defaults__ = (20_000,);"
-        "Plan.__init__.__defaults__ = (30_000,); from recipes.prepare import main, prepare; main(prepare)"
-    )
+    script = f"from functools import partial; from recipes.prepare import main, prepare;main(partial(prepare, **{SMALL}))"
     (tmp_path / "job.json").write_text(job.model_dump_json())
     kills = 0
     for stage in ("read", "encode", "scatter", None):
         process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "job.json")], cwd=ROOT)
         children: list[psutil.Process] = []
         while process.poll() is None and stage is not None:
-            if any((killed.folder / "work").glob(f"*/{stage}/*.json")) or any(
-                (killed.folder / "work").glob(f"*/{stage}/*.npy")
-            ):
+            if any(any(killed.folder.glob(f"work/*/{stage}/*.{suffix}")) for suffix in ("json", "npy")):
                 children = psutil.Process(process.pid).children(recursive=True)
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
                 break
             time.sleep(0.005)
         process.wait()
-        _gone, alive = psutil.wait_procs(children, timeout=30)
+        _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, "workers end with whoever started them"
     assert kills >= 2
     assert process.returncode == 0
@@ -112,9 +101,9 @@ def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path, 
     }
 
 
-def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_path: Path, small_units: None) -> None:
+def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_path: Path) -> None:
     rows = mixed(600)
-    place = Place(tmp_path, rows)
+    place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"filter": {"language": "en"}})
     rejects = place.rows(result, "rejected")
     assert len(rejects) + sum(result.metrics.values()) == len(rows)
@@ -128,8 +117,8 @@ def test_every_line_is_either_there_or_rejected_with_its_number_and_reason(tmp_p
             assert told[line] == {"file": "records.jsonl", "line": line, "reason": "duplicate", "detail": ""}
 
 
-def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Path, small_units: None) -> None:
-    place = Place(tmp_path, mixed(600))
+def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Path) -> None:
+    place = Place(tmp_path, mixed(600), SMALL)
     result = place.prepare({})
     rows = place.rows(result)
     assert not any("@example.com" in json.dumps(row) for row in rows)
@@ -184,13 +173,13 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
 
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
-    asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 20, "max_length": 60}}
+    asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 30, "max_length": 100}}
     result = place.prepare(asked)
     folder = place.store.fetch(result.artifacts["train"], tmp_path)
     lengths = np.concatenate([open_table(file).column("length").to_numpy() for file in folder.glob("*.arrow")])
-    assert lengths.min() >= 20
+    assert lengths.min() >= 30
     assert lengths.max() == 48
-    assert set(result.facts["rejected"]) == {"too short", "too long"}  # type: ignore[arg-type]
+    assert set(result.facts["rejected"]) == {"too short", "too long", "no answer"}  # type: ignore[arg-type]
 
 
 def test_padding_fills_every_record(tmp_path: Path) -> None:
@@ -233,9 +222,9 @@ def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
     assert 1 - (1 - threshold**rows) ** bands >= 0.95
 
 
-def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path, small_units: None) -> None:
+def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400))
-    plan = Plan(tmp_path / "work", cut(sorted((place.folder / "raw").glob("*.jsonl"))), PrepareParameters())
+    plan = Plan(tmp_path / "work", cut(sorted((place.folder / "raw").glob("*.jsonl")), 20_000), PrepareParameters())
     with Workers(1) as workers:
         run(plan, workers)
     files = sorted((plan.work / "read").glob("*.arrow"))
