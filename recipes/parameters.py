@@ -1,8 +1,8 @@
 """What each program is told: the types of `Job.parameters`."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
 from recipes.recipe import Recipe
 from recipes.schema import Frozen
@@ -91,11 +91,12 @@ class PrepareParameters(Frozen):
     augment: AugmentParameters = AugmentParameters()
     split: SplitParameters = SplitParameters()
 
-    @model_validator(mode="after")
-    def lengths_are_in_tokens(self) -> Self:
-        if self.tokenize is None and (self.filter.min_length or self.filter.max_length):
-            raise ValueError("filter.min_length and filter.max_length count tokens: say which by tokenize.tokenizer")
-        return self
+    @field_validator("filter")
+    @classmethod
+    def lengths_are_in_tokens(cls, value: FilterParameters, info: ValidationInfo) -> FilterParameters:
+        if info.data.get("tokenize") is None and (value.min_length or value.max_length):
+            raise ValueError("min_length and max_length count tokens: say which by tokenize.tokenizer")
+        return value
 
 
 class EvaluateParameters(Frozen):

@@ -38,9 +38,8 @@ def main() -> None:
         return language.problem(f"{row['instruction']}\n{row['answer']}") is None
 
     def tokenize(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
-        asked = tokenizer.encode_batch_fast(
-            [f"{before}{text}{after}" for text in rows["instruction"]], add_special_tokens=False
-        )
+        prompts = [f"{before}{text}{after}" for text in rows["instruction"]]
+        asked = tokenizer.encode_batch_fast(prompts, add_special_tokens=False)
         answers = tokenizer.encode_batch_fast(rows["answer"], add_special_tokens=False)
         pairs = list(zip(asked, answers, strict=True))
         return {

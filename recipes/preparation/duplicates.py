@@ -19,6 +19,8 @@ def duplicates(files: Sequence[Path], at_once: int = AT_ONCE) -> list[NDArray[np
 
     Holds 17 bytes a record in memory, and a share of them while it is sorted.
     """
+    if not files:
+        return []
     digests = [halves(open_table(file).column("digest")) for file in files]
     starts = np.cumsum([0, *(len(part) for part in digests)])
     found = np.zeros(int(starts[-1]), dtype=bool)

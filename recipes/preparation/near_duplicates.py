@@ -64,6 +64,8 @@ def near_duplicates(
 
     Holds 16 bytes a record in memory, one band after the other; the signatures stay in their files.
     """
+    if not files:
+        return []
     parts = [np.load(file, mmap_mode="r") for file in files]
     bands, rows = bands_of(parameters)
     starts = np.cumsum([0, *(len(part) for part in parts)])

@@ -22,7 +22,8 @@ STAGE = "scatter"
 PARTS = "parts"
 DECIDED = "decided"
 KEY = "key"
-BATCH = 8192
+BATCH, LINES = 8192, 256
+"""Records that are copied together: of tokens, and of texts, which may be long."""
 
 Parts = tuple[int, ...]
 """How many parts each split of `SPLITS` has."""
@@ -46,8 +47,8 @@ def scatter(plan: Plan, parts: Parts, index: int) -> None:
 
     def batches() -> list[pa.RecordBatch]:
         made = []
-        for begin in range(0, len(order), BATCH):
-            chosen = order[begin : begin + BATCH]
+        for begin in range(0, len(order), LINES):
+            chosen = order[begin : begin + LINES]
             taken = wanted.take(pa.array(rows[chosen])).append_column(KEY, pa.array(key[chosen]))
             made += taken.to_batches()
         return made
@@ -96,7 +97,8 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
 
 def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> None:
     """One record a line."""
-    ordered = records.combine_chunks().take(order)
+    together = records.combine_chunks()
     with written(path) as part, part.open("wb") as file:
-        for begin in range(0, len(ordered), BATCH):
-            file.write(b"".join(record + b"\n" for record in ordered[begin : begin + BATCH].to_pylist()))
+        for begin in range(0, len(order), LINES):
+            chosen = together.take(order[begin : begin + LINES]).to_pylist()
+            file.write(b"".join(record + b"\n" for record in chosen))

@@ -11,7 +11,7 @@ from recipes.parameters import PrepareParameters
 RANGE_BYTES = 16 << 20
 """Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""
 
-PART_BYTES = 64 << 20
+PART_BYTES = 32 << 20
 """Of prepared data, about, in one output file."""
 
 

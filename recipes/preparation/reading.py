@@ -19,7 +19,8 @@ from recipes.preparation.tables import write_table
 from recipes.schema import canonical_json
 
 STAGE = "read"
-BATCH = 2048
+BATCH, BATCH_BYTES = 2048, 1 << 20
+"""Lines that are looked at together: so many, or so many bytes of them."""
 LAYOUTS = tuple(Layout)
 
 SCHEMA = pa.schema(
@@ -77,9 +78,11 @@ class Reader:
             left = place.end - place.start
             while left > 0:
                 lines: list[bytes] = []
-                while left > 0 and len(lines) < BATCH:
+                room = BATCH_BYTES
+                while left > 0 and room > 0 and len(lines) < BATCH:
                     lines.append(file.readline())
                     left -= len(lines[-1])
+                    room -= len(lines[-1])
                 yield self._batch(lines)
 
     def _batch(self, lines: list[bytes]) -> pa.RecordBatch:

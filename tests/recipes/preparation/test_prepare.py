@@ -173,13 +173,13 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
 
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
-    asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 30, "max_length": 100}}
+    asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 60, "max_length": 120}}
     result = place.prepare(asked)
     folder = place.store.fetch(result.artifacts["train"], tmp_path)
     lengths = np.concatenate([open_table(file).column("length").to_numpy() for file in folder.glob("*.arrow")])
-    assert lengths.min() >= 30
+    assert lengths.min() == 48
     assert lengths.max() == 48
-    assert set(result.facts["rejected"]) == {"too short", "too long", "no answer"}  # type: ignore[arg-type]
+    assert set(result.facts["rejected"]) >= {"too short", "too long"}  # type: ignore[arg-type]
 
 
 def test_padding_fills_every_record(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
         Place(tmp_path, questions(30)).prepare({"tokenize": {"tokenizer": "file:///no/such"}})
 
 
-MEGABYTES = 160
-LIMIT = 330 << 20
+MEGABYTES = 300
+LIMIT = 400 << 20
 """Of data memory for each process: Python with its libraries takes about 150 MB of it."""
 
 

@@ -1,0 +1,52 @@
+"""POST /v1/datasets/{id}/prepare: a job that names its parent and its parameters, or a refusal that names the key."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+
+@pytest.fixture
+def dataset(http: TestClient) -> str:
+    made = http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", b'{"text": "She keeps it."}\n')})
+    assert made.status_code == 201, made.text
+    identifier: str = made.json()["id"]
+    return identifier
+
+
+SPECIFICATION: dict[str, Any] = {
+    "tokenize": {"tokenizer": "zenlm/zen-72b", "max_length": 8192, "output_format": "arrow"},
+    "filter": {"min_length": 64, "max_length": 8192, "dedup": True, "language": "en"},
+    "augment": {"shuffle_seed": 42, "oversample_minority": True, "mask_pii": True},
+}
+
+
+def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: str) -> None:
+    answer = http.post(f"/v1/datasets/{dataset}/prepare", json={**SPECIFICATION, "workers": 2})
+    assert answer.status_code == 201, answer.text
+    job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
+    assert (job["type"], job["status"]) == ("preparation", "queued")
+    assert (job["config"]["dataset"], job["config"]["name"], job["config"]["workers"]) == ("d@1", "d", 2)
+    for section, keys in SPECIFICATION.items():
+        assert job["config"]["parameters"][section].items() >= keys.items()
+    cancelled = http.post(f"/v1/jobs/{job['id']}/cancel").json()
+    assert cancelled["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"filter": {"min_length": 64}}, "count tokens: say which by tokenize.tokenizer"),
+        ({"filter": {"dedupe": True}}, "dedupe"),
+        ({"name": "../x"}, "is not allowed"),
+        ({"workers": 0}, "workers"),
+    ],
+)
+def test_what_could_not_run_is_refused_now(http: TestClient, dataset: str, body: dict[str, Any], words: str) -> None:
+    answer = http.post(f"/v1/datasets/{dataset}/prepare", json=body)
+    assert 400 <= answer.status_code < 500
+    assert words in answer.text
+
+
+def test_a_version_that_is_not_there_is_not_found(http: TestClient) -> None:
+    assert http.post("/v1/datasets/nothing/prepare", json={}).status_code == 404

@@ -1,0 +1,97 @@
+"""A preparation becomes a version once: with its parents and its transform, its splits, and the end of its job."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.parameters import PrepareParameters
+from recipes.schema import Artifact, Result, StoreAddress
+from recipes.store import Store
+from resources.derived_versions import Derivation, add_prepared
+from resources.ingest.create import create_version
+from resources.lineage.record import parents
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.jobs import PREPARATION, Jobs
+from resources.metadata.outbox import read_after
+from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+
+__all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+
+PLACE = "s3://hanzo-ml/datasets/d/prepared-d-1-x"
+PARAMETERS = PrepareParameters()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    yield Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"datasets": "d"}))
+
+
+@pytest.fixture
+def parent(database: Database, store: Store, tmp_path: Path) -> DatasetVersion:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"instruction": "Who?", "answer": "She."}\n')
+    version, _ = create_version(database, store, name="d", path=raw, user="u", organization="default")
+    return version
+
+
+def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str) -> Result:
+    """What the program leaves, of a few bytes."""
+    artifacts: dict[str, Artifact] = {}
+    for role in ("dataset", "train", "validation", "test", "rejected"):
+        content = folder / text / role
+        content.mkdir(parents=True)
+        (content / f"{role}.jsonl").write_text(f"{text}\n")
+        uri = f"{PLACE}-{text}/all/records" if role == "dataset" else f"{PLACE}-{text}/{role}"
+        artifacts[role] = store.publish(content, uri, role, inputs={"dataset": parent.artifact.digest}, facts={"of": text})
+    return Result(
+        work_digest="0" * 64,
+        artifacts=artifacts,
+        metrics={"train": 8.0, "validation": 1.0, "test": 1.0},
+        facts={"rejected": {"duplicate": 2}, "masked": {}, "oversampled": {}, "leaked": 0, "content_sha256": text * 64},
+    )
+
+
+def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    result = prepared(store, parent, tmp_path, "a")
+    version, is_new = add_prepared(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
+    assert is_new
+    assert Datasets(database).read("d@2", "default") == version
+    assert version.lineage["parent_datasets"] == ["d@1"]
+    assert PrepareParameters.model_validate(version.lineage["transform"]) == PARAMETERS
+    assert version.split("train") == result.artifacts["train"]
+    assert version.num_records == 10
+    assert version.metadata["rejected"] == {"duplicate": 2}
+    with database.read() as connection:
+        assert parents(connection, version.split("test").digest) == {"dataset": parent.artifact.digest}
+
+
+def test_the_same_content_is_no_second_version(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    derivation = Derivation(parent, "d", PARAMETERS, "ann")
+    result = prepared(store, parent, tmp_path, "a")
+    first, _ = add_prepared(database, store, derivation, result)
+    again, is_new = add_prepared(database, store, derivation, result)
+    other, other_is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "b"))
+    assert (again.id, is_new) == (first.id, False)
+    assert (other.version, other_is_new) == (3, True)
+
+
+def test_its_job_ends_in_the_same_transaction(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    jobs = Jobs(database)
+    asked = jobs.submit(name="p", config={}, user="ann", organization="default", type=PREPARATION)
+    jobs.start(asked.id)
+    derivation = Derivation(parent, "other", PARAMETERS, "ann")
+    version, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"), asked)
+    assert version.reference == "other@1"
+    assert jobs.read(asked.id).status == "completed"
+    assert jobs.read(asked.id).artifact("dataset") == version.artifact
+    with database.read() as connection:
+        types = [event.type for event in read_after(connection, 0, ("job.completed", "dataset.created"), 10)]
+    assert types == ["dataset.created", "dataset.created", "job.completed"]
