@@ -7,6 +7,7 @@ before a kill is not done again.
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -19,6 +20,7 @@ from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
+from recipes.record_index import publish_index
 from recipes.runner import main, say
 from recipes.schema import Artifact, Job, Result
 from recipes.split import SPLITS
@@ -85,17 +87,26 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str,
     for name in SPLITS:
         said: dict[str, JsonValue] = {**facts, "split": name, "num_records": prepared.records[name]}
         artifacts[name] = store.publish(plan.work / PARTS / name, job.outputs[name], "split", inputs=inputs, facts=said)
+        publish_index(store, artifacts[name], lines_of(plan.work / PARTS / name), plan.work / f"{name}.index")
         say(f"{name}: {prepared.records[name]} records")
     total = sum(prepared.records.values())
     everything = together(plan)
     artifacts["dataset"] = store.publish(
         everything, job.outputs["dataset"], "dataset", inputs=inputs, facts={**facts, "num_records": total}
     )
+    publish_index(store, artifacts["dataset"], lines_of(everything), plan.work / "dataset.index")
     rejected = plan.work / "rejected"
     rejected.mkdir(exist_ok=True)
     shutil.copy(plan.work / REJECTED, rejected)
     artifacts["rejected"] = store.publish(rejected, job.outputs["rejected"], "rejected", inputs=inputs, facts=facts)
     return artifacts
+
+
+def lines_of(folder: Path) -> Iterator[bytes]:
+    """The records of all files of texts, one after the other."""
+    for file in sorted(folder.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            yield from lines
 
 
 def together(plan: Plan) -> Path:
