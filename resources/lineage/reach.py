@@ -73,10 +73,10 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
     def follow(artifact: Artifact) -> bool:
         return artifact.digest in data if artifact.kind in DATA else artifact.kind != REPORT
 
+    mine = select(versions).where(versions.c.organization == organization).order_by(versions.c.name, versions.c.version)
     with database.read() as connection:
         edges = descend(connection, data, follow)
-        mine = select(versions).where(versions.c.organization == organization)
-        registered = read_versions(connection, mine.order_by(versions.c.version))
+        registered = read_versions(connection, mine)
         unfinished = unfinished_runs(connection, organization, names)
     holders = {digest: Stop(StopKind.MODEL, model.reference) for model in registered for digest in digests_of(model)}
     after: dict[Stop, dict[Stop, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -15,7 +15,9 @@ NUMBERS = 10
 """Records of one artifact that are named by their numbers; all are counted."""
 USES = {"train": "trained on it", "validation": "validated with it", "test": "tested with it", "base": "went on from it"}
 """What a run does with what stands in a role."""
-ENDED = ("replaced", "failed")
+SERVED = ("serving", "withdrawing")
+"""Statuses of what answers requests now."""
+ENDED = ("replaced", "failed", "withdrawn")
 
 
 class TraceNode(BaseModel):
@@ -116,7 +118,7 @@ class Tree:
         model = self._reached.models[reference]
         learned = Stop(StopKind.MODEL, reference) in self._learned
         facts: dict[str, object] = {"stage": model.stage, "status": model.status, "formats": sorted(model.artifacts)}
-        query = select(deployments).where(deployments.c.name == model.name, deployments.c.version == model.version)
+        query = select(deployments).where(model.model.of(deployments), deployments.c.version == model.version)
         served = [
             TraceNode(
                 kind="deployment",
@@ -124,7 +126,7 @@ class Tree:
                 facts={
                     "model": reference,
                     "status": row.status,
-                    "live": row.status == "serving",
+                    "live": row.status in SERVED,
                     "learned": learned,
                     "since": row.updated_at if row.status == "serving" else row.created_at,
                     "until": row.updated_at if row.status in ENDED else None,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from recipes.fingerprint import canonical_line
-from recipes.prepare import prepare
 from recipes.record_index import fingerprint_of, index_uri, publish_index
 from recipes.schema import Artifact, Job, Program, StoreAddress
+from recipes.split import divide
 from recipes.store import Store
 from resources.ingest.create import create_version
 from resources.lineage.match import trace_matches
@@ -22,6 +22,7 @@ from resources.metadata import deployments
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import Jobs
+from resources.metadata.model_key import ModelKey
 from resources.metadata.registry import Registry
 from resources.metadata.run_data import RunData
 from tests.resources.metadata.test_registry import registration
@@ -54,7 +55,7 @@ class World:
         place = f"{version.storage_path}splits/x"
         job = Job(
             id=f"split-{version.id}",
-            program=Program.PREPARE,
+            program=Program.SPLIT,
             inputs={"dataset": version.artifact},
             outputs={split: f"{place}/{split}" for split in SPLITS},
             result_uri=f"{place}/result.json",
@@ -62,7 +63,7 @@ class World:
             work_dir=str(self.folder / "work" / version.id),
             cache_dir=str(self.folder / "cache"),
         )
-        artifacts = dict(prepare(job, self.store, Path(job.work_dir)).artifacts)
+        artifacts = dict(divide(job, self.store, Path(job.work_dir)).artifacts)
         with self.database.write() as connection:
             for artifact in artifacts.values():
                 record(connection, artifact, self.store.manifest(artifact))
@@ -115,14 +116,14 @@ class World:
         merged = self.publish(f"s3://hanzo-models/{name}/{run}/merged", "merged", {"adapter": adapter})
         gguf = self.publish(f"s3://hanzo-models/{name}/{run}/gguf", "gguf", {"merged": merged})
         with self.database.write() as connection:
-            version = self.registry.register(connection, name, organization, registration(run), {"adapter": adapter})
+            version = self.registry.register(connection, ModelKey(organization, name), registration(run), {"adapter": adapter})
             self.registry.add_artifacts(connection, version, {"merged": merged, "gguf": gguf})
         return {"merged": merged, "gguf": gguf}
 
     def deploy(self, name: str, version: int, promotion: int) -> None:
         with self.database.write() as connection:
             begun = deployments.begin(
-                connection, name=name, version=version, promotion=promotion, url="http://engine", sha256="0" * 64
+                connection, ModelKey("default", name), version=version, promotion=promotion, url="http://engine", sha256="0" * 64
             )
             deployments.succeed(connection, begun)
 

@@ -9,13 +9,14 @@ from hanzo_ml.cli.training_data import print_data
 from resources.lineage.record import record
 from resources.lineage.training_data import Included, TrainingData, training_data
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.model_key import ModelKey
 from tests.resources.lineage.test_trace import World, rows, small
 
 __all__ = ["small"]
 
 
 def asked(world: World, name: str = "m") -> TrainingData:
-    version = world.registry.read(name, 1, "default")
+    version = world.registry.read(ModelKey("default", name), 1)
     return training_data(world.database, world.store, version, "default")
 
 
