@@ -36,9 +36,13 @@ class Fingerprint(NamedTuple):
     text: int
 
 
+record_hash = xxhash.xxh3_64_intdigest
+"""The hash of a record, from its canonical line."""
+
+
 def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
     """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
-    record = xxhash.xxh3_64_intdigest(line)
+    record = record_hash(line)
     # Sorted, because another layout has its texts in another order.
     said = b"\0".join(sorted(map(letters, texts(row))))
     return Fingerprint(record, xxhash.xxh3_64_intdigest(said) if said else record)

@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from pydantic import JsonValue
 
 from recipes.parameters import PrepareParameters
 from recipes.preparation.encoding import TOKENIZER_FOLDER
-from recipes.preparation.ordering import PARTS
+from recipes.preparation.ordering import PARTS, SOURCES
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.tokenizer import freeze
@@ -87,14 +88,16 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str,
     for name in SPLITS:
         said: dict[str, JsonValue] = {**facts, "split": name, "num_records": prepared.records[name]}
         artifacts[name] = store.publish(plan.work / PARTS / name, job.outputs[name], "split", inputs=inputs, facts=said)
-        publish_index(store, artifacts[name], lines_of(plan.work / PARTS / name), plan.work / f"{name}.index")
+        index(store, artifacts[name], plan, plan.work / PARTS / name)
         say(f"{name}: {prepared.records[name]} records")
+    # In the manifest, which nobody can edit: it answers whether a model was trained on personal data.
+    masked: dict[str, JsonValue] = {"masked": dict(prepared.masked)} if plan.parameters.augment.mask_pii else {}
     total = sum(prepared.records.values())
     everything = together(plan)
     artifacts["dataset"] = store.publish(
-        everything, job.outputs["dataset"], "dataset", inputs=inputs, facts={**facts, "num_records": total}
+        everything, job.outputs["dataset"], "dataset", inputs=inputs, facts={**facts, "num_records": total, **masked}
     )
-    publish_index(store, artifacts["dataset"], lines_of(everything), plan.work / "dataset.index")
+    index(store, artifacts["dataset"], plan, everything)
     rejected = plan.work / "rejected"
     rejected.mkdir(exist_ok=True)
     shutil.copy(plan.work / REJECTED, rejected)
@@ -102,11 +105,18 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str,
     return artifacts
 
 
-def lines_of(folder: Path) -> Iterator[bytes]:
-    """The records of all files of texts, one after the other."""
-    for file in sorted(folder.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            yield from lines
+def index(store: Store, artifact: Artifact, plan: Plan, folder: Path) -> None:
+    """Index the records in `folder` by themselves and by what they were made of, so that those are found in them too."""
+    files = sorted(folder.glob("*.jsonl"))
+    sources = {file.stem: file for file in plan.work.joinpath(SOURCES).rglob("*.npy")}
+    origins = (source for file in files for source in np.load(sources[file.stem]).tolist())
+    lines = (line for file in files for line in read_lines(file))
+    publish_index(store, artifact, lines, plan.work / "index" / artifact.digest, origins)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        yield from lines
 
 
 def together(plan: Plan) -> Path:

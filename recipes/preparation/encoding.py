@@ -31,6 +31,7 @@ NOT_A_WORD = r"[^\pL\pM\pN_]+"
 FIELDS = (
     ("record", pa.large_binary()),
     ("digest", pa.binary(16)),
+    ("source", pa.uint64()),
     ("draw", pa.uint64()),  # equal for records that ask the same; its order decides their split
     ("split", pa.int8()),  # place in `SPLITS` where the record names it, else -1
     ("group", pa.string()),
@@ -150,6 +151,7 @@ class Encoder:
         columns = [
             chosen.column("record"),
             chosen.column("digest"),
+            chosen.column("source"),
             pa.array(draws(asked, split.seed), pa.uint64()),
             pa.array([place_of(row, split.column) for row in rows], pa.int8()),
             pa.array([str(row.get(split.group_by, "")) if split.group_by else "" for row in rows], pa.string()),

@@ -22,6 +22,8 @@ STAGE = "scatter"
 PARTS = "parts"
 DECIDED = "decided"
 KEY = "key"
+SOURCES = "sources"
+KEPT = ("record", "source")
 BATCH, LINES = 8192, 256
 """Records that are copied together: of tokens, and of texts, which may be long."""
 
@@ -42,7 +44,7 @@ def scatter(plan: Plan, parts: Parts, index: int) -> None:
     part = np.array([0, *np.cumsum(parts)[:-1]])[split] + part_of(plan, index, key, np.array(parts, dtype=np.uint64)[split])
     order = np.lexsort((rows, key, part))
     starts = np.searchsorted(part[order], np.arange(sum(parts) + 1))
-    wanted = table.drop_columns([name for name, _ in encoding.FIELDS if name != "record"]).combine_chunks()
+    wanted = table.drop_columns([name for name, _ in encoding.FIELDS if name not in KEPT]).combine_chunks()
     schema = wanted.schema.append(pa.field(KEY, pa.uint64()))
 
     def batches() -> list[pa.RecordBatch]:
@@ -91,6 +93,10 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
         columns = [column for column, _ in TOKEN_FIELDS]
         tokens = table.select(columns).combine_chunks().take(order)
         write_table(texts.with_suffix(".arrow"), pa.schema(list(TOKEN_FIELDS)), tokens.to_batches(max_chunksize=BATCH))
+    # Not beside the records: it is of their index, and not of the dataset.
+    sources = plan.work / SOURCES / SPLITS[split] / f"{name}.npy"
+    with written(sources) as part_file, part_file.open("wb") as file:
+        np.save(file, table.column("source").take(order).to_numpy())
     write_lines(texts, table.column("record"), order)
     return len(table)
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from recipes.fingerprint import canonical_line, record_hash
 from recipes.layouts import KEYS, Layout, Unfit, layout_of, said
 from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import mask, suspects
@@ -29,6 +30,7 @@ SCHEMA = pa.schema(
         ("layout", pa.int8()),  # place in `LAYOUTS`
         ("record", pa.large_binary()),  # JSON
         ("digest", pa.binary(16)),  # equal for records from which a model learns the same
+        ("source", pa.uint64()),  # hash of the record as it was read (`recipes.fingerprint`)
     ]
 )
 
@@ -87,7 +89,7 @@ class Reader:
 
     def _batch(self, lines: list[bytes]) -> pa.RecordBatch:
         suspicious = suspects(pa.array(lines, pa.large_binary())).tolist() if self.masking else [False] * len(lines)
-        numbers, layouts, records, digests = [], [], [], []
+        numbers, layouts, records, digests, sources = [], [], [], [], []
         for raw, suspect in zip(lines, suspicious, strict=True):
             self.line += 1
             line = raw.strip()
@@ -96,6 +98,7 @@ class Reader:
             try:
                 row = self._decode(line)
                 layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
+                source = record_hash(canonical_line(row))
                 if suspect:
                     found = self.masked.total()
                     row = mask(row, self.masked)
@@ -112,7 +115,8 @@ class Reader:
             layouts.append(LAYOUTS.index(layout))
             records.append(line)
             digests.append(digest(row, layout))
-        columns = [numbers, layouts, records, digests]
+            sources.append(source)
+        columns = [numbers, layouts, records, digests, sources]
         return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 

@@ -116,15 +116,15 @@ class World:
         merged = self.publish(f"s3://hanzo-models/{name}/{run}/merged", "merged", {"adapter": adapter})
         gguf = self.publish(f"s3://hanzo-models/{name}/{run}/gguf", "gguf", {"merged": merged})
         with self.database.write() as connection:
-            version = self.registry.register(connection, ModelKey(organization, name), registration(run), {"adapter": adapter})
+            key = ModelKey(organization, name)
+            version = self.registry.register(connection, key, registration(run), {"adapter": adapter})
             self.registry.add_artifacts(connection, version, {"merged": merged, "gguf": gguf})
         return {"merged": merged, "gguf": gguf}
 
     def deploy(self, name: str, version: int, promotion: int) -> None:
         with self.database.write() as connection:
-            begun = deployments.begin(
-                connection, ModelKey("default", name), version=version, promotion=promotion, url="http://engine", sha256="0" * 64
-            )
+            where = {"url": "http://engine", "sha256": "0" * 64}
+            begun = deployments.begin(connection, ModelKey("default", name), version=version, promotion=promotion, **where)
             deployments.succeed(connection, begun)
 
     def trace(self, row: Mapping[str, Any], organization: str = "default") -> Trace:
