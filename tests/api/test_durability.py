@@ -146,7 +146,11 @@ def test_two_servers_on_one_postgresql_while_it_and_they_are_killed(
         database = Database(postgres_url)
         tracking = Tracking(database)
         clients = clients_of(servers, tracking)
-        kills = (partial(kill_a_backend, postgres_url), partial(kill_and_start, postgres), partial(restart, servers[0]))
+        kills = (
+            partial(kill_a_backend, postgres_url),
+            partial(kill_and_start, postgres),
+            partial(kill_all, servers, postgres),
+        )
         for kill in kills:
             go_on(clients)
             kill()
@@ -167,6 +171,15 @@ def kill_a_backend(url: str) -> None:
 def kill_and_start(postgres: PostgresServer) -> None:
     postgres.kill()
     postgres.start()
+
+
+def kill_all(servers: list[ServerProcess], postgres: PostgresServer) -> None:
+    """The database and all that writes to it, as when a machine is lost."""
+    for server in servers:
+        server.kill()
+    kill_and_start(postgres)
+    for server in servers:
+        server.start()
 
 
 def restart(server: ServerProcess) -> None:

@@ -1,12 +1,14 @@
 """The registry under concurrent clients and crashes: the history that they saw can be true of one registry only.
 
 Versions are given out once, grow and leave no gap; at every look at most one version is in production; a param that somebody
-was told is stored stays so. What failed on the way may have happened or not, but only once.
+was told is stored stays so; what was acknowledged is in the audit log. What failed on the way may have happened or not, but
+only once.
 """
 
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from resources.metadata.audit import calls_of
 from resources.metadata.database import Database
 from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import read_after
@@ -28,6 +31,7 @@ __all__ = ["postgres", "postgres_url"]
 API = "/api/2.0/mlflow"
 MODEL = "lighthouse"
 PARAMS = 12
+REGISTER, PROMOTE = "/model-versions/create", "/model-versions/transition-stage"
 
 
 class Client(threading.Thread):
@@ -39,6 +43,7 @@ class Client(threading.Thread):
         self._enough = threading.Event()
         self.name = f"client-{seed}"
         self.told = 0
+        self.changes: Counter[str] = Counter()
         self.versions: list[int] = []
         self.params: dict[str, str] = {}
         self.faults: list[str] = []
@@ -57,15 +62,16 @@ class Client(threading.Thread):
 
     def _register(self, http: httpx.Client) -> None:
         source = f"mlflow-artifacts:/0/{self._run}/artifacts/model"
-        answer = http.post("/model-versions/create", json={"name": MODEL, "source": source, "run_id": self._run})
+        answer = http.post(REGISTER, json={"name": MODEL, "source": source, "run_id": self._run})
         if self._acknowledged(answer):
+            self.changes[REGISTER] += 1
             self.versions.append(int(answer.json()["model_version"]["version"]))
 
     def _promote(self, http: httpx.Client) -> None:
         if self.versions:
             version = str(self._chance.choice(self.versions))
             body = {"name": MODEL, "version": version, "stage": "Production", "archive_existing_versions": True}
-            self._acknowledged(http.post("/model-versions/transition-stage", json=body))
+            self.changes[PROMOTE] += self._acknowledged(http.post(PROMOTE, json=body))
 
     def _log_param(self, http: httpx.Client) -> None:
         key = f"p{self._chance.randrange(PARAMS)}"
@@ -125,7 +131,12 @@ def history(servers: list[ServerProcess], database: Database, kills: list[Callab
         assert client.params.items() <= stored.items(), "a param that was acknowledged has another value"
     with database.read() as connection:
         events = read_after(connection, 0, types=["model.registered"], limit=100_000)
+        calls = calls_of(connection, "default", limit=100_000)
     assert [event.payload["version"] for event in events] == list(range(1, len(numbers) + 1))
+    changes = {route: sum(client.changes[route] for client in clients) for route in (REGISTER, PROMOTE)}
+    for route, acknowledged in changes.items():
+        recorded = [call for call in calls if call.payload["route"].endswith(route) and call.payload["status"] == 200]
+        assert len(recorded) >= acknowledged > 0, "a change that was acknowledged is not in the audit log"
 
 
 def test_one_server_on_sqlite_that_is_killed(tmp_path: Path) -> None:
