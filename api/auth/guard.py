@@ -223,7 +223,10 @@ class Guard:
         call.references = references(match.route.shape, match.parameters, query, body)
         if caller.job is not None:
             call.references = named_by_job(match.route.template, call.references, body)
-            await run_in_threadpool(check_job_scope, self._database, caller.job, call.references, writes=rule.writes)
+            lists = rule.permission is not Permission.SERVER_READ
+            await run_in_threadpool(
+                check_job_scope, self._database, caller.job, call.references, writes=rule.writes, lists=lists
+            )
         elif call.references:
             only_own = not caller.may(rule.permission)
             await run_in_threadpool(

@@ -81,16 +81,19 @@ def named_by_job(route: str, references: Iterable[Reference], body: Any) -> froz
     return frozenset(named)
 
 
-def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Reference], *, writes: bool) -> None:
+def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Reference], *, writes: bool, lists: bool) -> None:
     """Whether all that a job names is its own.
 
     Raises:
-        HanzoError: 404 as for what is not there at all; 403 where a change names neither a run nor what one made.
+        HanzoError: 404 as for what is not there at all; 403 where a change names neither a run nor what one made, or a
+            read of objects (`lists`) names none.
     """
     own_run = Reference(Kind.RUN, grant.run_id)
     if writes and not any(reference.kind in (Kind.RUN, Kind.LOGGED_MODEL) for reference in named):
         message = "A job's token writes to its own run only: name it, or as mlflow.parentRunId of a run that it starts"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
+    if lists and not named:
+        raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token reads what is its own only: name it")
     others = sorted(named - {own_run})
     if not others:
         return

@@ -29,11 +29,11 @@ SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
 FILTERS = {"experiment_ids"}
 """By these a search narrows itself to what is the caller's anyway."""
-PART_OF_A_PATH = {"upload_id"}
-"""The object store knows it at the path alone for which it was given, and that path is looked up."""
+OF_A_PATH = {"upload_id"}
+"""They mean something only beside the path of an artifact, which is looked up."""
 READS_BY_POST = re.compile(
     r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$|^/login$|^/logout$"
-    r"|/datasets/trace$|/jobs/estimate$"
+    r"|/datasets/trace$"
 )
 
 
@@ -74,7 +74,7 @@ def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
     for model in document["components"]["schemas"].values():
         sent |= set(model.get("properties", {}))
     ids = {name for name in sent if re.search(r"(^|_)(id|ids|uuid|uuids)$", name)}
-    assert ids - NAMES.keys() - FILTERS - PART_OF_A_PATH - {"user_id"} == set()
+    assert ids - NAMES.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
 
 
 def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
