@@ -127,6 +127,8 @@ class StoreAddress(Frozen):
 class Program(StrEnum):
     PREPARE = "prepare"
     SPLIT = "split"
+    VALIDATE = "validate"
+    FIND_LEAKS = "find_leaks"
     TRAIN = "train"
     EVALUATE = "evaluate"
     CONVERT = "convert"

@@ -1,0 +1,63 @@
+"""The program validate: a dataset version's records against its contract, and their statistics (specification row B13).
+
+The statistics become an artifact beside the version. Input `reference` is another version's: the two are compared by them.
+"""
+
+from pathlib import Path
+
+from recipes.runner import main, say
+from recipes.schema import BadConfiguration, Job, Result
+from recipes.store import Store
+from recipes.validation.blocks import blocks
+from recipes.validation.description import Description
+from recipes.validation.drift import compare
+from recipes.validation.findings import Statistics, ValidationFacts, Violations
+from recipes.validation.parameters import ValidateParameters
+
+STATISTICS = "statistics.json"
+
+
+def validate(job: Job, store: Store, work: Path) -> Result:
+    """Validate. Inputs: `dataset`, perhaps `reference`. Output: `statistics`. The facts are `ValidationFacts`."""
+    parameters = ValidateParameters.model_validate(job.parameters)
+    source = job.inputs["dataset"]
+    records = store.manifest(source).facts.get("num_records")
+    if not isinstance(records, int):
+        raise BadConfiguration(f"{source.uri} does not say how many records it has: make the version again")
+    files = sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl"))
+    statistics, violations = examine(files, parameters, records, work)
+    say(f"{statistics.records} records, {violations.count} violations of the contract")
+    folder = work / "statistics"
+    folder.mkdir(exist_ok=True)
+    (folder / STATISTICS).write_text(statistics.model_dump_json(indent=None), encoding="utf-8")
+    artifact = store.publish(folder, job.outputs["statistics"], "statistics", inputs={"dataset": source.digest})
+    reference = job.inputs.get("reference")
+    drift = None
+    if reference is not None:
+        drift = compare(parameters.reference, read_statistics(store.get_bytes(f"{reference.uri}/{STATISTICS}")), statistics)
+    facts = ValidationFacts(violations=violations, drift=drift)
+    return Result(work_digest=job.work_digest, artifacts={"statistics": artifact}, facts=facts.model_dump(mode="json"))
+
+
+def examine(files: list[Path], parameters: ValidateParameters, records: int, scratch: Path) -> tuple[Statistics, Violations]:
+    """One pass over all records."""
+    description = Description(parameters.measures, records, scratch)
+    if not parameters.contract.has_rules:
+        for block in blocks(files):
+            description.see(block)
+        return description.statistics(), Violations()
+    from recipes.validation.conformance import Conformance  # pandera takes a second to import
+
+    conformance = Conformance(parameters.contract)
+    for block in blocks(files):
+        description.see(block)
+        conformance.see(block)
+    return description.statistics(), conformance.violations()
+
+
+def read_statistics(document: bytes) -> Statistics:
+    return Statistics.model_validate_json(document)
+
+
+if __name__ == "__main__":
+    main(validate)

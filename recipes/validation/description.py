@@ -1,0 +1,168 @@
+"""Blocks of records -> the statistics of a version. Memory holds the sample, and at most 16 bytes for each record."""
+
+import tempfile
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recipes.preparation.near_duplicates import Signer, near_duplicates
+from recipes.preparation.personal_data import mask, suspects
+from recipes.validation.blocks import Block
+from recipes.validation.columns import ColumnDescription, Moments
+from recipes.validation.findings import Slice, Statistics, Vocabulary
+from recipes.validation.language import languages
+from recipes.validation.parameters import Measures
+from recipes.validation.sampling import drawn
+
+EXAMPLES = 5
+EXAMPLE_CHARACTERS = 2000
+TOP = 40
+SLICES = 50
+WORD = r"[\p{L}\p{N}]+"
+
+
+class Description:
+    """Collects the statistics of records. `records` is how many there will be; `scratch` is a folder for large things."""
+
+    def __init__(self, measures: Measures, records: int, scratch: Path) -> None:
+        self._measures = measures
+        self._share = min(1.0, measures.sample / max(records, 1))
+        self._scratch = Path(tempfile.mkdtemp(dir=scratch))
+        self._records = 0
+        self._columns: dict[str, ColumnDescription] = {}
+        self._layouts: Counter[str] = Counter()
+        self._characters, self._words = Moments(), Moments()
+        self._texts: list[str] = []
+        self._hashes: list[NDArray[np.uint64]] = []
+        self._signatures: list[Path] = []
+        self._personal: Counter[str] = Counter()
+        self._newest: int | None = None
+        self._slices: dict[tuple[str, str], list[Any]] = {}
+        self._examples: list[str] = []
+
+    def see(self, block: Block) -> None:
+        chosen = drawn(block.start, len(block.rows), self._share)
+        sampled = np.flatnonzero(chosen).tolist()
+        texts = pl.Series(block.texts, dtype=pl.String)
+        characters, words = texts.str.len_chars().to_numpy(), texts.str.count_matches(WORD).to_numpy()
+        self._characters.see(characters, chosen)
+        self._words.see(words, chosen)
+        self._texts += [block.texts[row] for row in sampled]
+        self._hashes.append(texts.hash().to_numpy())
+        self._layouts.update(layout or "none" for layout in block.layouts)
+        self._see_columns(block, chosen)
+        self._see_personal_data(block)
+        self._sign(block)
+        self._see_slices(block, characters)
+        room = EXAMPLES - len(self._examples)
+        self._examples += [line.decode()[:EXAMPLE_CHARACTERS].strip() for line in block.lines[:room]]
+        self._records += len(block.rows)
+
+    def statistics(self) -> Statistics:
+        return Statistics(
+            records=self._records,
+            sampled=len(self._texts),
+            columns={name: seen.statistics(self._records) for name, seen in sorted(self._columns.items())},
+            layouts=dict(self._layouts.most_common()),
+            characters=self._characters.numbers(),
+            words=self._words.numbers(),
+            vocabulary=vocabulary(self._texts),
+            languages=languages(self._texts) if self._measures.languages else {},
+            duplicates=self._records - len(np.unique(np.concatenate(self._hashes))) if self._hashes else 0,
+            near_duplicates=self._near_duplicates(),
+            personal_data=dict(self._personal.most_common()),
+            newest=self._newest,
+            slices=self._made_slices(),
+            examples=tuple(self._examples),
+        )
+
+    def _see_columns(self, block: Block, chosen: NDArray[np.bool_]) -> None:
+        for name in {name: None for row in block.rows for name in row}:
+            self._columns.setdefault(name, ColumnDescription(name)).see(block, chosen)
+        if self._measures.timestamp is not None:
+            moments = [moment_of(row.get(self._measures.timestamp)) for row in block.rows]
+            self._newest = max((moment for moment in [self._newest, *moments] if moment is not None), default=None)
+
+    def _see_personal_data(self, block: Block) -> None:
+        suspicious = suspects(pa.array(block.lines, pa.large_binary()))
+        for row in np.flatnonzero(suspicious).tolist():
+            mask(block.rows[row], self._personal)
+
+    def _sign(self, block: Block) -> None:
+        if self._measures.near_duplicates is None:
+            return
+        signer = Signer(self._measures.near_duplicates)
+        for text in block.texts:
+            signer.add(text)
+        self._signatures.append(self._scratch / f"{len(self._signatures)}.npy")
+        np.save(self._signatures[-1], signer.signatures())
+
+    def _near_duplicates(self) -> int | None:
+        """Records that are nearly equal to an earlier one, equal ones not among them."""
+        if self._measures.near_duplicates is None:
+            return None
+        if not self._signatures:
+            return 0
+        kept = first_of_each(self._hashes)
+        found = near_duplicates(self._signatures, kept, self._measures.near_duplicates)
+        return int(sum(int(part.sum()) for part in found))
+
+    def _see_slices(self, block: Block, characters: NDArray[Any]) -> None:
+        wanted = self._measures.slices
+        for name in wanted.columns:
+            for row, length in zip(block.rows, characters.tolist(), strict=True):
+                if name not in row:
+                    continue
+                seen = self._slices.setdefault((name, str(row[name])), [0, 0, Counter()])
+                seen[0] += 1
+                seen[1] += length
+                if wanted.label is not None:
+                    seen[2][str(row.get(wanted.label))] += 1
+
+    def _made_slices(self) -> tuple[Slice, ...]:
+        ordered = sorted(self._slices.items(), key=lambda item: (item[0][0], -item[1][0], item[0][1]))
+        return tuple(
+            Slice(column=name, value=value, records=count, mean_characters=length / count, labels=dict(labels.most_common(TOP)))
+            for name in self._measures.slices.columns
+            for (column, value), (count, length, labels) in [item for item in ordered if item[0][0] == name][:SLICES]
+            if column == name
+        )
+
+
+def first_of_each(hashes: list[NDArray[np.uint64]]) -> list[NDArray[np.bool_]]:
+    """Of each block, which records are the first with their hash."""
+    together = np.concatenate(hashes)
+    first = np.zeros(len(together), dtype=bool)
+    first[np.unique(together, return_index=True)[1]] = True
+    return np.split(first, np.cumsum([len(part) for part in hashes])[:-1])
+
+
+def vocabulary(texts: list[str]) -> Vocabulary:
+    words = pl.Series(texts, dtype=pl.String).str.to_lowercase().str.extract_all(WORD).explode(empty_as_null=False)
+    counts = words.drop_nulls().value_counts(name="count").sort(["count", words.name], descending=[True, False])
+    top = counts.head(TOP)
+    return Vocabulary(
+        words=int(counts["count"].sum()),
+        distinct=len(counts),
+        once=int((counts["count"] == 1).sum()),
+        top=dict(zip(top[words.name].to_list(), top["count"].to_list(), strict=True)),
+    )
+
+
+def moment_of(value: Any) -> int | None:
+    """Milliseconds since 1970 of an ISO 8601 text or of Unix seconds (or milliseconds, which are larger); None of others."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value if value > 1e11 else value * 1000)
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
