@@ -125,7 +125,7 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
-        BadConfiguration: unknown recipe or a parameter that does not fit it.
+        BadConfiguration: unknown recipe, a parameter that does not fit it, or a dataset that a check blocks.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
@@ -134,7 +134,10 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
         reference, recipe = found.dataset, found.recipe
     else:
         reference, recipe = wanted(model, job.config)
-    return plan_of(model, job, control_plane.datasets.read(reference, job.organization), recipe, control_plane.store)
+    version = control_plane.datasets.read(reference, job.organization)
+    if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
+        raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
+    return plan_of(model, job, version, recipe, control_plane.store)
 
 
 def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:

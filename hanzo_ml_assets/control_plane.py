@@ -16,6 +16,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry import Registry
+from resources.metadata.validations import Validations
 from resources.settings import Settings
 
 SOURCE = Path(recipes.__file__).resolve().parent.parent
@@ -55,6 +56,10 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
     @property
     def datasets(self) -> Datasets:
         return Datasets(self.database)
+
+    @property
+    def validations(self) -> Validations:
+        return Validations(self.database)
 
     @property
     def registry(self) -> Registry:

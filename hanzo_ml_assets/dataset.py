@@ -10,7 +10,9 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.version_tag import group_name, pinned
-from recipes.schema import Artifact, Job, Program, canonical_json
+from hanzo_ml_assets.validation import check_result, check_specs, find_leaks, quality_metadata, validate
+from recipes.schema import Artifact, Job, Program, Result, canonical_json
+from recipes.validation.findings import Leaks
 from resources.ingest.create import NewVersion, create_from
 from resources.ingest.formats import format_of
 from resources.ingest.remote import files_at, is_address
@@ -19,6 +21,7 @@ from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.settings import Settings
+from resources.validation.judge import Verdict
 
 SPLITS = ("train", "validation", "test")
 
@@ -43,7 +46,8 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         kinds={definition.format},
         owners=owners,
         description="An immutable version: the same content never makes a second one. Its data version is its content hash.",
-        code_version="1",
+        check_specs=check_specs(definition.checks, [*prefix, "version"], of_splits=False),
+        code_version="2",
     )
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         found = pinned(context, control_plane)
@@ -53,7 +57,12 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             wanted = NewVersion(definition.name, definition.format, "dagster", DEFAULT_ORGANIZATION)
             files = raw_files(definition, folder, control_plane.settings)
             found, _ = create_from(control_plane.database, control_plane.store, wanted, files)
-        return dg.MaterializeResult(metadata=describe(found), data_version=dg.DataVersion(found.content_sha256))
+        checked = validate(context, definition, found, control_plane)
+        return dg.MaterializeResult(
+            metadata={**describe(found), **quality_metadata(checked)},
+            data_version=dg.DataVersion(found.content_sha256),
+            check_results=[check_result(verdict, [*prefix, "version"]) for verdict in checked.verdicts],
+        )
 
     @dg.multi_asset(
         name=f"split_{group}",
@@ -74,7 +83,8 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 "no_leak",
                 asset=[*prefix, "test"],
                 description="No question of the held-out splits stands in the training split.",
-            )
+            ),
+            *check_specs(definition.checks, [*prefix, "test"], of_splits=True),
         ],
     )
     def splits(
@@ -85,7 +95,8 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
         job = split_job(definition, found, control_plane)
         result = control_plane.compute.run(job, follow(context, job))
-        record_splits(control_plane, found, result.artifacts, result.metrics)
+        leaks, verdict = find_leaks(context, definition, found, result.artifacts, control_plane)
+        record_splits(control_plane, found, result.artifacts, result.metrics, leaks, verdict)
         for split in SPLITS:
             artifact = result.artifacts[split]
             yield dg.MaterializeResult(
@@ -102,6 +113,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         yield dg.AssetCheckResult(
             check_name="no_leak", asset_key=[*prefix, "test"], passed=leaked == 0, metadata={"leaked_records": str(leaked)}
         )
+        yield check_result(verdict, [*prefix, "test"])
 
     return [source, version, splits, build_prepared(definition)]
 
@@ -143,11 +155,17 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
 
 
 def record_splits(
-    control_plane: ControlPlane, version: DatasetVersion, artifacts: dict[str, Artifact], counts: dict[str, float]
+    control_plane: ControlPlane,
+    version: DatasetVersion,
+    artifacts: dict[str, Artifact],
+    counts: dict[str, float],
+    leaks: Result,
+    verdict: Verdict,
 ) -> None:
-    """Lineage and pointers of the splits, in one transaction."""
+    """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
     with control_plane.database.write() as connection:
-        for artifact in artifacts.values():
+        control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)
+        for artifact in [*artifacts.values(), *leaks.artifacts.values()]:
             record(connection, artifact, control_plane.store.manifest(artifact))
         stored = {
             split: {

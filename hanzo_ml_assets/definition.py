@@ -4,17 +4,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.parameters import PrepareParameters, SplitParameters
+from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
 from recipes.schema import Frozen
+from recipes.validation.contract import Contract
+from recipes.validation.parameters import Measures
 from resources.metadata.jobs import JobRecord
 from resources.metadata.model_key import ModelKey
+from resources.validation.policy import Checks
 
 SANDBOX = "sandbox"
 """The standing definitions for self-serve work: any dataset and any model that has no definition of its own."""
 
 
 class DatasetDefinition(Frozen):
-    """A dataset: where its raw files lie and how it is split."""
+    """A dataset: where its raw files lie, what they must be, and how they are split."""
 
     name: str
     description: str = ""
@@ -22,6 +25,10 @@ class DatasetDefinition(Frozen):
         None, description="file or folder, relative to the definition, or an s3:// address; none where it is uploaded"
     )
     format: Literal["jsonl", "parquet", "csv", "arrow", "text"] = "jsonl"
+    contract: Contract = Contract()
+    measures: Measures = Measures()
+    checks: Checks = Checks()
+    leak_similarity: NearDuplicates = Field(NearDuplicates(), description="when a test record is nearly one trained on")
     split: SplitParameters = SplitParameters()
     prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
     owners: tuple[str, ...] = ()

@@ -11,10 +11,8 @@ from recipes.store import Store
 from recipes.validation.blocks import blocks
 from recipes.validation.description import Description
 from recipes.validation.drift import compare
-from recipes.validation.findings import Statistics, ValidationFacts, Violations
+from recipes.validation.findings import STATISTICS, Statistics, ValidationFacts, Violations
 from recipes.validation.parameters import ValidateParameters
-
-STATISTICS = "statistics.json"
 
 
 def validate(job: Job, store: Store, work: Path) -> Result:

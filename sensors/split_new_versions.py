@@ -1,4 +1,4 @@
-"""A dataset version was created -> split it."""
+"""A dataset version was created -> check it, and split it if no check blocks."""
 
 import dagster as dg
 
@@ -12,7 +12,7 @@ from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
     asset_selection=dg.AssetSelection.all(),
     minimum_interval_seconds=INTERVAL_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Splits each new dataset version.",
+    description="Checks and splits each new dataset version.",
 )
 def split_new_versions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
@@ -21,7 +21,7 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
         for event in new_events(context, connection, "dataset.created"):
             cursor = event.seq
             version = control_plane.datasets.get(event.payload["dataset_id"], connection)
-            if version.splits:
+            if version.splits or control_plane.validations.blocked(version.id, connection):
                 continue
             home = home_of(context, "datasets", version.name)
             requests.append(

@@ -1,4 +1,4 @@
-"""A job was submitted -> start its training, as soon as its data is split. The run key is the job's id: exactly once."""
+"""A job was submitted -> start its training, as soon as its data is split, unless a check of it blocks. The run key is the job's id: exactly once."""
 
 from dataclasses import dataclass
 
@@ -68,6 +68,8 @@ def decide(
         version = control_plane.datasets.resolve(reference, job.organization, connection)
     except HanzoError as error:
         return Decision(fail=error.message)
+    if blocked := control_plane.validations.blocked(version.id, connection):
+        return Decision(fail=f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
     if not version.splits:
         if run := failed_split(context.instance, version.reference):
             return Decision(fail=f"dataset {version.reference} could not be split: see run {run} in Dagster")

@@ -50,7 +50,10 @@ class Conformance:
             if len(lines):
                 by_reason[f"{name}: must be unique"] = len(lines)
             pairs = zip(lines[:NAMED].tolist(), heads[:NAMED].tolist(), strict=True)
-            first = [*first, *(Violation(line=line, column=name, reason=f"must be unique: as line {head}") for line, head in pairs)]
+            first = [
+                *first,
+                *(Violation(line=line, column=name, reason=f"must be unique: as line {head}") for line, head in pairs),
+            ]
         return Violations(
             count=by_reason.total(),
             records=records,
@@ -164,14 +167,14 @@ def frame_of(contract: Contract, block: Block) -> pl.DataFrame:
 def conversations(name: str, block: Block) -> dict[str, pl.Series]:
     """Of each conversation: whether it is one, its roles in their order, its turns, its shortest and longest content."""
     found = [turns_of(row.get(name)) for row in block.rows]
-    lengths = [[length for _, length in turns] if turns else [None] for turns in found]
+    lengths = [[length for _, length in turns or ()] for turns in found]
     roles = ["".join(f"{role} " for role, _ in turns) if turns else None for turns in found]
     return {
         f"{name}\0{KIND}": pl.Series(["messages" if turns is not None else "other" for turns in found], dtype=pl.String),
         name: pl.Series(roles, dtype=pl.String),
         f"{name}\0{TURNS}": pl.Series([None if turns is None else len(turns) for turns in found], dtype=pl.Int64),
-        f"{name}\0{SHORTEST}": pl.Series([min(each) for each in lengths], dtype=pl.Int64),
-        f"{name}\0{LONGEST}": pl.Series([max(each) for each in lengths], dtype=pl.Int64),
+        f"{name}\0{SHORTEST}": pl.Series([min(each, default=None) for each in lengths], dtype=pl.Int64),
+        f"{name}\0{LONGEST}": pl.Series([max(each, default=None) for each in lengths], dtype=pl.Int64),
     }
 
 

@@ -128,7 +128,9 @@ class Description:
     def _made_slices(self) -> tuple[Slice, ...]:
         ordered = sorted(self._slices.items(), key=lambda item: (item[0][0], -item[1][0], item[0][1]))
         return tuple(
-            Slice(column=name, value=value, records=count, mean_characters=length / count, labels=dict(labels.most_common(TOP)))
+            Slice(
+                column=name, value=value, records=count, mean_characters=length / count, labels=dict(labels.most_common(TOP))
+            )
             for name in self._measures.slices.columns
             for (column, value), (count, length, labels) in [item for item in ordered if item[0][0] == name][:SLICES]
             if column == name

@@ -63,10 +63,17 @@ def numbers_drift(feature: str, before: Numbers | None, now: Numbers | None) -> 
 
     edges = np.unique(np.quantile(before.sample, np.linspace(0, 1, BINS + 1)[1:-1]))
     # A value that equals an edge is in the bin below it: else a constant would fall together with all that is larger.
-    shares = [np.bincount(np.searchsorted(edges, sample, side="left"), minlength=len(edges) + 1) for sample in (before.sample, now.sample)]
+    shares = [
+        np.bincount(np.searchsorted(edges, sample, side="left"), minlength=len(edges) + 1)
+        for sample in (before.sample, now.sample)
+    ]
     test = ks_2samp(before.sample, now.sample, method="asymp")
     yield FeatureDrift(
-        feature=feature, psi=psi(shares[0], shares[1]), test="ks", statistic=float(test.statistic), p_value=float(test.pvalue)
+        feature=feature,
+        psi=psi(shares[0], shares[1]),
+        test="ks",
+        statistic=float(test.statistic),
+        p_value=float(test.pvalue),
     )
 
 

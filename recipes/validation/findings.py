@@ -4,6 +4,8 @@ from pydantic import Field
 
 from recipes.schema import Frozen
 
+STATISTICS = "statistics.json"
+"""The one file of an artifact of the kind `statistics`."""
 NAMED = 20
 """Violations and leaks that a result names; beyond them it counts."""
 

@@ -22,6 +22,7 @@ from resources.metadata.tables.registry import (
     registered_models,
 )
 from resources.metadata.tables.tracking import experiment_tags, experiments, latest_metrics, metrics, params, run_tags, runs
+from resources.metadata.tables.validations import dataset_validations
 
 __all__ = [
     "SEQUENCE",
@@ -29,6 +30,7 @@ __all__ = [
     "artifacts",
     "chunk_claims",
     "dataset_holders",
+    "dataset_validations",
     "dataset_versions",
     "datasets",
     "deployments",

@@ -87,6 +87,19 @@ def upgrade() -> None:
         sa.UniqueConstraint("organization", "name", "version"),
     )
     op.create_table(
+        "dataset_validations",
+        sa.Column("dataset_id", sa.String(length=36), nullable=False),
+        sa.Column("statistics", sa.JSON(), nullable=False),
+        sa.Column("facts", sa.JSON(), nullable=False),
+        sa.Column("leaks", sa.JSON(), nullable=True),
+        sa.Column("verdicts", sa.JSON(), nullable=False),
+        sa.Column("blocked", sa.Text(), nullable=False),
+        sa.Column("checked_at", sa.BigInteger(), nullable=False),
+        sa.Column("reference", sa.String(length=300), nullable=False),
+        sa.ForeignKeyConstraint(["dataset_id"], ["dataset_versions.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("dataset_id"),
+    )
+    op.create_table(
         "deployments",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("organization", sa.String(length=250), nullable=False),
@@ -528,6 +541,7 @@ def downgrade() -> None:
         batch_op.drop_index("deployments_by_model")
 
     op.drop_table("deployments")
+    op.drop_table("dataset_validations")
     op.drop_table("dataset_versions")
     op.drop_table("datasets")
     with op.batch_alter_table("chunk_claims", schema=None) as batch_op:

@@ -1,0 +1,195 @@
+"""The checks of a dataset's assets: a job measures, the policy judges, and what blocks stops splits and training."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.definition import DatasetDefinition
+from recipes.schema import Artifact, Job, Program, Result, canonical_json
+from recipes.validation.findings import STATISTICS, Leaks, Statistics, ValidationFacts
+from recipes.validation.parameters import FindLeaksParameters, ValidateParameters
+from resources.lineage.ancestry import Ancestry
+from resources.lineage.record import record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.outbox import now_ms
+from resources.validation.judge import Verdict, judge_splits, judge_version
+from resources.validation.plots import as_markdown, bars, histogram
+from resources.validation.policy import Check, Checks
+
+OWN = "this version's own train"
+MEANINGS: Mapping[Check, str] = {
+    Check.CONTRACT: "Every record is what the contract says.",
+    Check.COMPLETENESS: "The columns are filled.",
+    Check.FRESHNESS: "The newest record is young enough.",
+    Check.DUPLICATES: "No record stands in it twice.",
+    Check.NEAR_DUPLICATES: "Few records are nearly equal to another.",
+    Check.PERSONAL_DATA: "No personal data and no secrets.",
+    Check.SCHEMA_DRIFT: "The columns and types are those of the version that the production model was trained on.",
+    Check.DRIFT: "The distributions are those of the version that the production model was trained on.",
+    Check.BIAS: "No slice is too small, or labelled otherwise than the others.",
+    Check.LEAKAGE: "No test record was trained on, neither here nor in any ancestor.",
+}
+OF_SPLITS = (Check.LEAKAGE,)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What was found of a version's records, and what the policy says of it."""
+
+    statistics: Statistics
+    facts: ValidationFacts
+    verdicts: tuple[Verdict, ...]
+
+
+def check_specs(checks: Checks, asset: Iterable[str], *, of_splits: bool) -> list[dg.AssetCheckSpec]:
+    """The checks of the version's asset, or of its splits."""
+    return [
+        dg.AssetCheckSpec(str(check), asset=list(asset), description=meaning, blocking=checks.of(check).blocking)
+        for check, meaning in MEANINGS.items()
+        if (check in OF_SPLITS) is of_splits
+    ]
+
+
+def check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResult:
+    severity = dg.AssetCheckSeverity.ERROR if verdict.severity == "error" else dg.AssetCheckSeverity.WARN
+    return dg.AssetCheckResult(
+        check_name=str(verdict.check),
+        asset_key=list(asset),
+        passed=verdict.passed,
+        severity=severity,
+        description=verdict.sentence,
+        metadata={
+            "reasons": dg.MetadataValue.md("\n".join(f"- {reason}" for reason in verdict.reasons) or verdict.sentence)
+        },
+    )
+
+
+def validate(
+    context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
+) -> Validated:
+    """Measure a version's records and judge them. Both are recorded before anybody is stopped by them."""
+    with control_plane.database.read() as connection:
+        baseline = Ancestry(connection, control_plane.database, version).baseline()
+    job = validate_job(definition, version, baseline, control_plane)
+    result = control_plane.compute.run(job, follow(context, job))
+    statistics = read_statistics(result.artifacts["statistics"], control_plane)
+    facts = ValidationFacts.model_validate(result.facts)
+    verdicts = judge_version(facts, statistics, definition.checks, created_at=version.created_at, now=now_ms())
+    artifact = result.artifacts["statistics"]
+    with control_plane.database.write() as connection:
+        record(connection, artifact, control_plane.store.manifest(artifact))
+        control_plane.validations.set_version(connection, version, artifact, facts, verdicts)
+    return Validated(statistics, facts, tuple(verdicts))
+
+
+def validate_job(
+    definition: DatasetDefinition,
+    version: DatasetVersion,
+    baseline: tuple[str, Artifact] | None,
+    control_plane: ControlPlane,
+) -> Job:
+    """The job that measures a version. Another contract or baseline goes to another place."""
+    inputs = {"dataset": version.artifact} | ({"reference": baseline[1]} if baseline else {})
+    parameters = ValidateParameters(
+        contract=definition.contract, measures=definition.measures, reference=baseline[0] if baseline else ""
+    ).model_dump(mode="json")
+    return side_job(Program.VALIDATE, version, inputs, parameters, "statistics", control_plane)
+
+
+def find_leaks(
+    context: dg.AssetExecutionContext,
+    definition: DatasetDefinition,
+    version: DatasetVersion,
+    splits: Mapping[str, Artifact],
+    control_plane: ControlPlane,
+) -> tuple[Result, Verdict]:
+    """Look for the test split in whatever was trained on, or will be with this version."""
+    with control_plane.database.read() as connection:
+        ancestors = Ancestry(connection, control_plane.database, version).training_records()
+    named = {OWN: splits["train"]} | {
+        name: artifact for name, artifact in ancestors.items() if artifact.digest != splits["train"].digest
+    }
+    roles = {f"ancestor-{number:03}": name for number, name in enumerate(named)}
+    inputs = {"test": splits["test"]} | {role: named[name] for role, name in roles.items()}
+    parameters = FindLeaksParameters(near=definition.leak_similarity, names=roles).model_dump(mode="json")
+    job = side_job(Program.FIND_LEAKS, version, inputs, parameters, "leaks", control_plane)
+    result = control_plane.compute.run(job, follow(context, job))
+    return result, judge_splits(Leaks.model_validate(result.facts), definition.checks)
+
+
+def side_job(
+    program: Program,
+    version: DatasetVersion,
+    inputs: Mapping[str, Artifact],
+    parameters: Mapping[str, object],
+    output: str,
+    control_plane: ControlPlane,
+) -> Job:
+    """A job whose output lies beside its version, at a place that says what it was made from."""
+    asked = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
+    label = hashlib.sha256(canonical_json(asked)).hexdigest()[:12]
+    place = f"{version.storage_path}{program}/{label}"
+    identifier = f"{program}-{version.name}-{version.version}-{label}".replace("_", "-")
+    return Job(
+        id=identifier,
+        program=program,
+        inputs=dict(inputs),
+        parameters=dict(parameters),
+        outputs={output: f"{place}/{output}"},
+        result_uri=f"{place}/result.json",
+        store=control_plane.settings.store,
+        work_dir=control_plane.work_dir(identifier),
+        cache_dir=control_plane.cache_dir,
+    )
+
+
+def read_statistics(artifact: Artifact, control_plane: ControlPlane) -> Statistics:
+    return Statistics.model_validate_json(control_plane.store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
+
+
+def quality_metadata(found: Validated) -> dict[str, object]:
+    """What people see of a version's quality in the Dagster UI."""
+    seen = found.statistics
+    plots = [
+        as_markdown("characters", histogram("Characters of a record", seen.characters)),
+        as_markdown("words", histogram("Words of a record", seen.words)),
+        as_markdown("vocabulary", bars("Most frequent words", seen.vocabulary.top)),
+        as_markdown("languages", bars("Languages", seen.languages)),
+    ]
+    return {
+        "checks": dg.MetadataValue.md(checks_table(found.verdicts)),
+        "columns": dg.MetadataValue.md(columns_table(seen)),
+        "distributions": dg.MetadataValue.md("\n\n".join(filter(None, plots))),
+        "duplicates": seen.duplicates,
+        "near_duplicates": seen.near_duplicates or 0,
+        "personal_data": dg.MetadataValue.json(seen.personal_data),
+        "languages": dg.MetadataValue.json(seen.languages),
+        "mean_characters": seen.characters.mean or 0.0,
+        "distinct_words": seen.vocabulary.distinct,
+    }
+
+
+def checks_table(verdicts: Iterable[Verdict]) -> str:
+    rows = [
+        f"| {verdict.check} | {'passed' if verdict.passed else verdict.severity} | {cell(verdict.sentence)} |"
+        for verdict in verdicts
+    ]
+    return "\n".join(["| check | verdict | why |", "|---|---|---|", *rows])
+
+
+def columns_table(statistics: Statistics) -> str:
+    rows = [
+        f"| {cell(name)} | {', '.join(column.kinds)} | {column.filled / max(statistics.records, 1):.1%} |"
+        for name, column in statistics.columns.items()
+    ]
+    return "\n".join(["| column | types | filled |", "|---|---|---|", *rows])
+
+
+def cell(text: str) -> str:
+    """Text that stays in its cell of a Markdown table, and is no Markdown itself."""
+    for letter in "\\|`*_<[":
+        text = text.replace(letter, f"\\{letter}")
+    return " ".join(text.split())

@@ -1,0 +1,57 @@
+"""The program find_leaks: does a test split stand in what models were trained on? Against each ancestor (row D4).
+
+All leaks are in the artifact `leaks`, one JSON line each; the result names the first few.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from recipes.runner import main, say
+from recipes.schema import Job, Result
+from recipes.store import Store
+from recipes.validation.findings import NAMED, Leak, Leaks
+from recipes.validation.leakage import Tested
+from recipes.validation.parameters import FindLeaksParameters
+
+TEST = "test"
+
+
+def find_leaks(job: Job, store: Store, work: Path) -> Result:
+    """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
+    parameters = FindLeaksParameters.model_validate(job.parameters)
+    files = {role: sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl")) for role, source in job.inputs.items()}
+    tested = Tested(files.pop(TEST), parameters.near)
+    folder = work / "leaks"
+    folder.mkdir(exist_ok=True)
+    by_ancestor: Counter[str] = Counter()
+    matches: dict[int, str] = {}
+    first: list[Leak] = []
+    with (folder / "leaks.jsonl").open("w", encoding="utf-8") as out:
+        for role in sorted(files):
+            ancestor = parameters.names.get(role, role)
+            for leak in tested.leaks(files[role], ancestor):
+                out.write(leak.model_dump_json() + "\n")
+                by_ancestor[ancestor] += 1
+                if matches.get(leak.line) != "exact":
+                    matches[leak.line] = leak.match
+                if len(first) < NAMED:
+                    first.append(leak)
+    kinds = Counter(matches.values())
+    say(
+        f"{len(tested.texts)} test records, {kinds['exact']} stand in an ancestor's training records, {kinds['near']} nearly"
+    )
+    inputs = {role: source.digest for role, source in job.inputs.items()}
+    artifact = store.publish(folder, job.outputs["leaks"], "leaks", inputs=inputs)
+    leaks = Leaks(
+        tested=len(tested.texts),
+        searched=len(files),
+        exact=kinds["exact"],
+        near=kinds["near"],
+        by_ancestor=dict(by_ancestor),
+        first=tuple(first),
+    )
+    return Result(work_digest=job.work_digest, artifacts={"leaks": artifact}, facts=leaks.model_dump(mode="json"))
+
+
+if __name__ == "__main__":
+    main(find_leaks)

@@ -1,0 +1,80 @@
+"""Distributions as small pictures in SVG, for the Dagster UI and for reports. All text in them is escaped."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from recipes.validation.findings import Numbers
+
+WIDTH, HEIGHT, MARGIN = 560, 200, 34
+BINS = 30
+ROW, LABEL = 22, 170
+SHOWN = 28
+COLOR, OTHER, INK = "#4f43dd", "#f2a541", "#5b6170"
+STYLE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" font-size="11"'
+
+
+def histogram(title: str, numbers: Numbers, before: Numbers | None = None) -> str:
+    """The sample as bars; `before` is another one's, drawn as a line over them. Both as shares."""
+    if len(numbers.sample) < 2:
+        return ""
+    samples = [numbers.sample, *([before.sample] if before is not None and before.sample else [])]
+    together = np.concatenate([np.asarray(sample) for sample in samples])
+    low, high = float(np.quantile(together, 0.001)), float(np.quantile(together, 0.999))
+    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    shares = [np.histogram(np.clip(sample, edges[0], edges[-1]), edges)[0] / len(sample) for sample in samples]
+    top = max(float(share.max()) for share in shares)
+    wide, tall = (WIDTH - 2 * MARGIN) / BINS, HEIGHT - 2 * MARGIN
+    bars = "".join(
+        f'<rect x="{MARGIN + wide * place:.1f}" y="{MARGIN + tall * (1 - share / top):.1f}" '
+        f'width="{wide - 1:.1f}" height="{tall * share / top:.1f}" fill="{COLOR}"/>'
+        for place, share in enumerate(shares[0])
+        if share
+    )
+    points = " ".join(
+        f"{MARGIN + wide * (place + 0.5):.1f},{MARGIN + tall * (1 - share / top):.1f}"
+        for share_list in shares[1:]
+        for place, share in enumerate(share_list)
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="{OTHER}" stroke-width="2"/>' if points else ""
+    base = HEIGHT - MARGIN
+    return (
+        f'<svg {STYLE} viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
+        f'<text x="{MARGIN}" y="18" font-size="13" fill="{INK}">{escape(title)}</text>{bars}{line}'
+        f'<path d="M{MARGIN},{base + 0.5} H{WIDTH - MARGIN}" stroke="#c9ccd6"/>'
+        f'<text x="{MARGIN}" y="{base + 15}" fill="{INK}">{edges[0]:,.4g}</text>'
+        f'<text x="{WIDTH - MARGIN}" y="{base + 15}" text-anchor="end" fill="{INK}">{edges[-1]:,.4g}</text>'
+        f'<text x="{WIDTH - MARGIN}" y="18" text-anchor="end" fill="{INK}">'
+        f"mean {numbers.mean or 0:,.4g}, highest bar {shares[0].max():.0%}</text></svg>"
+    )
+
+
+def bars(title: str, counts: Mapping[str, int], most: int = 12) -> str:
+    """The largest counts as horizontal bars with their shares of all."""
+    total = sum(counts.values())
+    if not total:
+        return ""
+    chosen: Sequence[tuple[str, int]] = sorted(counts.items(), key=lambda item: -item[1])[:most]
+    top, height = chosen[0][1], 34 + ROW * len(chosen)
+    wide = WIDTH - LABEL - 90
+    rows = "".join(
+        f'<text x="{LABEL - 8}" y="{44 + ROW * place}" text-anchor="end" fill="{INK}">{escape(shortened(name))}</text>'
+        f'<rect x="{LABEL}" y="{32 + ROW * place}" width="{max(1.0, wide * count / top):.1f}" height="{ROW - 6}" fill="{COLOR}"/>'
+        f'<text x="{LABEL + 6 + wide * count / top:.1f}" y="{44 + ROW * place}" fill="{INK}">{count:,} ({count / total:.1%})</text>'
+        for place, (name, count) in enumerate(chosen)
+    )
+    return (
+        f'<svg {STYLE} viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
+        f'<text x="{MARGIN}" y="18" font-size="13" fill="{INK}">{escape(title)}</text>{rows}</svg>'
+    )
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def as_markdown(title: str, picture: str) -> str:
+    """A picture as a Markdown image that needs no other file."""
+    return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})" if picture else ""
