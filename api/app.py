@@ -50,6 +50,7 @@ from api.v1 import audit, estimate, events, jobs, models
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.v1.datasets import change as dataset_changes
+from api.v1.datasets import checks as dataset_checks
 from api.v1.datasets import create as dataset_uploads
 from api.v1.datasets import download as dataset_downloads
 from api.v1.datasets import prepare as dataset_preparations
@@ -97,6 +98,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     dataset_downloads.router,
     dataset_downloads.links,
     dataset_changes.router,
+    dataset_checks.router,
     jobs.router,
     estimate.router,
     models.router,

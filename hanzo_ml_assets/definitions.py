@@ -5,6 +5,7 @@ from pathlib import Path
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import retry_dead_runs
@@ -20,6 +21,7 @@ def definitions() -> dg.Definitions:
     platform = dg.Definitions(
         sensors=[
             split_new_versions,
+            check_versions_again,
             start_submitted_jobs,
             start_submitted_preparations,
             evaluate_completed_jobs,

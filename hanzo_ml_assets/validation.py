@@ -61,9 +61,7 @@ def check_result(verdict: Verdict, asset: Iterable[str]) -> dg.AssetCheckResult:
         passed=verdict.passed,
         severity=severity,
         description=verdict.sentence,
-        metadata={
-            "reasons": dg.MetadataValue.md("\n".join(f"- {reason}" for reason in verdict.reasons) or verdict.sentence)
-        },
+        metadata={"reasons": dg.MetadataValue.md("\n".join(f"- {cell(reason)}" for reason in verdict.reasons))},
     )
 
 

@@ -1,4 +1,7 @@
-"""A job was submitted -> start its training, as soon as its data is split, unless a check of it blocks. The run key is the job's id: exactly once."""
+"""A job was submitted -> start its training, as soon as its data is split, unless a check of its data blocks.
+
+The run key is the job's id: exactly once.
+"""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,19 @@ import typer
 from rich.console import Console
 
 from hanzo_ml import demo
-from hanzo_ml.cli import dataset, estimate, experiment, job, local, model, recipe, run, trace, training_data
+from hanzo_ml.cli import (
+    dataset,
+    dataset_checks,
+    estimate,
+    experiment,
+    job,
+    local,
+    model,
+    recipe,
+    run,
+    trace,
+    training_data,
+)
 from hanzo_ml.cli.connection import Refused, tracking_uri
 
 EXIT_REFUSED = 1
@@ -15,6 +27,8 @@ EXIT_REFUSED = 1
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 dataset.app.command("trace")(trace.trace)
 model.app.command("data")(training_data.data)
+dataset.app.command("check")(dataset_checks.check)
+dataset.app.command("report")(dataset_checks.report)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(job.app, name="job")
 job.app.command("estimate")(estimate.estimate)

@@ -50,10 +50,8 @@ class Conformance:
             if len(lines):
                 by_reason[f"{name}: must be unique"] = len(lines)
             pairs = zip(lines[:NAMED].tolist(), heads[:NAMED].tolist(), strict=True)
-            first = [
-                *first,
-                *(Violation(line=line, column=name, reason=f"must be unique: as line {head}") for line, head in pairs),
-            ]
+            reasons = ((line, f"must be unique: line {head} has the same") for line, head in pairs)
+            first = [*first, *(Violation(line=line, column=name, reason=reason) for line, reason in reasons)]
         return Violations(
             count=by_reason.total(),
             records=records,

@@ -12,7 +12,7 @@ Scalar = str | int | float | bool
 
 
 class ColumnContract(Frozen):
-    """What a column holds. Types are those of JSON; an integer is a number too. Lengths are characters, or items of an array."""
+    """What a column holds. Types are those of JSON, an integer is a number too. Lengths are in characters, or items."""
 
     type: Kind
     required: bool = Field(True, description="every record has the column")
@@ -58,7 +58,8 @@ ORDER = re.compile(r"[a-z ()|?*+]+")
 class ChatContract(Frozen):
     """What a conversation is: a list of messages with `role` and `content`.
 
-    `order` is a pattern of roles such as `system? (user assistant)+`: `?`, `*`, `+`, `|` and brackets as in regular expressions.
+    `order` is a pattern of roles such as `system? (user assistant)+`, with `?`, `*`, `+`, `|` and brackets as in regular
+    expressions.
     """
 
     column: str = "messages"

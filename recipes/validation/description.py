@@ -126,14 +126,21 @@ class Description:
                     seen[2][str(row.get(wanted.label))] += 1
 
     def _made_slices(self) -> tuple[Slice, ...]:
-        ordered = sorted(self._slices.items(), key=lambda item: (item[0][0], -item[1][0], item[0][1]))
-        return tuple(
+        made = [
             Slice(
-                column=name, value=value, records=count, mean_characters=length / count, labels=dict(labels.most_common(TOP))
+                column=column,
+                value=value,
+                records=count,
+                mean_characters=length / count,
+                labels=dict(labels.most_common(TOP)),
             )
-            for name in self._measures.slices.columns
-            for (column, value), (count, length, labels) in [item for item in ordered if item[0][0] == name][:SLICES]
-            if column == name
+            for (column, value), (count, length, labels) in self._slices.items()
+        ]
+        made.sort(key=lambda each: (-each.records, each.value))
+        return tuple(
+            each
+            for column in self._measures.slices.columns
+            for each in [each for each in made if each.column == column][:SLICES]
         )
 
 

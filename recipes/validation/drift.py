@@ -6,6 +6,7 @@ Both are compared by their statistics alone, so that the reference is never read
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.validation.findings import ColumnStatistics, Drift, FeatureDrift, Numbers, Statistics
 
@@ -96,7 +97,7 @@ def categories_drift(feature: str, before: Mapping[str, int], now: Mapping[str, 
     )
 
 
-def psi(before: np.ndarray, now: np.ndarray) -> float:
+def psi(before: NDArray[np.int64], now: NDArray[np.int64]) -> float:
     """Population stability index of two counts over the same bins: 0.1 is a small shift, 0.25 a large one."""
     shares = [np.maximum(counts / max(counts.sum(), 1), SMALLEST_SHARE) for counts in (before, now)]
     return float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())

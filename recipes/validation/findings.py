@@ -92,7 +92,7 @@ class Statistics(Frozen):
 
 
 class FeatureDrift(Frozen):
-    """How a distribution moved. `test` is "ks" (two-sample Kolmogorov-Smirnov) or "chi2"; `psi` the population stability index."""
+    """How a distribution moved: its population stability index, and a test that is "ks" (Kolmogorov-Smirnov) or "chi2"."""
 
     feature: str
     psi: float

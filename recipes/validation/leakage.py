@@ -36,7 +36,7 @@ class Tested:
         self._buckets = [Buckets(keys) for keys in self._keys(self._signatures)]
 
     def leaks(self, files: Sequence[Path], ancestor: str) -> Iterator[Leak]:
-        """Each test record that stands in these files, once, where it first does; an equal question goes before a near text."""
+        """Each test record that stands in these files, once, where it first does; an equal question before a near text."""
         exact: dict[int, Leak] = {}
         near: dict[int, Leak] = {}
         for block in blocks(files):

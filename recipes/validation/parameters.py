@@ -33,7 +33,7 @@ class ValidateParameters(Frozen):
 
 
 class FindLeaksParameters(Frozen):
-    """Look for a test split's records in what models were trained on. `names` maps a job's input role to what people call it."""
+    """Look for a test split's records in what was trained on. `names` maps an input's role to what people call it."""
 
     near: NearDuplicates = NearDuplicates()
     names: dict[str, str] = {}

@@ -57,8 +57,8 @@ class Ancestry:
     def training_records(self) -> dict[str, Artifact]:
         """What people call them -> training records of all ancestors.
 
-        Ancestors are the versions that this one was derived from, and whatever any model in use was trained on that was made,
-        in any step, from a version of this dataset or of those.
+        Ancestors are the versions that this one was derived from, and whatever any model in use was trained on that was
+        made, in any step, from a version of this dataset or of those.
         """
         parents = self._parents(self._version, set())
         family = {self._version.name, *(parent.name for parent in parents)}
@@ -132,7 +132,9 @@ def models_in_use(connection: Connection, organization: str) -> list[ModelAncest
     )
     found = []
     for row in connection.execute(query).mappings():
-        digests, trained_on = made_from(connection, [artifact["digest"] for artifact in row["artifacts"].values()])
+        digests, trained_on = made_from(
+            connection, [described["artifact"]["digest"] for described in row["artifacts"].values()]
+        )
         reference = f"{row['name']}@{row['version']}"
         found.append(ModelAncestry(reference, row["stage"], row["updated_at"], digests, trained_on))
     return found

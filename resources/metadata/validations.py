@@ -16,6 +16,7 @@ from resources.metadata.transactions import insert_into
 from resources.validation.judge import Verdict
 
 CHECKED = "dataset.checked"
+CHECK_REQUESTED = "dataset.check_requested"
 
 
 @dataclass(frozen=True)

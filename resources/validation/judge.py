@@ -12,7 +12,7 @@ NAMED = 5
 
 
 class Verdict(Frozen):
-    """What a check said. `reasons` has one line for each thing that is wrong; `note` is a line that says what was looked at."""
+    """What a check said. `reasons` has a line for each thing that is wrong; `note` says what was looked at."""
 
     check: Check
     passed: bool
@@ -151,10 +151,11 @@ def biased(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:
             for label, count in each.labels.items():
                 overall[label] = overall.get(label, 0) + count
         for each in slices:
-            if each.records / total < policy.min_share:
-                yield f"{column}={each.value} has {each.records / total:.1%} of the records, required are {policy.min_share:.1%}"
+            name, part = f"{column}={each.value}", each.records / total
+            if part < policy.min_share:
+                yield f"{name} has {part:.1%} of the records, required are {policy.min_share:.1%}"
             if (distance := label_distance(each, overall)) > policy.threshold:
-                yield f"{column}={each.value}: {distance:.0%} of its labels differ from those of all, allowed are {policy.threshold:.0%}"
+                yield f"{name}: {distance:.0%} of its labels differ from those of all, allowed are {policy.threshold:.0%}"
 
 
 def label_distance(each: Slice, overall: Mapping[str, int]) -> float:

@@ -60,14 +60,22 @@ def bars(title: str, counts: Mapping[str, int], most: int = 12) -> str:
     top, height = chosen[0][1], 34 + ROW * len(chosen)
     wide = WIDTH - LABEL - 90
     rows = "".join(
-        f'<text x="{LABEL - 8}" y="{44 + ROW * place}" text-anchor="end" fill="{INK}">{escape(shortened(name))}</text>'
-        f'<rect x="{LABEL}" y="{32 + ROW * place}" width="{max(1.0, wide * count / top):.1f}" height="{ROW - 6}" fill="{COLOR}"/>'
-        f'<text x="{LABEL + 6 + wide * count / top:.1f}" y="{44 + ROW * place}" fill="{INK}">{count:,} ({count / total:.1%})</text>'
+        bar(place, name, wide * count / top, f"{count:,} ({count / total:.1%})")
         for place, (name, count) in enumerate(chosen)
     )
     return (
         f'<svg {STYLE} viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
         f'<text x="{MARGIN}" y="18" font-size="13" fill="{INK}">{escape(title)}</text>{rows}</svg>'
+    )
+
+
+def bar(place: int, name: str, length: float, figure: str) -> str:
+    """Row number `place`: its name, a bar of `length` pixels, and its figure behind it."""
+    base = 44 + ROW * place
+    return (
+        f'<text x="{LABEL - 8}" y="{base}" text-anchor="end" fill="{INK}">{escape(shortened(name))}</text>'
+        f'<rect x="{LABEL}" y="{base - 12}" width="{max(1.0, length):.1f}" height="{ROW - 6}" fill="{COLOR}"/>'
+        f'<text x="{LABEL + 6 + length:.1f}" y="{base}" fill="{INK}">{figure}</text>'
     )
 
 

@@ -1,0 +1,100 @@
+"""`hanzo-ml dataset check` and `report`: what was found of a version, and whether it may be trained on."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
+from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.credentials import authorization
+
+POLL_SECONDS = 0.5
+Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The newest version where none is named.")]
+
+
+def check(
+    reference: Reference,
+    again: Annotated[bool, typer.Option("--again", help="Check it once more, by the contract as it is now.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it was checked.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Did a version pass its checks? Exit code 1 where one of them blocks it."""
+    path = f"/v1/datasets/{identifier(reference)}/checks"
+    before = call("GET", path)["checked_at"] if again else None
+    if again:
+        call("POST", path)
+    found = call("GET", path)
+    while (wait or again) and found["checked_at"] == before:
+        time.sleep(POLL_SECONDS)
+        found = call("GET", path)
+    show(found) if as_json else print_checks(found)
+    if found["status"] == "blocked":
+        raise Refused(f"nothing is split or trained of {found['name']}@{found['version']}: a check blocks it")
+
+
+def print_checks(found: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    name = f"{found['name']}@{found['version']}"
+    if found["status"] == "pending":
+        console.print(f"{name} was not checked yet: it is as soon as the stack runs (`hanzo-ml up`)", markup=False)
+        return
+    drawn = Table(box=None, pad_edge=False)
+    for column in ("check", "verdict", "why"):
+        drawn.add_column(column, overflow="fold", no_wrap=column == "check")
+    for verdict in found["checks"]:
+        word = "[green]passed[/green]" if verdict["passed"] else verdict_word(verdict)
+        drawn.add_row(verdict["check"], word, plain("\n".join(verdict["reasons"]) or verdict["note"]))
+    console.print(drawn)
+    if found["violations"]["first"]:
+        console.print("\nfirst violations of the contract", style="bold")
+        for each in found["violations"]["first"]:
+            console.print(f"  line {each['line']}  {each['column']}  {each['reason']}: {each['value']}", markup=False)
+    console.print(f"\n{name} {found['status']}", markup=False)
+
+
+def verdict_word(verdict: dict[str, Any]) -> str:
+    color = "red" if verdict["severity"] == "error" else "yellow"
+    return f"[{color}]{verdict['severity']}{', blocks' if verdict['blocking'] else ''}[/{color}]"
+
+
+def plain(text: str) -> str:
+    """Text of the data is no markup."""
+    return text.replace("[", "\\[")
+
+
+def report(
+    reference: Reference,
+    out: Annotated[Path | None, typer.Option(help="Where to write it; NAME-VERSION.html by default.")] = None,
+) -> None:
+    """Write one self-contained HTML page: schema, quality, plots, checks, drift, lineage, sample records."""
+    version = resolve(reference)
+    url = f"{tracking_uri()}/v1/datasets/{version['id']}/report"
+    answer = httpx.get(url, timeout=60, trust_env=False, headers=authorization())
+    if answer.is_error:
+        raise Refused(message_of(answer))
+    target = out or Path(f"{version['name']}-{version['version']}.html")
+    try:
+        target.write_bytes(answer.content)
+    except OSError as error:
+        raise Refused(f"cannot write {target} ({error.strerror}): choose another --out") from None
+    print(target)
+
+
+def identifier(reference: str) -> str:
+    return str(resolve(reference)["id"])
+
+
+def resolve(reference: str) -> dict[str, Any]:
+    """The version that NAME@VERSION, or NAME, means."""
+    name, _, number = reference.partition("@")
+    found = call("GET", "/v1/datasets", params={"name": name})["datasets"]
+    chosen = [version for version in found if not number or str(version["version"]) == number]
+    if not chosen:
+        raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
+    version: dict[str, Any] = max(chosen, key=lambda version: int(version["version"]))
+    return version

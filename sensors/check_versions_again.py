@@ -1,0 +1,36 @@
+"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import SPLITS, VERSION_TAG
+from resources.errors import HanzoError
+from resources.metadata.validations import CHECK_REQUESTED
+from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+
+
+@dg.sensor(
+    asset_selection=dg.AssetSelection.all(),
+    minimum_interval_seconds=INTERVAL_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Checks dataset versions again on request.",
+)
+def check_versions_again(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    requests = []
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        for event in new_events(context, connection, CHECK_REQUESTED):
+            cursor = event.seq
+            try:
+                version = control_plane.datasets.get(event.payload["dataset_id"], connection)
+            except HanzoError:  # deleted since
+                continue
+            home = home_of(context, "datasets", version.name)
+            requests.append(
+                dg.RunRequest(
+                    run_key=f"check-{event.seq}",
+                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
+                    tags={VERSION_TAG: version.reference},
+                )
+            )
+    return dg.SensorResult(run_requests=requests, cursor=str(cursor))

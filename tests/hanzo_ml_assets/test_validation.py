@@ -1,0 +1,157 @@
+"""The checks of a dataset on the real graph: what blocks stops what follows, drift and leaks are told, all is recorded."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import build_dataset_assets
+from hanzo_ml_assets.definition import DatasetDefinition
+from resources.lineage.record import record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.outbox import read_after
+from resources.metadata.validations import CHECKED, Validation
+from tests.resources.metadata.test_registry import registration
+
+CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
+
+
+def rows(count: int, start: int = 0, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"instruction": f"Which door is number {n}?", "answer": f"Door {n} of {'ab'[n % 2]}.", **more}
+        for n in range(start, start + count)
+    ]
+
+
+class Graph:
+    """One dataset definition, materialized on click."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plane = ControlPlane()
+        self.plane.database.migrate()
+        self.instance = dg.DagsterInstance.ephemeral()
+
+    def materialize(self, content: list[dict[str, Any]], **definition: Any) -> dg.ExecuteInProcessResult:
+        (self.folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        described = DatasetDefinition.model_validate({"name": "doors", "source": "d.jsonl", **definition})
+        assets = build_dataset_assets(described, self.folder)
+        return dg.materialize(assets, instance=self.instance, resources={"control_plane": self.plane}, raise_on_error=False)
+
+    def version(self, reference: str = "doors") -> DatasetVersion:
+        return self.plane.datasets.read(reference, "default")
+
+    def validation(self, reference: str = "doors") -> Validation:
+        with self.plane.database.read() as connection:
+            found = self.plane.validations.find(self.version(reference).id, connection)
+        assert found is not None
+        return found
+
+    def verdict(self, check: str, reference: str = "doors") -> str:
+        """The sentence of a failed check, nothing of one that passed."""
+        (found,) = [verdict for verdict in self.validation(reference).verdicts if verdict.check == check]
+        return "" if found.passed else found.sentence
+
+    def serve(self, version: DatasetVersion, stage: str) -> None:
+        """A model in a stage that says it was trained on a version's splits."""
+        weights = self.folder / "weights"
+        weights.mkdir(exist_ok=True)
+        inputs = {"train": version.split("train").digest}
+        adapter = self.plane.store.publish(weights, "s3://hanzo-ml/runs/run/adapter", "adapter", inputs=inputs)
+        with self.plane.database.write() as connection:
+            record(connection, adapter, self.plane.store.manifest(adapter))
+            made = self.plane.registry.register(connection, "m", "default", registration("run"), {"gguf": adapter})
+            self.plane.registry.add_artifacts(connection, made, {"gguf": adapter})
+        self.plane.registry.promote("m", 1, stage, user="ann")
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graph]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    graph = Graph(tmp_path)
+    with graph.instance:
+        yield graph
+    graph.plane.database.close()
+
+
+def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: Graph) -> None:
+    result = graph.materialize(rows(60), contract=CONTRACT)
+    assert result.success
+    found = graph.validation()
+    assert found.blocked == ""
+    assert found.facts.violations.count == 0
+    assert {verdict.check for verdict in found.verdicts if not verdict.passed} <= {"near_duplicates", "leakage"}
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+    (materialized,) = result.asset_materializations_for_node("datasets__doors__version")
+    picture = materialized.metadata["distributions"].value
+    assert "data:image/svg+xml;base64," in str(picture)
+
+
+def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:
+    content = rows(60)
+    content[41]["answer"] = 7
+    result = graph.materialize(content, contract=CONTRACT)
+    assert not result.success
+    assert graph.version().splits == {}
+    (violation,) = graph.validation().facts.violations.first
+    assert (violation.line, violation.column, violation.reason) == (42, "answer", "must be string")
+    assert "line 42, answer must be string" in graph.validation().blocked
+    with graph.plane.database.read() as connection:
+        (event,) = read_after(connection, 0, [CHECKED])
+    assert event.payload["failed"] == ["contract"] or "contract" in event.payload["failed"]
+    assert event.payload["blocked"] == graph.validation().blocked
+
+
+def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -> None:
+    content = rows(60, extra=1)
+    assert not graph.materialize(content, contract={"closed": True}).success
+    assert graph.materialize(content).success
+    assert graph.validation().blocked == ""
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+
+
+def test_what_does_not_block_is_told_and_stops_nothing(graph: Graph) -> None:
+    content = rows(60)
+    content[3]["answer"] = "ann@example.com"
+    assert graph.materialize(content).success
+    assert "1 email" in graph.verdict("personal_data")
+    assert graph.validation().blocked == ""
+
+
+def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(graph: Graph) -> None:
+    def of(country: str, start: int) -> list[dict[str, Any]]:
+        return rows(100, start, country=country)
+
+    assert graph.materialize(of("nl", 0)).success
+    graph.serve(graph.version("doors@1"), "production")
+    assert graph.materialize(of("nl", 1000)).success
+    assert graph.validation().reference == "doors@1"
+    assert graph.materialize([{**row, "answer": row["answer"] * 9, "new": True} for row in of("de", 2000)]).success
+    assert graph.validation("doors@3").reference == "doors@1"  # and not the one before it
+    drift = graph.verdict("drift")
+    assert "length of answer moved from doors@1" in drift
+    assert "country moved from doors@1" in drift and "new: de" in drift
+    assert graph.verdict("schema_drift") == "new is new (boolean), doors@1 did not have it"
+
+
+def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(graph: Graph) -> None:
+    assert graph.materialize(rows(100)).success
+    graph.serve(graph.version("doors@1"), "staging")
+    block = {"leakage": {"severity": "error", "blocking": True}}
+    result = graph.materialize(rows(100, 30), split={"seed": 7}, checks=block, leak_similarity={"threshold": 1.0})
+    assert not result.success
+    leaks = graph.validation("doors@2").leaks
+    assert leaks is not None and leaks.exact > 0
+    first = leaks.first[0]
+    assert first.ancestor == "doors@1 train, of m@1"
+    tested = graph.plane.store.get_bytes(f"{graph.version('doors@2').split('test').uri}/test.jsonl").splitlines()
+    trained = graph.plane.store.get_bytes(f"{graph.version('doors@1').split('train').uri}/train.jsonl").splitlines()
+    assert json.loads(tested[first.line - 1]) == json.loads(trained[first.ancestor_line - 1])
+    assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked
