@@ -10,7 +10,7 @@ from recipes.runner import main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.validation.findings import NAMED, Leak, Leaks
-from recipes.validation.leakage import Tested
+from recipes.validation.leakage import HeldOut
 from recipes.validation.parameters import FindLeaksParameters
 
 TEST = "test"
@@ -20,7 +20,7 @@ def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
     files = {role: sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl")) for role, source in job.inputs.items()}
-    tested = Tested(files.pop(TEST), parameters.near)
+    tested = HeldOut(files.pop(TEST), parameters.near)
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)
     by_ancestor: Counter[str] = Counter()

@@ -62,16 +62,18 @@ def numbers_drift(feature: str, before: Numbers | None, now: Numbers | None) -> 
         return
     from scipy.stats import ks_2samp  # takes a second to import, and a first version is compared with nothing
 
-    edges = np.unique(np.quantile(before.sample, np.linspace(0, 1, BINS + 1)[1:-1]))
-    # A value that equals an edge is in the bin below it: else a constant would fall together with all that is larger.
-    shares = [
+    # A value that equals an edge is in the bin below it, and what is below all of the reference has a bin of its own: else
+    # a constant would fall together with all that is larger, or smaller.
+    deciles = np.quantile(before.sample, np.linspace(0, 1, BINS + 1)[1:-1])
+    edges = np.unique([np.nextafter(before.sample[0], -np.inf), *deciles])
+    counts = [
         np.bincount(np.searchsorted(edges, sample, side="left"), minlength=len(edges) + 1)
         for sample in (before.sample, now.sample)
     ]
     test = ks_2samp(before.sample, now.sample, method="asymp")
     yield FeatureDrift(
         feature=feature,
-        psi=psi(shares[0], shares[1]),
+        psi=psi(counts[0], counts[1]),
         test="ks",
         statistic=float(test.statistic),
         p_value=float(test.pvalue),

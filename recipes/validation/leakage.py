@@ -19,7 +19,7 @@ from recipes.validation.findings import Leak
 SHOWN = 200
 
 
-class Tested:
+class HeldOut:
     """The records of a test split, by what they ask and by the signatures of their texts."""
 
     def __init__(self, files: Sequence[Path], near: NearDuplicates) -> None:

@@ -1,0 +1,87 @@
+"""Leaks: each test record that stands in what was trained on is named, equal or nearly, and no other is."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from recipes.find_leaks import find_leaks
+from recipes.parameters import NearDuplicates
+from recipes.schema import Artifact, Job, Program, StoreAddress
+from recipes.store import Store
+from recipes.validation.findings import Leak, Leaks
+from recipes.validation.leakage import HeldOut
+
+WORDS = [f"word{number}" for number in range(400)]
+
+
+def text(seed: int, words: int = 60) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+def file(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def leaks(folder: Path, test: list[dict[str, Any]], train: list[dict[str, Any]], threshold: float = 0.8) -> list[Leak]:
+    tested = HeldOut([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold))
+    return list(tested.leaks([file(folder / "train.jsonl", train)], "d@1 train"))
+
+
+def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: Path) -> None:
+    test = [{"instruction": "Who keeps the lamp?", "answer": "She."}, {"instruction": "Who built it?", "answer": "He."}]
+    train = [{"instruction": "Where?", "answer": "There."}, {"instruction": "who KEEPS the lamp", "answer": "Nobody."}]
+    (leak,) = leaks(tmp_path, test, train)
+    assert (leak.line, leak.match, leak.ancestor, leak.ancestor_line) == (1, "exact", "d@1 train", 2)
+    assert leak.text == "Who keeps the lamp?\nShe."
+
+
+def test_near_texts_leak_from_the_threshold_on_and_others_do_not(tmp_path: Path) -> None:
+    test = [{"text": text(seed)} for seed in range(100)]
+    changed = [{"text": text(seed).replace("word1 ", "other ")} for seed in range(40)]
+    unrelated = [{"text": text(1000 + seed)} for seed in range(500)]
+    found = leaks(tmp_path, test, unrelated + changed, threshold=0.7)
+    assert {leak.line for leak in found} == set(range(1, 41))
+    assert all(leak.ancestor_line == 500 + leak.line for leak in found)
+    assert all(leak.similarity >= 0.7 for leak in found)
+
+
+def test_an_equal_record_goes_before_a_near_one(tmp_path: Path) -> None:
+    near, same = {"text": f"{text(1)} more"}, {"text": text(1)}
+    (leak,) = leaks(tmp_path, [same], [near, same])
+    assert (leak.match, leak.ancestor_line) == ("exact", 2)
+
+
+def test_nothing_leaks_into_or_out_of_nothing(tmp_path: Path) -> None:
+    assert leaks(tmp_path, [], [{"text": "a"}]) == []
+    assert leaks(tmp_path, [{"text": "a"}], []) == []
+
+
+def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: Path) -> None:
+    buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+    address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets)
+    store = Store(address)
+
+    def published(name: str, rows: list[dict[str, Any]]) -> Artifact:
+        return store.publish(file(tmp_path / name / "records.jsonl", rows).parent, f"s3://hanzo-ml/datasets/{name}", "split")
+
+    rows = [{"text": text(seed)} for seed in range(30)]
+    job = Job(
+        id="leaks",
+        program=Program.FIND_LEAKS,
+        inputs={"test": published("test", rows), "ancestor-0": published("a", rows[:25]), "ancestor-1": published("b", rows[20:])},
+        parameters={"names": {"ancestor-0": "a@1 train", "ancestor-1": "b@1 train"}},
+        outputs={"leaks": "s3://hanzo-ml/datasets/leaks"},
+        result_uri="s3://hanzo-ml/datasets/result.json",
+        store=address,
+        work_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    result = find_leaks(job, store, tmp_path)
+    found = Leaks.model_validate(result.facts)
+    assert (found.tested, found.searched, found.exact, found.near) == (30, 2, 30, 0)
+    assert found.by_ancestor == {"a@1 train": 25, "b@1 train": 10}
+    folder = store.fetch(result.artifacts["leaks"], tmp_path / "cache")
+    assert len((folder / "leaks.jsonl").read_text().splitlines()) == 35
