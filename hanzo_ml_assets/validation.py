@@ -154,7 +154,7 @@ def quality_metadata(found: Validated) -> dict[str, object]:
     plots = [
         as_markdown("characters", histogram("Characters of a record", seen.characters)),
         as_markdown("words", histogram("Words of a record", seen.words)),
-        as_markdown("vocabulary", bars("Most frequent words", seen.vocabulary.top)),
+        as_markdown("vocabulary", bars("Most frequent words", seen.vocabulary.top, total=seen.vocabulary.words)),
         as_markdown("languages", bars("Languages", seen.languages)),
     ]
     return {

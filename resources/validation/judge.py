@@ -36,9 +36,9 @@ def judge_version(
     """All checks of a version's records. Times in milliseconds; `created_at` is the version's own."""
     newest = statistics.newest if statistics.newest is not None else created_at
     found: Mapping[Check, tuple[Sequence[str], str]] = {
-        Check.CONTRACT: (contract(facts), ""),
-        Check.COMPLETENESS: (list(incomplete(statistics, checks.completeness)), ""),
-        Check.FRESHNESS: (list(stale(newest, now, checks.freshness)), ""),
+        Check.CONTRACT: (contract(facts), f"all {statistics.records} records keep it"),
+        Check.COMPLETENESS: (list(incomplete(statistics, checks.completeness)), least_filled(statistics)),
+        Check.FRESHNESS: (list(stale(newest, now, checks.freshness)), f"the newest record is {days(newest, now)} days old"),
         Check.DUPLICATES: share(
             "are equal to an earlier record", statistics.duplicates, statistics, checks.duplicates.threshold
         ),
@@ -51,7 +51,10 @@ def judge_version(
         Check.PERSONAL_DATA: personal_data(statistics, checks.personal_data.threshold),
         Check.SCHEMA_DRIFT: (list(schema_drift(facts.drift)), against(facts.drift)),
         Check.DRIFT: (list(drifted(facts.drift, checks.drift)), against(facts.drift)),
-        Check.BIAS: (list(biased(statistics, checks.bias)), ""),
+        Check.BIAS: (
+            list(biased(statistics, checks.bias)),
+            "" if statistics.slices else "no column to slice by is declared",
+        ),
     }
     return [verdict(check, reasons, note, checks) for check, (reasons, note) in found.items()]
 
@@ -101,7 +104,19 @@ def incomplete(statistics: Statistics, policy: CompletenessCheck) -> Iterator[st
 
 def stale(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
     if policy.max_age is not None and (now - newest) / 1000 > seconds_of(policy.max_age):
-        yield f"the newest record is {(now - newest) / 86_400_000:.1f} days old, allowed are {policy.max_age}"
+        yield f"the newest record is {days(newest, now)} days old, allowed are {policy.max_age}"
+
+
+def days(since: int, now: int) -> str:
+    return f"{(now - since) / 86_400_000:.1f}"
+
+
+def least_filled(statistics: Statistics) -> str:
+    """The column with the fewest values, in words."""
+    if not statistics.columns or not statistics.records:
+        return ""
+    name, column = min(statistics.columns.items(), key=lambda item: item[1].filled)
+    return f"the least filled column is {name}, in {column.filled / statistics.records:.1%} of the records"
 
 
 def share(what: str, count: int, statistics: Statistics, threshold: float) -> tuple[list[str], str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.validation.findings import Numbers
 
@@ -22,8 +23,7 @@ def histogram(title: str, numbers: Numbers, before: Numbers | None = None) -> st
         return ""
     samples = [numbers.sample, *([before.sample] if before is not None and before.sample else [])]
     together = np.concatenate([np.asarray(sample) for sample in samples])
-    low, high = float(np.quantile(together, 0.001)), float(np.quantile(together, 0.999))
-    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    edges = edges_of(together)
     shares = [np.histogram(np.clip(sample, edges[0], edges[-1]), edges)[0] / len(sample) for sample in samples]
     top = max(float(share.max()) for share in shares)
     wide, tall = (WIDTH - 2 * MARGIN) / BINS, HEIGHT - 2 * MARGIN
@@ -44,16 +44,25 @@ def histogram(title: str, numbers: Numbers, before: Numbers | None = None) -> st
         f'<svg {STYLE} viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
         f'<text x="{MARGIN}" y="18" font-size="13" fill="{INK}">{escape(title)}</text>{bars}{line}'
         f'<path d="M{MARGIN},{base + 0.5} H{WIDTH - MARGIN}" stroke="#c9ccd6"/>'
-        f'<text x="{MARGIN}" y="{base + 15}" fill="{INK}">{edges[0]:,.4g}</text>'
-        f'<text x="{WIDTH - MARGIN}" y="{base + 15}" text-anchor="end" fill="{INK}">{edges[-1]:,.4g}</text>'
+        f'<text x="{MARGIN}" y="{base + 15}" fill="{INK}">{together.min():,.4g}</text>'
+        f'<text x="{WIDTH - MARGIN}" y="{base + 15}" text-anchor="end" fill="{INK}">{together.max():,.4g}</text>'
         f'<text x="{WIDTH - MARGIN}" y="18" text-anchor="end" fill="{INK}">'
         f"mean {numbers.mean or 0:,.4g}, highest bar {shares[0].max():.0%}</text></svg>"
     )
 
 
-def bars(title: str, counts: Mapping[str, int], most: int = 12) -> str:
-    """The largest counts as horizontal bars with their shares of all."""
-    total = sum(counts.values())
+def edges_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bins of one width over all but the outermost values; whole numbers get bins of as many of them each."""
+    low, high = np.quantile(values, [0.001, 0.999])
+    if np.all(values == np.round(values)):
+        width = max(1.0, np.ceil((high - low + 1) / BINS))
+        return np.floor(low) - 0.5 + width * np.arange(BINS + 1)
+    return np.linspace(low, high if high > low else low + 1, BINS + 1)
+
+
+def bars(title: str, counts: Mapping[str, int], most: int = 12, total: int | None = None) -> str:
+    """The largest counts as horizontal bars with their shares of `total`, which is all of them where it is not given."""
+    total = sum(counts.values()) if total is None else total
     if not total:
         return ""
     chosen: Sequence[tuple[str, int]] = sorted(counts.items(), key=lambda item: -item[1])[:most]

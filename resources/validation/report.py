@@ -59,7 +59,7 @@ def pictures(statistics: Statistics, before: Statistics | None) -> Iterator[str]
             yield histogram(name, column.numbers, earlier.numbers if earlier else None)
         elif column.lengths is not None:
             yield histogram(f"Length of {name}", column.lengths, earlier.lengths if earlier else None)
-    yield bars("Most frequent words", statistics.vocabulary.top, MANY_WORDS)
+    yield bars("Most frequent words", statistics.vocabulary.top, MANY_WORDS, statistics.vocabulary.words)
     yield bars("Languages", statistics.languages)
     yield bars("Layouts", statistics.layouts)
     yield bars("Personal data and secrets", statistics.personal_data)

@@ -132,7 +132,9 @@ def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
     assert (violation.line, violation.reason) == (RECORDS + 1, "must be unique: line 6 has the same")
 
 
-@given(st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())))
+@given(
+    st.lists(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
+)
 @settings(max_examples=40, deadline=None)
 def test_whatever_stands_in_a_column_each_record_is_judged_by_its_own_value(values: list[Any]) -> None:
     found = reasons({"type": "string", "max_length": 3}, *values)

@@ -24,7 +24,9 @@ def describe(folder: Path, rows: list[dict[str, Any]], **measures: Any) -> Stati
 
 
 def test_counts_types_completeness_and_lengths(tmp_path: Path) -> None:
-    found = describe(tmp_path, [{"text": "one two", "n": 1}, {"text": "", "n": 2.5}, {"text": None}, {"text": "ä-b", "n": 4}])
+    found = describe(
+        tmp_path, [{"text": "one two", "n": 1}, {"text": "", "n": 2.5}, {"text": None}, {"text": "ä-b", "n": 4}]
+    )
     text, number = found.columns["text"], found.columns["n"]
     assert (text.kinds, text.filled) == ({"null": 1, "string": 3}, 2)
     assert (number.kinds, number.filled) == ({"integer": 2, "missing": 1, "number": 1}, 3)
@@ -36,13 +38,19 @@ def test_counts_types_completeness_and_lengths(tmp_path: Path) -> None:
 
 
 def test_equal_and_nearly_equal_records_are_counted_apart(tmp_path: Path) -> None:
-    rows = [{"text": f"{TEXT} {word}"} for word in ("once", "once", "once", "twice")] + [{"text": "something else altogether"}]
+    rows = [{"text": f"{TEXT} {word}"} for word in ("once", "once", "once", "twice")] + [
+        {"text": "something else altogether"}
+    ]
     found = describe(tmp_path, rows, near_duplicates=NearDuplicates(threshold=0.7))
     assert (found.duplicates, found.near_duplicates) == (2, 1)
 
 
 def test_personal_data_is_counted_by_kind_and_look_alikes_are_not(tmp_path: Path) -> None:
-    rows = [{"text": "ann@example.com and bob@example.com"}, {"text": "version 1.2.3.4"}, {"deep": [{"x": "10.1.2.3"}], "text": "t"}]
+    rows = [
+        {"text": "ann@example.com and bob@example.com"},
+        {"text": "version 1.2.3.4"},
+        {"deep": [{"x": "10.1.2.3"}], "text": "t"},
+    ]
     assert describe(tmp_path, rows).personal_data == {"email": 2, "ip_address": 1}
 
 

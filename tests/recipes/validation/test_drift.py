@@ -73,7 +73,10 @@ def category(**counts: int) -> ColumnStatistics:
 
 
 def test_categories_by_psi_and_chi_squared() -> None:
-    one, other = statistics([1.0] * 100, region=category(n=50, s=50)), statistics([1.0] * 100, region=category(n=80, s=15, w=5))
+    one, other = (
+        statistics([1.0] * 100, region=category(n=50, s=50)),
+        statistics([1.0] * 100, region=category(n=80, s=15, w=5)),
+    )
     found = feature(compare("d@1", one, other), "region")
     assert (found.test, found.new) == ("chi2", ("w",))
     assert found.p_value < 1e-4

@@ -71,7 +71,11 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
     job = Job(
         id="leaks",
         program=Program.FIND_LEAKS,
-        inputs={"test": published("test", rows), "ancestor-0": published("a", rows[:25]), "ancestor-1": published("b", rows[20:])},
+        inputs={
+            "test": published("test", rows),
+            "ancestor-0": published("a", rows[:25]),
+            "ancestor-1": published("b", rows[20:]),
+        },
         parameters={"names": {"ancestor-0": "a@1 train", "ancestor-1": "b@1 train"}},
         outputs={"leaks": "s3://hanzo-ml/datasets/leaks"},
         result_uri="s3://hanzo-ml/datasets/result.json",

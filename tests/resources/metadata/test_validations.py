@@ -1,4 +1,4 @@
-"""What was found of a version: verdicts add up over validations, each change is one event, and a deletion takes all along."""
+"""What was found of a version: verdicts add up over validations, each change is one event, a deletion takes all along."""
 
 from sqlalchemy import delete
 
@@ -18,9 +18,23 @@ FACTS = ValidationFacts(violations=Violations())
 
 def version(database: Database) -> DatasetVersion:
     made = DatasetVersion(
-        **{"id": "v1", "name": "d", "version": 1, "organization": "default", "created_at": 1, "created_by": "u"},
-        **{"storage_path": "s3://x/", "format": "jsonl", "size_bytes": 5, "num_records": 1, "schema": {}, "splits": {}},
-        **{"metadata": {}, "tags": [], "lineage": {}, "content_sha256": "b" * 64, "artifact": STATISTICS},
+        id="v1",
+        name="d",
+        version=1,
+        organization="default",
+        created_at=1,
+        created_by="u",
+        storage_path="s3://x/",
+        format="jsonl",
+        size_bytes=5,
+        num_records=1,
+        schema={},
+        splits={},
+        metadata={},
+        tags=[],
+        lineage={},
+        content_sha256="b" * 64,
+        artifact=STATISTICS,
     )
     with database.write() as connection:
         Datasets(database).add(connection, made)

@@ -80,9 +80,17 @@ def test_a_broken_contract() -> None:
         ({"duplicates": 2}, {}, {"duplicates": "2 records (2.0%) are equal to an earlier record, allowed are 1.0%"}),
         ({"near_duplicates": 10}, {}, {}),
         ({"near_duplicates": None}, {}, {}),
-        ({"near_duplicates": 11}, {}, {"near_duplicates": "11 records (11.0%) are nearly equal to an earlier record, allowed are 10.0%"}),
+        (
+            {"near_duplicates": 11},
+            {},
+            {"near_duplicates": "11 records (11.0%) are nearly equal to an earlier record, allowed are 10.0%"},
+        ),
         ({"newest": NOW - 2 * DAY}, {"freshness": {"max_age": "2d"}}, {}),
-        ({"newest": NOW - 3 * DAY}, {"freshness": {"max_age": "2d"}}, {"freshness": "the newest record is 3.0 days old, allowed are 2d"}),
+        (
+            {"newest": NOW - 3 * DAY},
+            {"freshness": {"max_age": "2d"}},
+            {"freshness": "the newest record is 3.0 days old, allowed are 2d"},
+        ),
         ({}, {"freshness": {"max_age": "12h"}}, {"freshness": "the newest record is 1.0 days old, allowed are 12h"}),
         ({"personal_data": {"email": 1}}, {"personal_data": {"threshold": 0.01}}, {}),
         (

@@ -43,10 +43,23 @@ def document(tmp_path: Path) -> Iterator[str]:
     artifact = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/2", digest="a" * 64, size_bytes=5)
     validation = Validation("id", artifact, facts, leaks, tuple(verdicts), reason_of("d@2", verdicts), NOW, "d@1")
     version = DatasetVersion(
-        **{"id": "id", "name": "d", "version": 2, "organization": "default", "created_at": NOW, "created_by": EVIL},
-        **{"storage_path": "s3://x/", "format": "jsonl", "size_bytes": 5, "num_records": 60, "schema": {}, "splits": {}},
-        **{"metadata": {}, "tags": [EVIL], "lineage": {"parent_datasets": [EVIL], "transform": {"x": EVIL}}},
-        **{"content_sha256": "b" * 64, "artifact": artifact},
+        id="id",
+        name="d",
+        version=2,
+        organization="default",
+        created_at=NOW,
+        created_by=EVIL,
+        storage_path="s3://x/",
+        format="jsonl",
+        size_bytes=5,
+        num_records=60,
+        schema={},
+        splits={},
+        metadata={},
+        tags=[EVIL],
+        lineage={"parent_datasets": [EVIL], "transform": {"x": EVIL}},
+        content_sha256="b" * 64,
+        artifact=artifact,
     )
     yield report(version, validation, statistics, before)
 

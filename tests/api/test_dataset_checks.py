@@ -1,0 +1,87 @@
+"""/v1/datasets/{id}/checks and /report: pending, then what was found; a request to look again is an event; kept apart."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.store import Store
+from recipes.validate import examine
+from recipes.validation.contract import ColumnContract, Contract
+from recipes.validation.findings import ValidationFacts
+from recipes.validation.parameters import ValidateParameters
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.outbox import read_after
+from resources.metadata.validations import CHECK_REQUESTED, Validations
+from resources.settings import Settings
+from resources.validation.judge import judge_version
+from resources.validation.policy import Checks
+
+ROWS = [{"instruction": f"Who keeps lamp {n}?", "answer": "<b>She.</b>" if n else 5} for n in range(5)]
+CONTRACT = Contract(columns={"answer": ColumnContract(type="string")})
+
+
+def create(http: TestClient) -> dict[str, Any]:
+    content = "".join(json.dumps(row) + "\n" for row in ROWS)
+    made = http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", content)})
+    assert made.status_code == 201
+    document: dict[str, Any] = made.json()
+    return document
+
+
+def validate(settings: Settings, made: dict[str, Any], tmp_path: Any) -> None:
+    """What the version asset does, without a process for it."""
+    database, store = Database(settings.database_url), Store(settings.store)
+    version = Datasets(database).read("d@1", "default")
+    files = sorted(store.fetch(version.artifact, tmp_path / "cache").glob("*.jsonl"))
+    statistics, violations = examine(files, ValidateParameters(contract=CONTRACT), len(ROWS), tmp_path)
+    folder = tmp_path / "statistics"
+    folder.mkdir()
+    (folder / "statistics.json").write_text(statistics.model_dump_json())
+    artifact = store.publish(folder, f"{version.storage_path}validate/x/statistics", "statistics")
+    facts = ValidationFacts(violations=violations)
+    verdicts = judge_version(facts, statistics, Checks(), created_at=1, now=2)
+    with database.write() as connection:
+        Validations(database).set_version(connection, version, artifact, facts, verdicts)
+    database.close()
+
+
+def test_a_version_is_pending_until_it_was_checked(http: TestClient) -> None:
+    made = create(http)
+    found = http.get(f"/v1/datasets/{made['id']}/checks").json()
+    assert (found["status"], found["checks"], found["checked_at"]) == ("pending", [], None)
+    answer = http.get(f"/v1/datasets/{made['id']}/report")
+    assert answer.status_code == 409
+    assert "d@1 was not checked yet" in answer.json()["message"]
+
+
+def test_verdicts_violations_and_the_report(http: TestClient, settings: Settings, tmp_path: Any) -> None:
+    made = create(http)
+    validate(settings, made, tmp_path)
+    found = http.get(f"/v1/datasets/{made['id']}/checks").json()
+    assert found["status"] == "blocked"
+    assert "line 1, answer must be string" in found["blocked"]
+    assert found["violations"]["first"] == [{"line": 1, "column": "answer", "reason": "must be string", "value": "5"}]
+    answer = http.get(f"/v1/datasets/{made['id']}/report")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "sandbox" in answer.headers["content-security-policy"]
+    assert "&lt;b&gt;She.&lt;/b&gt;" in answer.text and "<b>She.</b>" not in answer.text
+
+
+def test_asking_for_another_look_is_one_event(http: TestClient, settings: Settings) -> None:
+    made = create(http)
+    assert http.post(f"/v1/datasets/{made['id']}/checks").status_code == 202
+    database = Database(settings.database_url)
+    with database.read() as connection:
+        (event,) = read_after(connection, 0, [CHECK_REQUESTED])
+    database.close()
+    assert (event.payload["dataset_id"], event.payload["version"]) == (made["id"], 1)
+
+
+@pytest.mark.parametrize(("method", "what"), [("GET", "checks"), ("POST", "checks"), ("GET", "report")])
+def test_an_unknown_version_is_not_found(http: TestClient, method: str, what: str) -> None:
+    assert http.request(method, f"/v1/datasets/nobody/{what}").status_code == 404

@@ -1,0 +1,59 @@
+"""`hanzo-ml dataset check` and `report` against a real server: what was found, in words, and an exit code that says it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hanzo_ml.cli.dataset_checks import print_checks
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.test_cli import refusal, run
+
+GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("checks")
+    (folder / "d.jsonl").write_text(GOOD)
+    with ServerProcess(folder / "server") as server:
+        assert run(server.url, "dataset", "create", "--name", "d", "--path", str(folder / "d.jsonl")).returncode == 0
+        yield server.url
+
+
+@pytest.mark.parametrize("reference", ["d", "d@1"])
+def test_a_version_that_was_not_checked_says_so(uri: str, reference: str) -> None:
+    done = run(uri, "dataset", "check", reference)
+    assert done.returncode == 0
+    assert "d@1 was not checked yet" in " ".join(done.stdout.split())
+    assert json.loads(run(uri, "dataset", "check", reference, "--json").stdout)["status"] == "pending"
+
+
+def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothing(uri: str, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    assert "d@1 was not checked yet" in refusal(run(uri, "dataset", "report", "d@1", "--out", str(target)))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("reference", ["nobody", "d@7", "d@x"])
+def test_an_unknown_version_is_one_line(uri: str, reference: str) -> None:
+    for command in ("check", "report"):
+        assert f"there is no dataset '{reference}'" in refusal(run(uri, "dataset", command, reference))
+
+
+def test_markup_in_the_data_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = {"check": "contract", "passed": False, "severity": "error", "blocking": True, "note": ""}
+    violation = {"line": 3, "column": "[b]", "reason": "must be string", "value": "[/red]"}
+    print_checks(
+        {
+            "name": "d",
+            "version": 1,
+            "status": "blocked",
+            "checks": [{**verdict, "reasons": ["line 3, [b] must be string [/red]"]}],
+            "violations": {"first": [violation]},
+        }
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "line 3 [b] must be string: [/red]" in shown
+    assert "error, blocks" in shown
