@@ -1,4 +1,4 @@
-"""What was found of a version: verdicts add up over validations, each change is one event, a deletion takes all along."""
+"""What was found of a version: verdicts add up, each change is one event, and a deletion takes all along."""
 
 from sqlalchemy import delete
 
