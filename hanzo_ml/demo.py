@@ -80,6 +80,8 @@ def demo() -> None:
     console.print(f"  {DATASET}@{version['version']}: {version['num_records']} records")
     with watch.phase("split (sensor)"):
         while not call("GET", f"/v1/datasets/{version['id']}")["splits"]:
+            if blocked := call("GET", f"/v1/datasets/{version['id']}/checks")["blocked"]:
+                raise Refused(blocked)
             time.sleep(POLL_SECONDS)
     splits = call("GET", f"/v1/datasets/{version['id']}")["splits"]
     console.print("  " + ", ".join(f"{name} {part['num_records']}" for name, part in splits.items()))

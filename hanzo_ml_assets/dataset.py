@@ -9,8 +9,15 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.preparation import build_prepared
+from hanzo_ml_assets.validation import (
+    check_result,
+    check_specs,
+    find_leaks,
+    quality_metadata,
+    refuse_what_is_blocked,
+    validate,
+)
 from hanzo_ml_assets.version_tag import group_name, pinned
-from hanzo_ml_assets.validation import check_result, check_specs, find_leaks, quality_metadata, validate
 from recipes.schema import Artifact, Job, Program, Result, canonical_json
 from recipes.validation.findings import Leaks
 from resources.ingest.create import NewVersion, create_from
@@ -93,6 +100,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         found = pinned(context, control_plane)
         if found is None:
             found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
+        refuse_what_is_blocked(context, definition, found, control_plane)
         job = split_job(definition, found, control_plane)
         result = control_plane.compute.run(job, follow(context, job))
         leaks, verdict = find_leaks(context, definition, found, result.artifacts, control_plane)

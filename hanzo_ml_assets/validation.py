@@ -15,6 +15,7 @@ from resources.lineage.ancestry import Ancestry
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import now_ms
+from resources.metadata.validations import reason_of
 from resources.validation.judge import Verdict, judge_splits, judge_version
 from resources.validation.plots import as_markdown, bars, histogram
 from resources.validation.policy import Check, Checks
@@ -81,6 +82,20 @@ def validate(
         record(connection, artifact, control_plane.store.manifest(artifact))
         control_plane.validations.set_version(connection, version, artifact, facts, verdicts)
     return Validated(statistics, facts, tuple(verdicts))
+
+
+def refuse_what_is_blocked(
+    context: dg.AssetExecutionContext, definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane
+) -> None:
+    """Where splits are clicked by themselves: a version that was never checked is, and one that a check blocks is refused.
+
+    What was found of its splits does not count: other splits may be better.
+    """
+    with control_plane.database.read() as connection:
+        known = control_plane.validations.find(version.id, connection)
+    verdicts = known.verdicts if known is not None else validate(context, definition, version, control_plane).verdicts
+    if reason := reason_of(version.reference, (each for each in verdicts if each.check not in OF_SPLITS)):
+        raise dg.Failure(reason, allow_retries=False)
 
 
 def validate_job(

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import SPLITS, VERSION_TAG
+from hanzo_ml_assets.dataset import SPLITS
+from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.validations import CHECK_REQUESTED
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position

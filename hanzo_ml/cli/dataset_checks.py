@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
+from hanzo_ml.cli.dataset import Reference, find
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.credentials import authorization
 
 POLL_SECONDS = 0.5
-Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The newest version where none is named.")]
 
 
 def check(
@@ -24,7 +24,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Did a version pass its checks? Exit code 1 where one of them blocks it."""
-    path = f"/v1/datasets/{identifier(reference)}/checks"
+    path = f"/v1/datasets/{find(reference)['id']}/checks"
     before = call("GET", path)["checked_at"] if again else None
     if again:
         call("POST", path)
@@ -72,7 +72,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where to write it; NAME-VERSION.html by default.")] = None,
 ) -> None:
     """Write one self-contained HTML page: schema, quality, plots, checks, drift, lineage, sample records."""
-    version = resolve(reference)
+    version = find(reference)
     url = f"{tracking_uri()}/v1/datasets/{version['id']}/report"
     answer = httpx.get(url, timeout=60, trust_env=False, headers=authorization())
     if answer.is_error:
@@ -83,18 +83,3 @@ def report(
     except OSError as error:
         raise Refused(f"cannot write {target} ({error.strerror}): choose another --out") from None
     print(target)
-
-
-def identifier(reference: str) -> str:
-    return str(resolve(reference)["id"])
-
-
-def resolve(reference: str) -> dict[str, Any]:
-    """The version that NAME@VERSION, or NAME, means."""
-    name, _, number = reference.partition("@")
-    found = call("GET", "/v1/datasets", params={"name": name})["datasets"]
-    chosen = [version for version in found if not number or str(version["version"]) == number]
-    if not chosen:
-        raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
-    version: dict[str, Any] = max(chosen, key=lambda version: int(version["version"]))
-    return version

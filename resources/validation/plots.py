@@ -56,7 +56,7 @@ def edges_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = np.quantile(values, [0.001, 0.999])
     if np.all(values == np.round(values)):
         width = max(1.0, np.ceil((high - low + 1) / BINS))
-        return np.floor(low) - 0.5 + width * np.arange(BINS + 1)
+        low, high = np.floor(low) - 0.5, np.floor(low) - 0.5 + width * BINS
     return np.linspace(low, high if high > low else low + 1, BINS + 1)
 
 
