@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.dataset import build_dataset_assets
+from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
@@ -41,7 +41,13 @@ class Graph:
         (self.folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
         described = DatasetDefinition.model_validate({"name": "doors", "source": "d.jsonl", **definition})
         assets = build_dataset_assets(described, self.folder)
-        return dg.materialize(assets, instance=self.instance, resources={"control_plane": self.plane}, raise_on_error=False)
+        return dg.materialize(
+            assets,
+            selection=[dg.AssetKey(["datasets", "doors", step]) for step in ("version", *SPLITS)],
+            instance=self.instance,
+            resources={"control_plane": self.plane},
+            raise_on_error=False,
+        )
 
     def version(self, reference: str = "doors") -> DatasetVersion:
         return self.plane.datasets.read(reference, "default")

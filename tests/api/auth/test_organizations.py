@@ -79,6 +79,8 @@ REQUESTS: list[Request] = [
     json("/v1/runs/{run}/status", "PATCH", status="running"),
     asked("GET", "/v1/datasets/{dataset}"),
     asked("GET", "/v1/datasets/{dataset}/preview"),
+    asked("GET", "/v1/datasets/{dataset}/checks"),
+    asked("POST", "/v1/datasets/{dataset}/checks"),
     asked("GET", "/v1/jobs/{job}"),
     asked("GET", "/v1/jobs/{job}/logs?follow=false"),
     asked("GET", "/v1/models/{model}/versions"),
