@@ -11,7 +11,7 @@ from resources.errors import HanzoError
 from resources.lineage.record import find
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.tables import dataset_validations, dataset_versions, lineage_edges, model_versions, registered_models
+from resources.metadata.tables import dataset_validations, dataset_versions, lineage_edges, model_versions
 
 IN_USE = ("production", "canary", "staging")
 TRAIN = "train"
@@ -125,11 +125,7 @@ class Ancestry:
 
 def models_in_use(connection: Connection, organization: str) -> list[ModelAncestry]:
     """All model versions of an organization that are, or may soon be, served, with what they were made from."""
-    query = (
-        select(model_versions)
-        .join(registered_models, registered_models.c.name == model_versions.c.name)
-        .where(registered_models.c.organization == organization, model_versions.c.stage.in_(IN_USE))
-    )
+    query = select(model_versions).where(model_versions.c.organization == organization, model_versions.c.stage.in_(IN_USE))
     found = []
     for row in connection.execute(query).mappings():
         digests, trained_on = made_from(

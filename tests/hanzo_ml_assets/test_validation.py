@@ -14,11 +14,14 @@ from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import read_after
 from resources.metadata.validations import CHECKED, Validation
 from tests.resources.metadata.test_registry import registration
 
 CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
+
+MODEL = ModelKey("default", "m")
 
 
 def rows(count: int, start: int = 0, **more: Any) -> list[dict[str, Any]]:
@@ -71,9 +74,9 @@ class Graph:
         adapter = self.plane.store.publish(weights, "s3://hanzo-ml/runs/run/adapter", "adapter", inputs=inputs)
         with self.plane.database.write() as connection:
             record(connection, adapter, self.plane.store.manifest(adapter))
-            made = self.plane.registry.register(connection, "m", "default", registration("run"), {"gguf": adapter})
+            made = self.plane.registry.register(connection, MODEL, registration("run"), {"gguf": adapter})
             self.plane.registry.add_artifacts(connection, made, {"gguf": adapter})
-        self.plane.registry.promote("m", 1, stage, user="ann")
+        self.plane.registry.promote(MODEL, 1, stage, user="ann")
 
 
 @pytest.fixture
