@@ -178,9 +178,10 @@ class Publication:
     def _try(self, holder: str) -> tuple[DatasetVersion, bool] | None:
         wanted, datasets = self.wanted, Datasets(self.database)
         with self.database.write() as connection:
+            # The number first: whoever commits this content between the two is found by the second, or has taken the number.
+            number = datasets.next_number(connection, wanted.organization, wanted.name)
             if existing := datasets.with_content(connection, wanted.organization, wanted.name, self.content.sha256):
                 return existing, False
-            number = datasets.next_number(connection, wanted.organization, wanted.name)
             place = f"{place_of(wanted.organization, wanted.name)}/{number}"
             own = f"{place}/{holder[:8]}"
             self.claims.keep_alive(connection, holder, own)
