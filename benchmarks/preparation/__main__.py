@@ -62,6 +62,7 @@ def cost_of(command: list[str]) -> Cost:
     before, started = os.times(), time.monotonic()
     peak = 0
     with tempfile.TemporaryFile("w+") as log:
+        print(".", end="", flush=True)
         process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
         tree = psutil.Process(process.pid)
         while process.poll() is None:

@@ -16,13 +16,12 @@ def main() -> None:
     from datasets import load_dataset
     from tokenizers import Tokenizer
 
-    from recipes.preparation.language import LanguageFilter
+    from benchmarks.preparation.english import english
     from recipes.preparation.personal_data import mask_text
 
     source, folder, target, processes = sys.argv[1:]
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     before, after = json.loads(Path(folder, "around.json").read_text())
-    language = LanguageFilter(["en"], 0.5)
     seen: set[bytes] = set()
 
     def is_new(row: dict[str, str]) -> bool:
@@ -35,7 +34,7 @@ def main() -> None:
         return {name: mask_text(row[name], Counter()) for name in ("instruction", "answer")}
 
     def is_english(row: dict[str, str]) -> bool:
-        return language.problem(f"{row['instruction']}\n{row['answer']}") is None
+        return english().problem(f"{row['instruction']}\n{row['answer']}") is None
 
     def tokenize(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
         prompts = [f"{before}{text}{after}" for text in rows["instruction"]]

@@ -1,0 +1,82 @@
+"""From a submitted preparation to a version: the sensor asks for a run, the asset runs the program, the job ends."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definitions import definitions
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from recipes.parameters import PrepareParameters
+from recipes.schema import canonical_json
+from resources.ingest.create import create_version
+from resources.metadata.jobs import PREPARATION, JobRecord
+from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.start_submitted_preparations import start_submitted_preparations
+from tests.recipes.preparation.place import questions
+
+
+@pytest.fixture
+def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    plane = ControlPlane()
+    plane.database.migrate()
+    raw = tmp_path / "d.jsonl"
+    raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(60)))
+    create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
+    yield plane
+    plane.database.close()
+
+
+def submit(plane: ControlPlane, **sections: object) -> JobRecord:
+    parameters = PrepareParameters.model_validate(sections).model_dump(mode="json")
+    config = {"name": "d", "dataset": "d@1", "parameters": parameters, "workers": 1}
+    return plane.jobs.submit(name="p", config=config, user="ann", organization="default", type=PREPARATION)
+
+
+def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
+    asked = submit(plane, filter={"language": "en"})
+    found = definitions()
+    repository = found.get_repository_def()
+    with dg.DagsterInstance.ephemeral() as instance:
+        context = dg.build_sensor_context(instance=instance, repository_def=repository, resources={"control_plane": plane})
+        training = start_submitted_jobs(context)
+        assert isinstance(training, dg.SensorResult)
+        assert not training.run_requests
+        started = start_submitted_preparations(context)
+        assert isinstance(started, dg.SensorResult)
+        (request,) = started.run_requests or []
+        assert request.run_key == asked.id
+        assert request.asset_selection == [dg.AssetKey(["datasets", "sandbox", "prepared"])]
+        job = found.resolve_implicit_global_asset_job_def()
+        done = job.execute_in_process(
+            instance=instance, asset_selection=list(request.asset_selection), tags={PREPARATION_TAG: asked.id}
+        )
+    assert done.success
+    version = plane.datasets.read("d", "default")
+    assert (version.reference, version.lineage["parent_datasets"]) == ("d@2", ["d@1"])
+    assert set(version.splits) == {"train", "validation", "test"}
+    assert plane.jobs.read(asked.id).status == "completed"
+
+
+def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: ControlPlane) -> None:
+    asked = submit(plane, split={"column": "part"})
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = (
+            definitions()
+            .resolve_implicit_global_asset_job_def()
+            .execute_in_process(
+                instance=instance,
+                asset_selection=[dg.AssetKey(["datasets", "sandbox", "prepared"])],
+                tags={PREPARATION_TAG: asked.id},
+                raise_on_error=False,
+            )
+        )
+    assert not done.success
+    job = plane.jobs.read(asked.id)
+    assert (job.status, job.reason) == ("failed", "no record is left: 60 split")
