@@ -136,8 +136,8 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "PATCH /v1/datasets/{dataset_id}",
     ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
-    P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs"),
-    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/jobs/estimate", "POST /v1/pipelines/runs"),
+    P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs", "POST /v1/jobs/estimate"),
+    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs"),
     P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel",),
     P.JOBS_DELETE: ("DELETE /v1/jobs/{job_id}",),
     P.MODELS_READ: (

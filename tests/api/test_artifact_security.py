@@ -144,6 +144,10 @@ TIDIED = {"list", "list of the proxy", "list of the proxy itself", "list of a mo
 """A listing takes `./a/` for `a`, as clients write it."""
 
 
+NAMES_A_COLUMN = "/v1/datasets/{dataset_id}/diff"
+"""What it calls a key is a column of the records."""
+
+
 def test_every_route_that_takes_a_path_is_attacked_here() -> None:
     addresses = [address for _, address in routes("RUN", "MODEL").values()]
     known = [address.partition("?")[0].replace("/ajax-api/", "/api/") for address in addresses]
@@ -151,6 +155,8 @@ def test_every_route_that_takes_a_path_is_attacked_here() -> None:
     for router in (*MLFLOW_ROUTERS, *ROUTERS):
         for route in router.routes:
             dependant = getattr(route, "dependant", None)
+            if route.path == NAMES_A_COLUMN:
+                continue
             if dependant is None or not taking & {field.name for field in (*dependant.path_params, *dependant.query_params)}:
                 continue
             fixed = [part for part in route.path.split("/") if part and not part.startswith("{")]
