@@ -9,19 +9,21 @@ JOB_APP = "hanzo-ml-job"
 """Value of the label `app` on every pod that runs a job; the NetworkPolicy in deploy/kubernetes selects by it."""
 
 DOMAIN = "ml.hanzo.ai"
+LONGEST = 41
 
 
 def object_name(job: Job) -> str:
     """A DNS-1123 label that starts with a letter, one for each program and job id.
 
     Ids that the product makes stay readable; anything else (capitals, underscores, long names: a run id may be up to 256
-    characters, row F9) becomes a short form and a hash. At most 41 characters, because a JobSet adds up to 22 in the names
-    of its pods and a host name has 63.
+    characters, row F9) becomes a short form and a hash. At most `LONGEST` characters, because a JobSet adds up to 22 in the
+    names of its pods and a host name has 63.
     """
-    if re.fullmatch(r"[0-9a-f]{32}", job.id):
-        return f"{job.program}-{job.id}"
-    readable = re.sub(r"[^a-z0-9]+", "-", job.id.lower().removeprefix(job.program)).strip("-")
-    short = f"{job.program}-{readable}"[:30].rstrip("-")
+    program = job.program.replace("_", "-")
+    if re.fullmatch(r"[0-9a-f]{32}", job.id) and len(whole := f"{program}-{job.id}") <= LONGEST:
+        return whole
+    readable = re.sub(r"[^a-z0-9]+", "-", job.id.lower().removeprefix(program)).strip("-")
+    short = f"{program}-{readable}"[:30].rstrip("-")
     return f"{short}-{hashlib.sha256(f'{job.program}/{job.id}'.encode()).hexdigest()[:10]}"
 
 
