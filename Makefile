@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test up down status lint bench bench-tracking
+.PHONY: demo test up down status lint bench bench-tracking bench-preparation bench-trace
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -29,6 +29,12 @@ bench: $(INSTALLED)
 
 bench-tracking: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.tracking
+
+bench-preparation: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.preparation
+
+bench-trace: $(INSTALLED)
+	@$(BIN)/python benchmarks/trace.py
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \
