@@ -62,7 +62,10 @@ def load(reference: str, store: Store, cache: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadConfiguration(f"tokenize.tokenizer: '{reference}' can't be loaded: {reason}") from None
+        raise BadConfiguration(
+            f"tokenize.tokenizer: '{reference}' can't be loaded: give a name on the model hub, file:///FOLDER, or "
+            f"recipe:NAME for what that recipe trains ({reason})"
+        ) from None
     if not tokenizer.is_fast:
         raise BadConfiguration(f"tokenize.tokenizer: '{reference}' has no fast implementation (no tokenizer.json)")
     if tokenizer.eos_token_id is None:
