@@ -12,12 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-TEXTS: Sequence[tuple[str, ...]] = (
-    ("instruction", "answer"),
-    ("prompt", "chosen", "rejected"),
-    ("prompt", "completion"),
-    ("text",),
-)
+from recipes.layouts import KEYS, Layout
+
+TEXTS: Sequence[tuple[str, ...]] = [keys for layout, keys in KEYS.items() if layout is not Layout.MESSAGES]
 """Keys of the layouts that a model reads. Of a record in none of them, and with no messages, all texts count."""
 ONLY_TEXT = {str}
 LOWER = bytes(range(256)).lower()

@@ -71,7 +71,7 @@ def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_p
 
 
 def test_a_large_one_is_sampled_and_close(place: Place) -> None:
-    """Its records are sorted by length: a sample of its beginning alone would be half as much again."""
+    """Its records are sorted by length, so a sample of its beginning alone would be wrong."""
     place.store_tokenizer()
     many = [{"instruction": f"Door {n}? " + "Look well. " * (n // 40), "answer": f"{n}."} for n in range(4000)]
     version = place.version(many)
