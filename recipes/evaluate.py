@@ -17,13 +17,13 @@ from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.arithmetic import computing_dtype
-from recipes.packing import collate, pack
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, encode, is_correct, prompt_tokens, read_records
 from recipes.runner import main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
+from recipes.training.packing import collate, pack
 
 GENERATION_BATCH = 16
 

@@ -12,7 +12,7 @@ from api.v1.jobs import DEFAULT_RECIPE, SANDBOX, NewJob, checked_recipe
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
-from recipes.trainable import missing
+from recipes.training.trainable import missing
 from resources.errors import invalid
 from resources.estimate.admission import admit
 from resources.estimate.dataset_tokens import DatasetTokens, dataset_tokens

@@ -14,7 +14,7 @@ from recipes.fit import Fit, fit, gib, hardware_words
 from recipes.known_architectures import known_shape, shape_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.trainable import missing
+from recipes.training.trainable import missing
 
 
 def list_recipes(as_json: bool) -> None:

@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.evaluate import mean_loss
-from recipes.packing import Row, collate, first_fit, pack
 from recipes.recipe import Recipe
 from recipes.records import IGNORED, Example, Record, encode
 from recipes.schema import StoreAddress
 from recipes.store import Store
-from recipes.train import CheckpointingTrainer, arguments, load_for_training
+from recipes.training.model import load_for_training
+from recipes.training.packing import Row, collate, first_fit, pack
+from recipes.training.trainer import CheckpointingTrainer, arguments
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.packing import pack
 from recipes.parameters import PrepareParameters
-from recipes.prepared_rows import PreparedRows, is_prepared
 from recipes.recipe import Recipe
 from recipes.records import encode, read_records
 from recipes.schema import BadConfiguration
+from recipes.training.packing import pack
+from recipes.training.prepared_rows import PreparedRows, is_prepared
 from tests.recipes.preparation.place import Place, questions
 from tests.recipes.tiny_model import make_tokenizer
 

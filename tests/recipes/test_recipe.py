@@ -8,7 +8,7 @@ import yaml
 
 from recipes.recipe import FOLDER, Recipe
 from recipes.schema import BadConfiguration
-from recipes.trainable import missing, refuse_what_is_missing
+from recipes.training.trainable import missing, refuse_what_is_missing
 
 SPECIFICATION = """
 zen-7b-lora:

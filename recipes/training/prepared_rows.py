@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from recipes.packing import first_fit, row_of
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tables import open_table
 from recipes.preparation.tokenizer import fingerprint
 from recipes.recipe import Recipe
 from recipes.records import IGNORED, Example
 from recipes.schema import BadConfiguration, Manifest
+from recipes.training.packing import first_fit, row_of
 
 
 def is_prepared(folder: Path) -> bool:
@@ -27,7 +27,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 class PreparedRows(Dataset[dict[str, torch.Tensor]]):
-    """Packed rows of `sequence_length` tokens; each item is what `recipes.packing.Row` holds.
+    """Packed rows of `sequence_length` tokens; each item is what `recipes.training.packing.Row` holds.
 
     Raises:
         BadConfiguration: the split was tokenized with another tokenizer or system prompt than the recipe's, or none of its

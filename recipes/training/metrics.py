@@ -1,0 +1,22 @@
+"""The metrics of a run on their way to the tracking server; what it has not acknowledged is part of every checkpoint."""
+
+import json
+from pathlib import Path
+
+from hanzo_ml.buffer import MetricBuffer
+from hanzo_ml.points import Point
+from recipes.schema import BadConfiguration, Job
+
+PENDING_METRICS = "pending_metrics.json"
+
+
+def open_metrics(job: Job, resume: tuple[int, Path] | None) -> MetricBuffer:
+    """The buffer to log into; on a resumed run it knows what its predecessor could not send, and what the server has."""
+    if job.tracking is None:
+        raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
+    metrics = MetricBuffer(job.tracking.uri, job.tracking.run_id)
+    if resume:
+        step, folder = resume
+        metrics.restore([Point.from_json(point) for point in json.loads((folder / PENDING_METRICS).read_text())])
+        metrics.skip_until(step)
+    return metrics

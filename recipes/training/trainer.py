@@ -1,0 +1,74 @@
+"""Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hanzo_ml.buffer import MetricBuffer
+from recipes.checkpoints import Checkpoints
+from recipes.recipe import Recipe
+from recipes.runner import say
+from recipes.training.metrics import PENDING_METRICS
+
+
+class CheckpointingTrainer(Trainer):  # type: ignore[misc]
+    """Hugging Face's Trainer with atomic, hashed checkpoints.
+
+    The library writes straight into the final folder, so that a kill leaves half a checkpoint which it later takes for
+    the latest. Here it writes into a scratch folder that gets its name only when it is whole.
+    """
+
+    def __init__(self, *args: object, checkpoints: Checkpoints, metrics: MetricBuffer, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.checkpoints = checkpoints
+        self.metrics = metrics
+        self._scratch: Path | None = None
+
+    def _get_output_dir(self, trial: object) -> str:
+        return str(self._scratch) if self._scratch else str(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        step = self.state.global_step
+        with self.checkpoints.writing(step) as folder:
+            self._scratch = folder
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._scratch = None
+            inner = folder / f"checkpoint-{step}"
+            for file in inner.iterdir():
+                file.rename(folder / file.name)
+            inner.rmdir()
+            # Points that the tracking server has not acknowledged yet belong to the state of the run.
+            (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in self.metrics.pending()]))
+        say(f"checkpoint {step} saved")
+
+
+def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(work / "trainer"),
+        max_steps=recipe.max_steps,
+        per_device_train_batch_size=recipe.batch_size,
+        per_device_eval_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=int(recipe.warmup_ratio * recipe.max_steps),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        eval_strategy="steps" if recipe.eval_steps else "no",
+        eval_steps=recipe.eval_steps,
+        prediction_loss_only=True,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN
+        save_strategy="no",  # `CheckpointWhenDue` asks for checkpoints
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        report_to=[],
+    )
