@@ -47,9 +47,9 @@ def load(reference: str, store: Store, cache: Path) -> Any:
     # Here, not above: every worker imports the file that names this function, and must not load torch for that.
     from transformers import AutoTokenizer
 
-    from recipes import base_model
-
     if reference.startswith("recipe:"):
+        from recipes import base_model  # loads what models need, which takes longer than the tokenizer
+
         base = base_model.resolve(Recipe.named(reference.removeprefix("recipe:")).base_model, store, cache)
         source = str(store.fetch(base, cache))
     elif reference.startswith("file://"):

@@ -48,7 +48,11 @@ def test_a_change_leaves_all_chunks_but_those_around_it(corpus: bytes, change: s
     assert 1 <= len(new) <= 3
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(MIN), bytes(MIN + 1), bytes(range(256)) * 40_000, b"\n" * (MAX + 1)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", bytes(MIN), bytes(MIN + 1), bytes(range(256)) * 40_000, b"\n" * (MAX + 1)],
+    ids=["empty", "one byte", "least", "least and one", "repeated", "most and one"],
+)
 def test_what_has_no_content_to_cut_by_comes_back_too(data: bytes) -> None:
     assert b"".join(cut(data)) == data
 

@@ -34,6 +34,7 @@ def tried() -> dict[str, dict[str, Any]]:
     return {found["recipe"]: found for found in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZEN)
 def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, Any]], name: str) -> None:
     found = tried[name]
@@ -44,11 +45,13 @@ def test_the_libraries_build_what_was_reckoned_with(tried: dict[str, dict[str, A
     assert found["kept"] == pytest.approx(found["kept_expected"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_it_starts_with_the_processes_that_its_gang_has(tried: dict[str, dict[str, Any]]) -> None:
     assert tried["zen-7b-lora"]["command"][0] == "python"
     assert tried["zen-72b-full"]["command"][:3] == ["torchrun", "--nnodes=4", "--nproc-per-node=8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zen-72b-lora", "zen-7b-full", "zen-72b-full"])
 def test_fsdp_gathers_a_block_at_a_time(tried: dict[str, dict[str, Any]], name: str) -> None:
     config = tried[name]["sharding"]["fsdp_config"]

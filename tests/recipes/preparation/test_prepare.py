@@ -64,7 +64,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> None:
-    place = Place(tmp_path, mixed(600), SMALL)
+    place = Place(tmp_path, mixed(400), SMALL)
     made = [place.prepare({**EVERYTHING, "tokenize": place.tokenize(max_length=64)}, workers=count) for count in (1, 2, 3)]
     first, *others = [place.files(result) for result in made]
     assert sum(name.endswith(".arrow") for name in first) > 3
@@ -73,7 +73,7 @@ def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> Non
 
 
 def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
-    rows = mixed(1500)
+    rows = mixed(1000)
     whole, killed = (Place(tmp_path / name, rows, SMALL) for name in ("whole", "killed"))
     expected = whole.prepare({"filter": {"language": "en"}})
     job = killed.job({"filter": {"language": "en"}}, workers=2)
@@ -262,6 +262,7 @@ LIMIT = 400 << 20
 """Of data memory for each process: Python with its libraries takes about 150 MB of it."""
 
 
+@pytest.mark.slow
 def test_an_input_larger_than_its_memory_is_prepared(tmp_path: Path) -> None:
     """All processes may have this much memory each, and the input is larger than what that leaves them."""
 
