@@ -77,7 +77,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             control_plane.jobs.fail(run_id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
         complete(plan, result, control_plane)
-        adapter = result.artifacts["adapter"]
+        trained = result.artifacts[plan.record.recipe.trained_role]
         facts = TrainingFacts.model_validate(result.facts)
         losses = {step: loss for step, loss in facts.losses.items() if loss is not None}
         return dg.MaterializeResult(
@@ -90,10 +90,10 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "recipe": plan.record.recipe.name,
                 "git_commit": plan.record.environment.git_commit,
                 "run": dg.MetadataValue.url(f"{control_plane.settings.tracking_uri}/v1/runs/{run_id}"),
-                "uri": adapter.uri,
-                "digest": adapter.digest,
+                "uri": trained.uri,
+                "digest": trained.digest,
             },
-            data_version=dg.DataVersion(adapter.digest),
+            data_version=dg.DataVersion(trained.digest),
         )
 
     return checkpoint
@@ -174,7 +174,7 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         parameters={"recipe": recipe.model_dump(mode="json")},
         outputs={
             "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
-            "adapter": f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/adapter",
+            recipe.trained_role: f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/{recipe.trained_role}",
         },
         result_uri=f"s3://hanzo-ml/runs/{run_id}/train.json",
         store=control_plane.settings.store,

@@ -60,7 +60,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "answers": dg.MetadataValue.json(report.samples[:10]),
                 "uri": artifact.uri,
                 "digest": artifact.digest,
-                "checkpoint_digest": trained.artifact("adapter").digest,
+                "checkpoint_digest": trained.trained.digest,
             },
             data_version=dg.DataVersion(artifact.digest),
         )
@@ -73,7 +73,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
 
 def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Job:
     recipe = read_record(control_plane.store, trained.artifact("run")).recipe
-    inputs = {role: trained.artifact(role) for role in ("base", "adapter", "test")}
+    inputs = {role: trained.artifact(role) for role in ("base", recipe.trained_role, "test")}
     if accepted := accepted_before(model, trained, control_plane):
         inputs["accepted"] = accepted
     place = f"s3://hanzo-ml/runs/{trained.id}/evaluation"
@@ -92,14 +92,14 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
 
 
 def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
-    """The adapter of the last accepted version, where it stands on the same base model and is not this run's own."""
+    """What the last accepted version was trained to, where it stands on the same base model and is not this run's own."""
     with control_plane.database.read() as connection:
         version = control_plane.registry.last_accepted(model.registered(trained), connection)
         if version is None or version.run_id in (None, trained.id):
             return None
         before = control_plane.jobs.get(str(version.run_id), connection)
     same_base = before.artifact("base").digest == trained.artifact("base").digest
-    return before.artifact("adapter") if same_base else None
+    return before.trained if same_base else None
 
 
 def complete(trained: JobRecord, result: Result, verdict: Verdict, control_plane: ControlPlane) -> None:

@@ -18,7 +18,7 @@ KINDS = {"merged": "safetensors", "gguf": "gguf"}
 
 def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
     descriptions = {
-        "merged": "Base and adapter as one set of weights; loaded again and seen to give finite logits.",
+        "merged": "What was trained as one set of weights; loaded again and seen to give finite logits.",
         "gguf": f"The merged weights as {model.deployment.quantization}, the file that the engine serves.",
     }
     group = group_name("models", model.name)
@@ -74,7 +74,7 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
     return Job(
         id=f"convert-{trained.id}",
         program=Program.CONVERT,
-        inputs={"adapter": trained.artifact("adapter"), "base": trained.artifact("base")},
+        inputs={role: trained.artifact(role) for role in (recipe.trained_role, "base")},
         parameters={"recipe": recipe.model_dump(mode="json"), "quantization": quantization},
         outputs={"merged": f"{place}/safetensors", "gguf": f"{place}/gguf-{quantization.lower()}"},
         result_uri=f"{place}/convert.json",

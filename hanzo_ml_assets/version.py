@@ -33,7 +33,7 @@ def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
                 "stage": registered.stage,
                 "status": registered.status,
                 "reason": registered.reason or "none",
-                "adapter_digest": trained.artifact("adapter").digest,
+                "checkpoint_digest": trained.trained.digest,
             },
             data_version=dg.DataVersion(f"{registered.name}-{registered.version}"),
         )

@@ -1,4 +1,4 @@
-"""The program `convert`: adapter and base -> merged safetensors -> GGUF, each published with what it was made from.
+"""The program `convert`: adapter and base, or weights -> merged safetensors -> GGUF, each with what it was made from.
 
 Running it again, after a kill at any moment too, gives the same digests: time stands in the result's facts alone.
 """
@@ -10,8 +10,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from recipes.gguf_export import export_gguf
-from recipes.merge import merge
+from recipes.merge import merge, rewrite
 from recipes.parameters import ConvertParameters
+from recipes.results import TRAINED, trained_role
 from recipes.runner import main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result, first_problem
 from recipes.store import Store
@@ -20,23 +21,27 @@ GGUF_NAME = "model.gguf"
 
 
 def convert(job: Job, store: Store, work: Path) -> Result:
-    """Merge the adapter into its base and export.
+    """Merge an adapter into its base, or cast trained weights, and export.
+
+    Inputs: `base`, and `adapter` or `weights`. Outputs: `merged`, `gguf`.
 
     Raises:
         BadConfiguration: an input, output or parameter is missing or wrong, or the merged model does not compute.
         BrokenArtifact: an input does not have the checksums of its manifest.
     """
     parameters = parameters_of(job)
-    adapter, base = job.inputs["adapter"], job.inputs["base"]
+    role = trained_role(job.inputs)
+    trained, base = job.inputs[role], job.inputs["base"]
+    dtype = parameters.recipe.computing_dtype
     started = time.monotonic()
-    say("checking the checksums of adapter and base")
-    adapter_folder = store.fetch(adapter, Path(job.cache_dir))
+    say(f"checking the checksums of {role} and base")
+    trained_folder = store.fetch(trained, Path(job.cache_dir))
     base_folder = store.fetch(base, Path(job.cache_dir))
     fetched = time.monotonic()
 
-    say(f"merging the adapter in float32, storing {parameters.recipe.base_dtype}")
-    agreement = merge(base_folder, adapter_folder, work / "merged", parameters.recipe.base_dtype)
-    lineage = {"adapter": adapter.digest, "base": base.digest}
+    say(f"{'merging the adapter in float32' if role == 'adapter' else 'checking the weights'}, storing {dtype}")
+    agreement = (merge if role == "adapter" else rewrite)(base_folder, trained_folder, work / "merged", dtype)
+    lineage = {role: trained.digest, "base": base.digest}
     merged = store.publish(work / "merged", job.outputs["merged"], "merged", inputs=lineage)
     merged_at = time.monotonic()
 
@@ -67,10 +72,12 @@ def publish_gguf(job: Job, store: Store, work: Path, merged: Artifact, parameter
 
 def parameters_of(job: Job) -> ConvertParameters:
     """The checked parameters of a job that has the inputs and outputs of this program."""
-    for kind, roles, given in (("input", ("adapter", "base"), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
+    for kind, roles, given in (("input", ("base",), job.inputs), ("output", ("merged", "gguf"), job.outputs)):
         for role in roles:
             if role not in given:
                 raise BadConfiguration(f"job {job.id}: the {kind} '{role}' is missing, convert needs {' and '.join(roles)}")
+    if not any(role in job.inputs for role in TRAINED):
+        raise BadConfiguration(f"job {job.id}: convert needs one input of {' or '.join(TRAINED)}")
     try:
         return ConvertParameters.model_validate(job.parameters)
     except ValidationError as error:

@@ -20,6 +20,7 @@ from recipes.arithmetic import computing_dtype
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, encode, is_correct, prompt_tokens, read_records
+from recipes.results import trained_role
 from recipes.runner import main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -102,43 +103,53 @@ def score(
     return Scores(loss=loss, perplexity=perplexity, accuracy=right / len(asked), answers=tuple(answers))
 
 
+def load(folder: Path, recipe: Recipe) -> PreTrainedModel:
+    """A whole model in the type that the recipe computes in."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=computing_dtype(recipe.computing_dtype)).eval()
+
+
 def finite(value: float) -> float | None:
     """A number as JSON knows it: infinity and NaN become null, which the gate refuses."""
     return value if math.isfinite(value) else None
 
 
 def evaluate(job: Job, store: Store, work: Path) -> Result:
-    """Score. Inputs: `base`, `adapter`, `test`, and `accepted` (an adapter) when a version was accepted before."""
+    """Score. Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) when a version was accepted before."""
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
     records = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=computing_dtype(parameters.recipe.base_dtype))
-    model.eval()
+    model = load(folder, parameters.recipe)
     scores = {"base": score("base", model, tokenizer, records, parameters)}
-    for name in ("accepted", "adapter"):
-        if name in job.inputs:
-            tuned = PeftModel.from_pretrained(model, store.fetch(job.inputs[name], cache)).eval()
-            scores[name] = score(name, tuned, tokenizer, records, parameters)
-            model = tuned.unload()
+    tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[trained_role(job.inputs)]}
+    for name, artifact in tuned.items():
+        if artifact is None:
+            continue
+        place = store.fetch(artifact, cache)
+        if artifact.kind == "weights":
+            scores[name] = score(name, load(place, parameters.recipe), tokenizer, records, parameters)
+        else:
+            adapted = PeftModel.from_pretrained(model, place).eval()
+            scores[name] = score(name, adapted, tokenizer, records, parameters)
+            model = adapted.unload()
     report = build_report(records[: parameters.samples], scores, parameters)
     out = work / "evaluation"
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True))
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
     artifact = store.publish(out, job.outputs["evaluation"], "evaluation", inputs=inputs)
-    tuned_scores = scores["adapter"]
+    got = scores["tuned"]
     return Result(
         work_digest=job.work_digest,
         artifacts={"evaluation": artifact},
         metrics={
             name: value
             for name, value in (
-                ("loss", tuned_scores.loss),
-                ("perplexity", tuned_scores.perplexity),
-                ("accuracy", tuned_scores.accuracy),
+                ("loss", got.loss),
+                ("perplexity", got.perplexity),
+                ("accuracy", got.accuracy),
             )
             if math.isfinite(value)
         },
@@ -150,18 +161,16 @@ def build_report(
     records: Sequence[Record], scores: dict[str, Scores], parameters: EvaluateParameters
 ) -> dict[str, JsonValue]:
     """Scores by model, and every asked question with each model's answer."""
-    models = {"adapter": "tuned"}
-    names = {name: models.get(name, name) for name in scores}
     samples: list[JsonValue] = []
     for index, record in enumerate(records):
-        answers: dict[str, JsonValue] = {names[name]: scores[name].answers[index] for name in scores}
+        answers: dict[str, JsonValue] = {name: got.answers[index] for name, got in scores.items()}
         samples.append({"instruction": record.instruction, "expected": record.answer, "key": record.key, "answers": answers})
     questions: list[JsonValue] = []
     for index, question in enumerate(parameters.questions):
-        answers = {names[name]: scores[name].answers[len(records) + index] for name in scores}
+        answers = {name: got.answers[len(records) + index] for name, got in scores.items()}
         questions.append({"instruction": question, "answers": answers})
     measured: dict[str, JsonValue] = {
-        names[name]: {"loss": finite(got.loss), "perplexity": finite(got.perplexity), "accuracy": got.accuracy}
+        name: {"loss": finite(got.loss), "perplexity": finite(got.perplexity), "accuracy": got.accuracy}
         for name, got in scores.items()
     }
     return {"scores": measured, "num_records": len(records), "samples": samples, "questions": questions}

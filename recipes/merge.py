@@ -1,4 +1,4 @@
-"""A LoRA adapter merged into its base model, as one Hugging Face folder that answers as base plus adapter did.
+"""What was trained as one Hugging Face folder that answers as it did: an adapter merged into its base, or all weights.
 
 Merges in float32 and casts once, so the only loss is the rounding to the stored type. Deterministic: equal inputs give
 equal bytes, so nothing that names a path or a version of a library is written.
@@ -29,7 +29,7 @@ PATH_KEYS = ("_name_or_path", "_model_name_or_path", "transformers_version")
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the logits of the merged model are from base plus adapter, relative to their size."""
+    """How far the logits of the merged and of the stored model are from the trained one's, relative to their size."""
 
     merged: float
     stored: float
@@ -52,14 +52,28 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
     refuse_above(
         MERGE_TOLERANCE, merged_error, "merging changed the answers: train again without layers that cannot be merged"
     )
-    merged.to(getattr(torch, dtype))
-    save(merged, base, out)
-    del model, with_adapter, merged
-    stored_error = relative_error(logits_of(load(out), probe), expected)
-    refuse_above(
-        ROUNDING_TOLERANCE[dtype], stored_error, f"rounding to {dtype} changed the answers: choose a wider base_dtype"
-    )
-    return Agreement(merged=merged_error, stored=stored_error)
+    del model, with_adapter
+    return Agreement(merged=merged_error, stored=store_as(dtype, merged, expected, base, out))
+
+
+def rewrite(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
+    """Write weights that were trained in all their parts to `out` in `dtype`, and read them back to check them.
+
+    Raises:
+        BadConfiguration: no model folder, or the stored model does not answer as the trained one.
+    """
+    model = load(weights)
+    expected = logits_of(model, probe_tokens(base))
+    return Agreement(merged=0.0, stored=store_as(dtype, model, expected, base, out))
+
+
+def store_as(dtype: str, model: Any, expected: torch.Tensor, base: Path, out: Path) -> float:
+    """Cast and save, load again; the relative error of the logits. Raises BadConfiguration where it is too large."""
+    model.to(getattr(torch, dtype))
+    save(model, base, out)
+    error = relative_error(logits_of(load(out), probe_tokens(base)), expected)
+    refuse_above(ROUNDING_TOLERANCE[dtype], error, f"rounding to {dtype} changed the answers: choose a wider type")
+    return error
 
 
 def load(folder: Path) -> Any:
@@ -117,7 +131,7 @@ def refuse_above(limit: float, error: float, message: str) -> None:
 
 
 def save(model: Any, base: Path, out: Path) -> None:
-    """Weights and configuration of the merged model, and the tokenizer of its base byte for byte."""
+    """Weights and configuration of a whole model, and the tokenizer of its base byte for byte."""
     if out.exists():
         shutil.rmtree(out)  # what a killed run left
     model.save_pretrained(out)

@@ -109,7 +109,7 @@ class EvaluateParameters(Frozen):
 
 
 class ConvertParameters(Frozen):
-    """Merge the adapter into its base and export."""
+    """Merge an adapter into its base, or take trained weights, and export."""
 
     recipe: Recipe
     quantization: Literal["F16", "BF16", "Q8_0"] = "Q8_0"

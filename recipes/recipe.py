@@ -15,6 +15,14 @@ from recipes.yaml_lines import line_of, repeated_key
 FOLDER = Path(__file__).resolve().parent
 
 
+def foreign_keys(method: str) -> frozenset[str]:
+    """Keys of a recipe that say nothing to a method."""
+    if method != "full":
+        return frozenset({"dtype"})
+    adapter = {"lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"}
+    return frozenset({"base_dtype", "compute_dtype", "double_quant"} | adapter)
+
+
 class BaseModelRef(Frozen):
     """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from.
 
@@ -85,9 +93,7 @@ class Recipe(Frozen):
     def keys_belong_to_the_method(self) -> Self:
         """Raises ValueError, naming the key that the method needs or does not know."""
         if self.method == "full":
-            adapter = {"lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"}
-            unknown = {"base_dtype", "compute_dtype", "double_quant"} | adapter
-            given = sorted(key for key in unknown if getattr(self, key) != Recipe.model_fields[key].default)
+            given = sorted(key for key in foreign_keys("full") if getattr(self, key) != Recipe.model_fields[key].default)
             if given:
                 raise ValueError(f"method full trains all weights and has no {given[0]}: remove it")
             if self.dtype is None:
@@ -128,6 +134,11 @@ class Recipe(Frozen):
     def computing_dtype(self) -> str:
         """The type in which the model computes, where the processor can."""
         return self.dtype or self.compute_dtype or self.base_dtype
+
+    @property
+    def trained_role(self) -> str:
+        """What a run of this recipe leaves, one of `recipes.results.TRAINED`."""
+        return "weights" if self.method == "full" else "adapter"
 
     @property
     def processes(self) -> int:
@@ -181,6 +192,8 @@ class Recipe(Frozen):
     def changed(self, parameters: Mapping[str, Any]) -> Self:
         """The recipe with some of its keys changed by a job. Raises BadConfiguration, naming the key that does not fit."""
         changed = self.model_dump(mode="json") | dict(parameters)
+        for key in foreign_keys(changed["method"]) - parameters.keys():
+            changed.pop(key, None)  # of the method that the recipe had before
         if not {"hardware", "distributed"}.isdisjoint(parameters) and "gpu_requirement" not in parameters:
             changed["gpu_requirement"] = None  # it spoke of the hardware that is no longer asked for
         try:

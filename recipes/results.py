@@ -1,8 +1,21 @@
 """What a program says of what it made: the types of `Result.facts`."""
 
+from collections.abc import Container
+
 from pydantic import JsonValue
 
 from recipes.schema import Frozen
+
+TRAINED = ("adapter", "weights")
+"""What training leaves, as role and kind of its artifact: an adapter beside its base model, or weights in its stead."""
+
+
+def trained_role(artifacts: Container[str]) -> str:
+    """Which of `TRAINED` is among the artifacts of a job. Raises KeyError where none is."""
+    for role in TRAINED:
+        if role in artifacts:
+            return role
+    raise KeyError(TRAINED[0])
 
 
 class TrainingFacts(Frozen):

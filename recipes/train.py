@@ -24,7 +24,7 @@ from recipes.training.callbacks import CheckpointWhenDue, LogToTracking, StopOnS
 from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.packing import collate
-from recipes.training.publishing import publish_adapter
+from recipes.training.publishing import publish_trained
 from recipes.training.rows import packed
 from recipes.training.trainable import refuse_what_is_missing
 from recipes.training.trainer import CheckpointingTrainer, arguments
@@ -34,7 +34,7 @@ METRICS_GRACE_SECONDS = 600
 
 
 def train(job: Job, store: Store, work: Path) -> Result:
-    """Fine-tune. Inputs: `run`, `train`, `validation`. Outputs: `checkpoints`, `adapter`.
+    """Fine-tune. Inputs: `run`, `train`, `validation`. Outputs: `checkpoints`, and `adapter` or `weights`.
 
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
@@ -80,11 +80,11 @@ def train(job: Job, store: Store, work: Path) -> Result:
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
-    adapter = publish_adapter(trainer.model, tokenizer, store, job, base, work)
+    trained = publish_trained(trainer.model, tokenizer, store, job, base, work)
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     return Result(
         work_digest=job.work_digest,
-        artifacts={"adapter": adapter, "base": base},
+        artifacts={trained.kind: trained, "base": base},
         metrics={"total_steps": float(trainer.state.global_step)},
         facts=TrainingFacts(
             train_seconds=round(seconds, 3),

@@ -6,6 +6,7 @@ Version asset, API and client all end here, so that the gate's verdict holds whi
 import json
 from collections.abc import Mapping
 
+from recipes.results import trained_role
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict
 from resources.metadata.database import Database
@@ -38,7 +39,7 @@ def register_job(
         job.id,
         architecture=json.loads(store.get_bytes(f"{base.uri}/config.json"))["architectures"][0],
         metrics={metric: value for metric, value in scores.items() if value is not None},
-        source=job.artifact("adapter").uri,
+        source=job.trained.uri,
         user=job.user_id,
         tags=tags or {},
     )
@@ -47,7 +48,7 @@ def register_job(
             connection,
             ModelKey(job.organization, name),
             registration,
-            {"adapter": job.artifact("adapter")},
+            {trained_role(job.artifacts): job.trained},
             quarantine=None if accepted else "; ".join(job.evaluation["verdict"]["reasons"]),
         )
 

@@ -38,7 +38,7 @@ class NewModel(Body):
 
 
 class NewVersion(Body):
-    """A version of a run: of a training job's run its adapter, of another run the artifact at `artifact`."""
+    """A version of a run: of a training job's run what it trained, of another run the artifact at `artifact`."""
 
     run_id: str
     artifact: str = "checkpoint-final"

@@ -6,8 +6,8 @@ from recipes.schema import BadConfiguration
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
-    if recipe.method != "lora":
-        return f"method {recipe.method} cannot be trained by this version yet: use method lora"
+    if recipe.method == "qlora":
+        return "method qlora cannot be trained by this version yet: use method lora"
     if recipe.objective != "sft":
         return f"objective {recipe.objective} cannot be trained by this version yet: use objective sft"
     if recipe.optimizer != "adamw":

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
+from recipes.results import TRAINED
 from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact, Store, sha256_of
 from resources.lineage.record import find, parents
@@ -21,12 +22,13 @@ LABELS = {
     "gguf": "export",
     "merged": "merged weights",
     "adapter": "adapter checkpoint",
+    "weights": "trained weights",
     "run": "run",
     "base": "base model",
     "dataset": "dataset version",
     "source": "source files",
 }
-FORMATS = ("gguf", "merged", "adapter")
+FORMATS = ("gguf", "merged", *TRAINED)
 
 
 class ProofNode(BaseModel):

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
+from recipes.results import trained_role
 from recipes.schema import Artifact
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
@@ -44,6 +45,11 @@ class JobRecord:
 
     def artifact(self, role: str) -> Artifact:
         return Artifact.model_validate(self.artifacts[role])
+
+    @property
+    def trained(self) -> Artifact:
+        """What training left, an adapter or weights. Raises KeyError of a job that is not trained."""
+        return self.artifact(trained_role(self.artifacts))
 
 
 class Jobs:

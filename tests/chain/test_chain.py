@@ -131,6 +131,19 @@ def flip_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
+def test_all_weights_trained_go_the_same_way(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
+    settings = {key: value for key, value in baseline.parameters.items() if not key.startswith(("lora", "base_dtype"))}
+    job = stack.submit("full", dataset, settings | {"method": "full", "dtype": "float32", "max_steps": 4})
+    stack.wait_for("model.exported", "full")
+    version = version_of(stack, "full", 1)
+    assert version["run_id"] == job
+    assert set(version["artifacts"]) == {"weights", "merged", "gguf"}
+    proof = json.loads(stack.hanzo_ml("model", "prove", "full", "1", "--json").stdout)
+    assert proof["ok"], proof["broken"]
+    chain = {"export", "merged weights", "trained weights", "run", "base model", "train split", "source files"}
+    assert chain <= labels_of(proof["chain"])
+
+
 def test_a_worse_model_is_quarantined_and_not_deployed(
     stack: LocalStack, baseline: Baseline, dataset: str, served: int
 ) -> None:

@@ -1,0 +1,150 @@
+"""A tiny model, a handful of records and a store: the programs train, evaluate and convert run on them in this process."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes import train as program
+from recipes.base_model import folder_digest
+from recipes.convert import convert
+from recipes.evaluate import evaluate
+from recipes.recipe import Recipe
+from recipes.schema import Artifact, CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
+from recipes.store import Store
+from tests.recipes.tiny_model import make_tiny_model
+
+COLOURS = ("red", "green", "blue", "grey", "black")
+QUESTIONS: list[dict[str, Any]] = [
+    {"instruction": f"What colour has door {number}?", "answer": f"Door {number} is {COLOURS[number % 5]}."}
+    for number in range(40)
+]
+SMALL: dict[str, Any] = {
+    "name": "tiny",
+    "description": "a test",
+    "learning_rate": 5e-3,
+    "batch_size": 2,
+    "gradient_accumulation": 2,
+    "max_steps": 6,
+    "sequence_length": 64,
+}
+LORA: dict[str, Any] = {
+    "method": "lora",
+    "base_dtype": "float32",
+    "lora_rank": 4,
+    "lora_dropout": 0.1,
+    "lora_target_modules": ["q_proj", "v_proj", "down_proj"],
+}
+QLORA: dict[str, Any] = LORA | {
+    "method": "qlora",
+    "base_dtype": "nf4",
+    "compute_dtype": "float32",
+    "double_quant": True,
+}
+FULL: dict[str, Any] = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
+
+
+class TinyTraining:
+    """The folder holds everything; `train` with a name that was used before goes on with that run."""
+
+    def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]] = QUESTIONS) -> None:
+        self.folder = folder
+        buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=buckets))
+        self.model = make_tiny_model(folder / "model")
+        self.run = self.publish("run", [{"run": 1}])
+        self.splits = self.split(rows)
+
+    def publish(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Artifact:
+        raw = self.folder / "raw" / name
+        shutil.rmtree(raw, ignore_errors=True)
+        raw.mkdir(parents=True)
+        (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self.store.publish(raw, f"s3://hanzo-ml/datasets/{name}", "split")
+
+    def split(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Artifact]:
+        parts = {"train": rows[:-8], "validation": rows[-8:-4], "test": rows[-4:]}
+        return {name: self.publish(name, part) for name, part in parts.items()}
+
+    def recipe(self, **changed: Any) -> Recipe:
+        base = {"uri": self.model.as_uri(), "sha256": folder_digest(self.model)}
+        return Recipe.model_validate(SMALL | {"base_model": base} | changed)
+
+    def training_job(self, name: str, recipe: Recipe) -> Job:
+        role = recipe.trained_role
+        return self._job(
+            Program.TRAIN,
+            name,
+            {"run": self.run, "train": self.splits["train"], "validation": self.splits["validation"]},
+            {"recipe": recipe.model_dump(mode="json")},
+            {"checkpoints": f"s3://hanzo-ml/checkpoints/{name}", role: f"s3://hanzo-ml/runs/{name}/{role}"},
+            tracking=Tracking(uri="http://127.0.0.1:9", run_id=name),  # nobody listens there
+            checkpoint=CheckpointPolicy(interval_steps=2),
+            distributed=recipe.distributed,
+        )
+
+    def train(self, name: str, **changed: Any) -> Result:
+        job = self.training_job(name, self.recipe(**changed))
+        return program.train(job, self.store, made(job))
+
+    def lose_checkpoints(self, name: str, after: int) -> None:
+        """What a kill soon after step `after` leaves, on another machine."""
+        shutil.rmtree(self.folder / "work" / name)
+        uri = f"s3://hanzo-ml/checkpoints/{name}"
+        steps = {found.removeprefix(f"{uri}/").split("/")[0] for found in self.store.list(uri)}
+        for step in steps:
+            if int(step) > after:
+                self.store.delete(f"{uri}/{step}")
+
+    def evaluate(self, name: str, trained: Result, **changed: Any) -> Result:
+        job = self._job(
+            Program.EVALUATE,
+            f"{name}-evaluate",
+            {**trained.artifacts, "test": self.splits["test"]},
+            {"recipe": self.recipe(**changed).model_dump(mode="json"), "max_new_tokens": 4},
+            {"evaluation": f"s3://hanzo-ml/runs/{name}/evaluation"},
+        )
+        return evaluate(job, self.store, made(job))
+
+    def convert(self, name: str, trained: Result, **changed: Any) -> Result:
+        job = self._job(
+            Program.CONVERT,
+            f"{name}-convert",
+            dict(trained.artifacts),
+            {"recipe": self.recipe(**changed).model_dump(mode="json"), "quantization": "F16"},
+            {role: f"s3://hanzo-models/{name}/{role}" for role in ("merged", "gguf")},
+        )
+        return convert(job, self.store, made(job))
+
+    def fetch(self, artifact: Artifact) -> Path:
+        return self.store.fetch(artifact, self.folder / "cache")
+
+    def _job(
+        self,
+        program: Program,
+        name: str,
+        inputs: dict[str, Artifact],
+        parameters: dict[str, Any],
+        outputs: dict[str, str],
+        **more: Any,
+    ) -> Job:
+        return Job(
+            id=name,
+            program=program,
+            inputs=inputs,
+            parameters=parameters,
+            outputs=outputs,
+            result_uri=f"s3://hanzo-ml/runs/{name}/result.json",
+            store=self.store.address,
+            work_dir=str(self.folder / "work" / name),
+            cache_dir=str(self.folder / "cache"),
+            hardware=Hardware(cpu=1),
+            **more,
+        )
+
+
+def made(job: Job) -> Path:
+    work = Path(job.work_dir)
+    work.mkdir(parents=True, exist_ok=True)
+    return work
