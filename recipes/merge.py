@@ -1,7 +1,9 @@
 """What was trained as one Hugging Face folder that answers as it did: an adapter merged into its base, or all weights.
 
-Merges in float32 and casts once, so the only loss is the rounding to the stored type. Deterministic: equal inputs give
-equal bytes, so nothing that names a path or a version of a library is written.
+Merges in float32 and casts once, so the only loss is the rounding to the stored type. An adapter that was trained beside
+NF4 is merged into the base as it was before: NF4 plus adapter has no exact form but the sum at full width, a base of four
+times the error would be served for no saving, and evaluation judges the very sum that is stored. Deterministic: equal inputs
+give equal bytes, so nothing that names a path or a version of a library is written.
 """
 
 import shutil

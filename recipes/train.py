@@ -21,6 +21,7 @@ from recipes.runner import Preempted, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training.callbacks import CheckpointWhenDue, LogToTracking, StopOnSignal
+from recipes.training.machine import refuse_what_the_machine_lacks
 from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.packing import collate
@@ -42,6 +43,7 @@ def train(job: Job, store: Store, work: Path) -> Result:
     """
     recipe = TrainParameters.model_validate(job.parameters).recipe
     refuse_what_is_missing(recipe)
+    refuse_what_the_machine_lacks(recipe)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from recipes.arithmetic import computing_dtype
 from recipes.recipe import Recipe
@@ -11,15 +12,29 @@ from recipes.schema import BadConfiguration
 
 
 def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
-    """All weights of the base model (full), or those of an adapter on it, whose own are frozen (lora).
+    """All weights of the base model (full), or those of an adapter on it, whose own are frozen (lora) or in NF4 (qlora).
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
     """
+    dtype = computing_dtype(recipe.computing_dtype)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=computing_dtype(recipe.computing_dtype), attn_implementation="sdpa"
+        folder,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
     )
     return model if recipe.method == "full" else with_adapter(model, recipe)
+
+
+def nf4(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
+    """Projections in NF4, computing in `dtype` (Dettmers et al. 2023); embeddings, head and norms stay as they are."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=recipe.double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:

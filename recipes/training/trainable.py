@@ -6,14 +6,8 @@ from recipes.schema import BadConfiguration
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
-    if recipe.method == "qlora":
-        return "method qlora cannot be trained by this version yet: use method lora"
     if recipe.objective != "sft":
         return f"objective {recipe.objective} cannot be trained by this version yet: use objective sft"
-    if recipe.optimizer != "adamw":
-        return f"optimizer {recipe.optimizer} is not in this version yet: use adamw"
-    if recipe.gradient_checkpointing:
-        return "gradient_checkpointing is not in this version yet: set it to false"
     if recipe.distributed and recipe.distributed.strategy != "ddp":
         return f"strategy {recipe.distributed.strategy} is not in this version yet: use ddp"
     if recipe.base_model.sha256 is None:

@@ -12,6 +12,9 @@ from recipes.recipe import Recipe
 from recipes.runner import say
 from recipes.training.metrics import PENDING_METRICS
 
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
+"""The recipe's names in transformers; all but the first are those of bitsandbytes."""
+
 
 class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     """Hugging Face's Trainer with atomic, hashed checkpoints.
@@ -57,6 +60,9 @@ def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
         lr_scheduler_type="linear",
         warmup_steps=int(recipe.warmup_ratio * recipe.max_steps),
         weight_decay=recipe.weight_decay,
+        optim=OPTIMIZERS[recipe.optimizer],
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         max_grad_norm=recipe.max_grad_norm,
         eval_strategy="steps" if recipe.eval_steps else "no",
         eval_steps=recipe.eval_steps,

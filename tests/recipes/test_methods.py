@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file
 
 from recipes import train as program
-from recipes.schema import Result
-from tests.recipes.tiny_training import FULL, LORA, TinyTraining
+from recipes.merge import relative_error
+from recipes.schema import BadConfiguration, Result
+from recipes.training.model import load_for_training
+from tests.recipes.tiny_training import FULL, LORA, QLORA, TinyTraining
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def losses(result: Result) -> list[float]:
     return list(result.facts["losses"].values())  # type: ignore[union-attr]
 
 
-METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "full": FULL}
+METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,3 +83,45 @@ def test_full_trains_every_tensor_and_stores_it_as_it_was_trained(tiny: TinyTrai
     assert {tensor.dtype for tensor in load_file(merged / "model.safetensors").values()} == {torch.bfloat16}
     assert str(tiny.folder) not in (Path(folder) / "config.json").read_text()
     assert "transformers_version" not in json.loads((folder / "config.json").read_text())
+
+
+def test_checkpointing_activations_changes_no_number(tiny: TinyTraining) -> None:
+    """Dropout is on: what is computed a second time must draw the same."""
+    plain = tiny.train("kept", **LORA, max_steps=2)
+    again = tiny.train("computed-twice", **LORA, max_steps=2, gradient_checkpointing=True)
+    assert losses(again) == losses(plain)
+    assert weights_of(tiny, again) == weights_of(tiny, plain)
+
+
+def weights_of(tiny: TinyTraining, trained: Result) -> list[str]:
+    manifest = tiny.store.manifest(trained.artifacts["adapter"])
+    return [file.sha256 for file in manifest.files if file.path.endswith(".safetensors")]
+
+
+def test_optimizer_states_of_eight_bits_survive_a_restart(tiny: TinyTraining) -> None:
+    recipe = FULL | {"optimizer": "adamw_8bit", "max_steps": 4}
+    trained = tiny.train("eight-bits", **recipe)
+    states = torch.load(tiny.folder / "work/eight-bits/checkpoints/4/optimizer.pt", weights_only=True)["state"].values()
+    quantized = [state["__bnb_optimizer_quant_state__"]["state1"].dtype for state in states]
+    assert torch.uint8 in quantized
+    tiny.lose_checkpoints("eight-bits", after=2)
+    assert tiny.train("eight-bits", **recipe).artifacts == trained.artifacts
+
+
+def test_a_paged_optimizer_needs_a_gpu(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadConfiguration, match="there is no GPU here: use adamw or adamw_8bit"):
+        tiny.train("paged", **LORA, optimizer="paged_adamw")
+
+
+def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
+    """Every projection of a block, its constants quantized too. The bound is NF4's error on normally distributed weights."""
+    model = load_for_training(tiny.model, tiny.recipe(**QLORA))
+    quantized = {name: module.weight for name, module in model.named_modules() if isinstance(module, Linear4bit)}
+    assert len(quantized) == 2 * 7
+    assert all(weight.quant_type == "nf4" and weight.quant_state.nested for weight in quantized.values())
+    exact = load_file(tiny.model / "model.safetensors")
+    for name, weight in quantized.items():
+        file_name = name.removeprefix("base_model.model.").removesuffix(".base_layer") + ".weight"
+        error = relative_error(dequantize_4bit(weight.data, weight.quant_state), exact[file_name].float())
+        assert 0.05 < error < 0.12, name
