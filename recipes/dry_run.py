@@ -110,7 +110,7 @@ def kept_bytes(model: Any, recipe: Recipe) -> int:
             kept[storage._cdata] = storage
         return tensor
 
-    rows, length = recipe.batch_size, recipe.sequence_length
+    rows, length = recipe.sequences, recipe.sequence_length
     tokens = torch.zeros(rows, length, dtype=torch.int64, device="meta")
     mask = torch.ones(rows, 1, length, length, dtype=torch.bool, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

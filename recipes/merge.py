@@ -1,9 +1,9 @@
 """What was trained as one Hugging Face folder that answers as it did: an adapter merged into its base, or all weights.
 
 Merges in float32 and casts once, so the only loss is the rounding to the stored type. An adapter that was trained beside
-NF4 is merged into the base as it was before: NF4 plus adapter has no exact form but the sum at full width, a base of four
-times the error would be served for no saving, and evaluation judges the very sum that is stored. Deterministic: equal inputs
-give equal bytes, so nothing that names a path or a version of a library is written.
+NF4 is merged into the base as it was before: NF4 stood for it while memory was short, and has no room for the sum without
+being rounded anew. Evaluation scores that same sum, so what is judged is what is served. Deterministic: equal inputs give
+equal bytes, so nothing that names a path or a version of a library is written.
 """
 
 import shutil
@@ -54,8 +54,10 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str) -> Agreement:
     refuse_above(
         MERGE_TOLERANCE, merged_error, "merging changed the answers: train again without layers that cannot be merged"
     )
-    del model, with_adapter
-    return Agreement(merged=merged_error, stored=store_as(dtype, merged, expected, base, out))
+    merged.to(getattr(torch, dtype))
+    save(merged, base, out)
+    del model, with_adapter, merged
+    return Agreement(merged=merged_error, stored=stored_error(out, dtype, probe, expected))
 
 
 def rewrite(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
@@ -64,16 +66,18 @@ def rewrite(base: Path, weights: Path, out: Path, dtype: str) -> Agreement:
     Raises:
         BadConfiguration: no model folder, or the stored model does not answer as the trained one.
     """
+    probe = probe_tokens(base)
     model = load(weights)
-    expected = logits_of(model, probe_tokens(base))
-    return Agreement(merged=0.0, stored=store_as(dtype, model, expected, base, out))
-
-
-def store_as(dtype: str, model: Any, expected: torch.Tensor, base: Path, out: Path) -> float:
-    """Cast and save, load again; the relative error of the logits. Raises BadConfiguration where it is too large."""
+    expected = logits_of(model, probe)
     model.to(getattr(torch, dtype))
     save(model, base, out)
-    error = relative_error(logits_of(load(out), probe_tokens(base)), expected)
+    del model
+    return Agreement(merged=0.0, stored=stored_error(out, dtype, probe, expected))
+
+
+def stored_error(out: Path, dtype: str, probe: torch.Tensor, expected: torch.Tensor) -> float:
+    """Load what was stored; the relative error of its logits. Raises BadConfiguration where it is too large."""
+    error = relative_error(logits_of(load(out), probe), expected)
     refuse_above(ROUNDING_TOLERANCE[dtype], error, f"rounding to {dtype} changed the answers: choose a wider type")
     return error
 

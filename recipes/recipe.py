@@ -1,11 +1,12 @@
 """A recipe: one way to fine-tune, as a file in this folder (specification rows G8, L1-L6)."""
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
 from recipes.gpus import requirement
@@ -13,6 +14,11 @@ from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Froz
 from recipes.yaml_lines import line_of, repeated_key
 
 FOLDER = Path(__file__).resolve().parent
+OBJECTIVES = "hanzo_ml.objectives"
+"""Entry point group of the objectives that an operator has installed (`recipes.training.objectives`)."""
+PREFERENCES = ("dpo", "orpo")
+BUILT_IN_OBJECTIVES = ("sft", *PREFERENCES)
+PREFERENCE_BETA = 0.1
 
 
 def foreign_keys(method: str) -> frozenset[str]:
@@ -58,7 +64,14 @@ class Recipe(Frozen):
     base_model: BaseModelRef
     architecture: Architecture | None = Field(None, description="the base model's shape, where it is not assumed rightly")
     method: Literal["full", "lora", "qlora"] = "lora"
-    objective: Literal["sft", "dpo", "orpo"] = "sft"
+    objective: str = Field("sft", description="sft, dpo, orpo, or one that is installed")
+    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    beta: float | None = Field(
+        None,
+        gt=0,
+        exclude_if=lambda value: value is None,
+        description="dpo: how much straying from the base costs; orpo: the odds ratio's weight; 0.1 where it is not set",
+    )
     gpu_requirement: str | None = Field(None, description="all GPUs, as '8x A100 80GB'; agrees with `hardware`")
     base_dtype: Literal["float16", "bfloat16", "float32", "nf4"] = Field(
         "bfloat16", description="of the frozen weights (lora, qlora)"
@@ -76,7 +89,7 @@ class Recipe(Frozen):
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    batch_size: int = Field(ge=1, description="packed sequences per micro-batch and process")
+    batch_size: int = Field(ge=1, description="packed sequences, or pairs, per micro-batch and process")
     gradient_accumulation: int = Field(1, ge=1)
     max_steps: int = Field(ge=1)
     eval_steps: int | None = Field(None, ge=1)
@@ -111,6 +124,20 @@ class Recipe(Frozen):
             raise ValueError("compute_dtype and double_quant are of method qlora: remove them")
         return self
 
+    @field_validator("objective")
+    @classmethod
+    def objective_is_known(cls, value: str) -> str:
+        installed = sorted(entry_points(group=OBJECTIVES).names)
+        if value not in (*BUILT_IN_OBJECTIVES, *installed):
+            raise ValueError(f"unknown objective: use {', '.join([*BUILT_IN_OBJECTIVES, *installed])}")
+        return value
+
+    @model_validator(mode="after")
+    def beta_belongs_to_a_preference(self) -> Self:
+        if self.objective == "sft" and self.beta is not None:
+            raise ValueError("beta is of objectives that learn preferences, dpo and orpo: remove it")
+        return self
+
     @model_validator(mode="after")
     def hardware_agrees(self) -> Self:
         """GPUs are counted for each node (row Z24), and `gpu_requirement` is their sum."""
@@ -131,6 +158,10 @@ class Recipe(Frozen):
         return self
 
     @property
+    def preference_beta(self) -> float:
+        return PREFERENCE_BETA if self.beta is None else self.beta
+
+    @property
     def computing_dtype(self) -> str:
         """The type in which the model computes, where the processor can."""
         return self.dtype or self.compute_dtype or self.base_dtype
@@ -146,9 +177,14 @@ class Recipe(Frozen):
         return self.distributed.num_nodes * self.distributed.gpus_per_node if self.distributed else 1
 
     @property
+    def sequences(self) -> int:
+        """What the model reads at once in a process: of each pair, both answers."""
+        return self.batch_size * (2 if self.objective in PREFERENCES else 1)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens between two updates of the weights, padding included."""
-        return self.batch_size * self.gradient_accumulation * self.processes * self.sequence_length
+        return self.sequences * self.gradient_accumulation * self.processes * self.sequence_length
 
     @classmethod
     def load(cls, path: Path) -> Self:

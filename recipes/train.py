@@ -24,11 +24,11 @@ from recipes.training.callbacks import CheckpointWhenDue, LogToTracking, StopOnS
 from recipes.training.machine import refuse_what_the_machine_lacks
 from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
-from recipes.training.packing import collate
+from recipes.training.objective_trainer import ObjectiveTrainer
+from recipes.training.objectives import objective_of
 from recipes.training.publishing import publish_trained
-from recipes.training.rows import packed
 from recipes.training.trainable import refuse_what_is_missing
-from recipes.training.trainer import CheckpointingTrainer, arguments
+from recipes.training.trainer import arguments
 
 METRICS_GRACE_SECONDS = 600
 """How long a finished run waits for a tracking server that is down, before it ends without its last points."""
@@ -50,7 +50,8 @@ def train(job: Job, store: Store, work: Path) -> Result:
     base = base_model.resolve(recipe.base_model, store, cache)
     folder = store.fetch(base, cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = {split: packed(job.inputs[split], store, cache, tokenizer, recipe) for split in ("train", "validation")}
+    objective = objective_of(recipe)
+    rows = {split: objective.rows(job.inputs[split], store, cache, tokenizer) for split in ("train", "validation")}
 
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
@@ -61,12 +62,12 @@ def train(job: Job, store: Store, work: Path) -> Result:
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
 
     stop = StopOnSignal()
-    trainer = CheckpointingTrainer(
+    trainer = ObjectiveTrainer(
         model=model,
         args=arguments(recipe, work),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
-        data_collator=collate,
+        objective=objective,
         processing_class=tokenizer,
         callbacks=[CheckpointWhenDue(job.checkpoint), stop, LogToTracking(metrics)],
         checkpoints=checkpoints,

@@ -24,7 +24,11 @@ def freeze(parameters: TokenizeParameters, address: StoreAddress, cache: Path, f
     """
     if (folder / FROZEN).is_file():
         return
-    tokenizer = load(parameters.tokenizer, Store(address), cache)
+    write_frozen(load(parameters.tokenizer, Store(address), cache), folder)
+
+
+def write_frozen(tokenizer: Any, folder: Path) -> None:
+    """The two files of a tokenizer that was loaded."""
     folder.mkdir(parents=True, exist_ok=True)
     frozen = FrozenTokenizer(
         template=tokenizer.chat_template,

@@ -1,7 +1,7 @@
 """Records -> tokens, and which of them the loss is taken on.
 
-A question with its answer becomes the same tokens here as in `recipes.records.encode`: a model can't tell whether its data
-was prepared or tokenized when training began.
+Training that starts from records makes its tokens here too (`recipes.examples`): a model can't tell whether its data was
+prepared or tokenized when training began.
 """
 
 from collections.abc import Mapping, Sequence

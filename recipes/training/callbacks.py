@@ -19,6 +19,10 @@ NAMES = {
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
     "eval_loss": "eval/loss",
+    "reward_accuracy": "train/reward_accuracy",
+    "reward_margin": "train/reward_margin",
+    "eval_reward_accuracy": "eval/reward_accuracy",
+    "eval_reward_margin": "eval/reward_margin",
 }
 
 

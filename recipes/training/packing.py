@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recipes.records import IGNORED, Example
+from recipes.examples import IGNORED, Example
 
 
 @dataclass(frozen=True)

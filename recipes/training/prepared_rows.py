@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from recipes.examples import IGNORED, Example
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tables import open_table
 from recipes.preparation.tokenizer import fingerprint
 from recipes.recipe import Recipe
-from recipes.records import IGNORED, Example
 from recipes.schema import BadConfiguration, Manifest
 from recipes.training.packing import first_fit, row_of
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from recipes.examples import encode
 from recipes.recipe import Recipe
-from recipes.records import encode, read_records
+from recipes.records import read_records
 from recipes.runner import say
 from recipes.schema import Artifact
 from recipes.store import Store

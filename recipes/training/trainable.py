@@ -6,10 +6,9 @@ from recipes.schema import BadConfiguration
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
-    if recipe.objective != "sft":
-        return f"objective {recipe.objective} cannot be trained by this version yet: use objective sft"
-    if recipe.distributed and recipe.distributed.strategy != "ddp":
-        return f"strategy {recipe.distributed.strategy} is not in this version yet: use ddp"
+    shape = recipe.distributed
+    if shape and (recipe.processes > 1 or shape.strategy != "ddp"):
+        return f"{shape.strategy} in {recipe.processes} processes is not in this version yet: leave out distributed"
     if recipe.base_model.sha256 is None:
         name = recipe.base_model.uri
         return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"

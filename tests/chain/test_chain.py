@@ -131,8 +131,9 @@ def flip_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_all_weights_trained_go_the_same_way(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
-    settings = {key: value for key, value in baseline.parameters.items() if not key.startswith(("lora", "base_dtype"))}
+@pytest.mark.slow
+def test_all_weights_trained_go_the_same_way(stack: LocalStack, parameters: dict[str, Any], dataset: str) -> None:
+    settings = {key: value for key, value in parameters.items() if not key.startswith(("lora", "base_dtype"))}
     job = stack.submit("full", dataset, settings | {"method": "full", "dtype": "float32", "max_steps": 4})
     stack.wait_for("model.exported", "full")
     version = version_of(stack, "full", 1)

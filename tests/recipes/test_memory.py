@@ -223,6 +223,15 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
 
 
+def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> None:
+    shape = tiny("llama")
+    plain, pairs = (memory_budget(full(objective=name), shape) for name in ("sft", "dpo"))
+    twice = memory_budget(full(batch_size=2 * ROWS), shape)
+    assert pairs.activations == twice.activations > plain.activations
+    assert pairs.weights == 2 * plain.weights
+    assert memory_budget(full(objective="orpo"), shape).weights == plain.weights
+
+
 def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:
     """Row L8, with the figures that were reckoned: whoever changes the budget sees what it does to them."""
     needed = {name: memory_budget(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}

@@ -1,8 +1,6 @@
 """Every method through train, evaluate and convert, in this process, on a model that takes a second to make."""
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +10,15 @@ from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file
 
-from recipes import train as program
 from recipes.merge import relative_error
 from recipes.schema import BadConfiguration, Result
 from recipes.training.model import load_for_training
-from tests.recipes.tiny_training import FULL, LORA, QLORA, TinyTraining
+from tests.recipes.tiny_training import FULL, LORA, QLORA, TinyTraining, losses
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
     return TinyTraining(tmp_path_factory.mktemp("methods"))
-
-
-@pytest.fixture(autouse=True)
-def no_tracking_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody waits for a server that is not there; and what a program does on SIGTERM ends with it."""
-    monkeypatch.setattr(program, "METRICS_GRACE_SECONDS", 0)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-def losses(result: Result) -> list[float]:
-    return list(result.facts["losses"].values())  # type: ignore[union-attr]
 
 
 METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL}

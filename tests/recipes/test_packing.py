@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
-from recipes.evaluate import mean_loss
+from recipes.examples import IGNORED, Example, encode
 from recipes.recipe import Recipe
-from recipes.records import IGNORED, Example, Record, encode
+from recipes.records import record_of
 from recipes.schema import StoreAddress
+from recipes.scoring import likelihood
 from recipes.store import Store
 from recipes.training.model import load_for_training
 from recipes.training.packing import Row, collate, first_fit, pack
@@ -29,7 +30,7 @@ SENTENCES = [
     ("What burns?", "The lamp."),
     ("Who sleeps?", "The old cat."),
 ]
-RECORDS = [Record(question, answer, answer) for question, answer in SENTENCES]
+RECORDS = [record_of({"instruction": question, "answer": answer}) for question, answer in SENTENCES]
 LENGTH = 110
 
 
@@ -124,7 +125,7 @@ def test_the_mean_loss_of_an_evaluation_is_that_of_the_examples_one_by_one(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, alone: tuple[float, int]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    assert mean_loss(model, tokenizer, RECORDS, recipe) == pytest.approx(alone[0] / alone[1], rel=1e-5)
+    assert likelihood(model, tokenizer, RECORDS, recipe).loss == pytest.approx(alone[0] / alone[1], rel=1e-5)
 
 
 def test_a_packed_neighbour_changes_no_logit(folder: Path, examples: list[Example]) -> None:
@@ -142,7 +143,7 @@ def test_a_prompt_that_fills_a_whole_row_does_not_make_the_training_loss_nan(
     folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, tmp_path: Path
 ) -> None:
     """Its answer is cut off, so the row has nothing to learn from: one step on it must not destroy the weights."""
-    too_long = Record("What is the name of the harbour? " * 60, "Ellarin Deep.", "Ellarin Deep")
+    too_long = record_of({"instruction": "What is the name of the harbour? " * 60, "answer": "Ellarin Deep."})
     rows = pack(encode(tokenizer, [*RECORDS, too_long], None, LENGTH), LENGTH, PADDING)
     one_at_a_time = recipe.model_copy(update={"batch_size": 1, "max_steps": len(rows), "learning_rate": 1e-4})
     training = trainer(folder, one_at_a_time, rows, tmp_path)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.examples import encode
 from recipes.parameters import PrepareParameters
 from recipes.recipe import Recipe
-from recipes.records import encode, read_records
+from recipes.records import read_records
 from recipes.schema import BadConfiguration
 from recipes.training.packing import pack
 from recipes.training.prepared_rows import PreparedRows, is_prepared

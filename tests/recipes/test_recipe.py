@@ -162,7 +162,9 @@ def test_the_line_is_that_of_the_key_in_the_nested_mapping(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"method": "full", "dtype": "bfloat16"}, "lora_target_modules"),
+        ({"method": "full", "dtype": "bfloat16", "lora_rank": 8}, "lora_rank"),
+        ({"objective": "reinforce"}, "use sft, dpo, orpo"),
+        ({"beta": 0.2}, "beta is of objectives"),
         ({"method": "full", "lora_target_modules": [], "lora_rank": 16, "lora_alpha": 32}, "needs dtype"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"lora_target_modules": []}, "needs lora_target_modules"),
@@ -193,19 +195,22 @@ def test_gpus_are_counted_for_each_node() -> None:
     assert recipe.tokens_per_step == 1 * 32 * 32 * recipe.sequence_length
 
 
-PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}, "gradient_checkpointing": False}
+def test_a_change_of_the_method_leaves_the_keys_of_the_other_behind() -> None:
+    lora = Recipe.named("smollm2-135m-lora")
+    full = lora.changed({"method": "full", "dtype": "float32"})
+    assert (full.method, full.lora_target_modules) == ("full", ())
+    assert full.changed({"method": "lora", "lora_target_modules": ["q_proj"]}).dtype is None
+
+
+PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("zen-7b-full", {}, "method full"),
-        ("zen-72b-qlora", {}, "method qlora"),
-        ("zen-7b-lora", {}, "gradient_checkpointing"),
-        ("zen-7b-lora", {"gradient_checkpointing": False}, "not pinned"),
-        ("zen-72b-lora", PINNED, "strategy fsdp"),
-        ("smollm2-135m-lora", {"objective": "dpo"}, "objective dpo"),
-        ("smollm2-135m-lora", {"optimizer": "adamw_8bit"}, "optimizer adamw_8bit"),
+        ("zen-7b-lora", {}, "not pinned"),
+        ("zen-72b-lora", PINNED, "fsdp in 4 processes"),
+        ("zen-7b-lora", PINNED | {"distributed": {"gpus_per_node": 1, "num_nodes": 2}}, "ddp in 2 processes"),
     ],
 )
 def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
@@ -217,3 +222,5 @@ def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: d
 def test_what_it_can_do_is_not_refused() -> None:
     assert missing(Recipe.named("smollm2-135m-lora")) is None
     assert missing(Recipe.named("zen-7b-lora").changed(PINNED)) is None
+    assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
+    assert missing(Recipe.named("zen-7b-full").changed(PINNED | {"distributed": None, "objective": "dpo"})) is None

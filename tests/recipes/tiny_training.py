@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from recipes import train as program
 from recipes.base_model import folder_digest
@@ -54,7 +57,7 @@ class TinyTraining:
         self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=buckets))
         self.model = make_tiny_model(folder / "model")
         self.run = self.publish("run", [{"run": 1}])
-        self.splits = self.split(rows)
+        self.splits = self.split("records", rows)
 
     def publish(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Artifact:
         raw = self.folder / "raw" / name
@@ -63,9 +66,9 @@ class TinyTraining:
         (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.store.publish(raw, f"s3://hanzo-ml/datasets/{name}", "split")
 
-    def split(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Artifact]:
+    def split(self, dataset: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Artifact]:
         parts = {"train": rows[:-8], "validation": rows[-8:-4], "test": rows[-4:]}
-        return {name: self.publish(name, part) for name, part in parts.items()}
+        return {name: self.publish(f"{dataset}/{name}", part) for name, part in parts.items()}
 
     def recipe(self, **changed: Any) -> Recipe:
         base = {"uri": self.model.as_uri(), "sha256": folder_digest(self.model)}
@@ -86,7 +89,13 @@ class TinyTraining:
 
     def train(self, name: str, **changed: Any) -> Result:
         job = self.training_job(name, self.recipe(**changed))
-        return program.train(job, self.store, made(job))
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(program, "METRICS_GRACE_SECONDS", 0)
+            try:
+                return program.train(job, self.store, made(job))
+            finally:
+                signal.signal(signal.SIGTERM, before)  # the program has its own way to end on it
 
     def lose_checkpoints(self, name: str, after: int) -> None:
         """What a kill soon after step `after` leaves, on another machine."""
@@ -142,6 +151,11 @@ class TinyTraining:
             hardware=Hardware(cpu=1),
             **more,
         )
+
+
+def losses(result: Result) -> list[float]:
+    """The loss of each step that this process did."""
+    return list(result.facts["losses"].values())  # type: ignore[union-attr]
 
 
 def made(job: Job) -> Path:

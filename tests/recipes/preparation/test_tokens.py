@@ -9,7 +9,6 @@ from recipes.layouts import Layout, Unfit
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokens import RecordTokenizer, Tokens
-from recipes.records import Record, encode
 from recipes.schema import BadConfiguration, StoreAddress
 from tests.recipes.preparation.place import BUCKETS
 from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
@@ -37,16 +36,21 @@ def learned(tokens: Tokens | Unfit) -> str:
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING])
 @pytest.mark.parametrize("question", ["Who keeps the lamp?", "  spaces around \n", "a <|im_end|> inside", "◆probe◆"])
-def test_a_question_becomes_the_tokens_that_training_makes_of_it(tmp_path: Path, template: str, question: str) -> None:
+def test_a_question_becomes_what_the_library_makes_of_it_with_its_answer(
+    tmp_path: Path, template: str, question: str
+) -> None:
     own = make_tokenizer()
     own.chat_template = template
     (found,) = record_tokenizer(tmp_path, template, system_prompt="Be brief.").tokenize(
         [{"instruction": question, "answer": "The keeper."}], [Layout.INSTRUCTION]
     )
-    (example,) = encode(own, [Record(question, "The keeper.", "keeper")], "Be brief.", 512)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+    text = own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = own(text, add_special_tokens=False)["input_ids"]
+    answer = [*own("The keeper.", add_special_tokens=False)["input_ids"], own.eos_token_id]
     assert isinstance(found, Tokens)
-    assert tuple(found.ids) == example.tokens
-    assert found.runs == [example.labels.count(-100), len(example.tokens) - example.labels.count(-100)]
+    assert found.ids == prompt + answer
+    assert found.runs == [len(prompt), len(answer)]
 
 
 def test_of_a_conversation_every_turn_of_the_assistant_is_learned_with_its_end(tmp_path: Path) -> None:

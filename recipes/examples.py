@@ -1,0 +1,83 @@
+"""Records as a model reads them: their tokens, and on which of those the loss is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from recipes.layouts import Unfit
+from recipes.parameters import TokenizeParameters
+from recipes.preparation.tokenizer import write_frozen
+from recipes.preparation.tokens import RecordTokenizer, Tokens
+from recipes.records import Record
+from recipes.runner import say
+from recipes.schema import BadConfiguration
+
+if TYPE_CHECKING:  # the library takes a second to load
+    from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+"""The label that the loss leaves out (torch.nn.CrossEntropyLoss)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tokenized record: `labels` equals `tokens` where the loss is taken, else `IGNORED`; both have the same length."""
+
+    tokens: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+) -> list[Tokens | Unfit]:
+    """Each record's tokens in full length, as preparation makes them too; or why it has none."""
+    with TemporaryDirectory() as folder:
+        write_frozen(tokenizer, Path(folder))
+        parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
+        encoder = RecordTokenizer(Path(folder), parameters)
+    return encoder.tokenize([record.row for record in records], [record.layout for record in records])
+
+
+def example_of(tokens: Tokens) -> Example:
+    mask = [number % 2 == 1 for number, run in enumerate(tokens.runs) for _ in range(run)]
+    labels = (token if taught else IGNORED for token, taught in zip(tokens.ids, mask, strict=True))
+    return Example(tuple(tokens.ids), tuple(labels))
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None, max_length: int
+) -> list[Example]:
+    """Tokenize records for training; the loss is taken on what the assistant says and its end tokens alone.
+
+    A record longer than `max_length` tokens is cut at its end; one of whose answers nothing is left is left out, since the
+    loss of a row without any answer is NaN. So is one that the chat template refuses.
+
+    Raises:
+        BadConfiguration: no record is left.
+    """
+    examples = []
+    refused: list[Unfit] = []
+    for found in tokenize(tokenizer, records, system_prompt):
+        if isinstance(found, Unfit):
+            refused.append(found)
+        elif (tokens := found.cut(max_length)).teaches:
+            examples.append(example_of(tokens))
+    if refused:
+        say(f"{len(refused)} of {len(records)} records left out: the first {refused[0]}")
+    if not examples and refused:
+        raise BadConfiguration(f"no record can be trained on: the first {refused[0]}")
+    if not examples:
+        raise BadConfiguration(f"no answer fits into sequence_length {max_length}: raise it in the recipe")
+    if left_out := len(records) - len(examples) - len(refused):
+        say(f"{left_out} of {len(records)} records left out: their prompts alone fill sequence_length {max_length}")
+    return examples
+
+
+def prompt_of(tokens: Tokens) -> list[int]:
+    """What stands before the last thing that the assistant says."""
+    runs = tokens.runs if tokens.runs[-1] else tokens.runs[:-2]  # a conversation may end with what is read only
+    return tokens.ids[: sum(runs[:-1])]

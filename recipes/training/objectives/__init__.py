@@ -1,0 +1,27 @@
+"""What a model is trained towards: one class each, found by the name that a recipe gives.
+
+A class that is installed under the entry point group `hanzo_ml.objectives` is an objective as good as these.
+"""
+
+from importlib.metadata import entry_points
+
+from recipes.recipe import OBJECTIVES, Recipe
+from recipes.schema import BadConfiguration
+from recipes.training.objectives.dpo import Dpo
+from recipes.training.objectives.objective import Objective
+from recipes.training.objectives.orpo import Orpo
+from recipes.training.objectives.sft import Sft
+
+BUILT_IN: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo": Orpo}
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """The objective that a recipe names. Raises BadConfiguration where it is not installed."""
+    if recipe.objective in BUILT_IN:
+        return BUILT_IN[recipe.objective](recipe)
+    found = entry_points(group=OBJECTIVES)
+    if recipe.objective not in found.names:
+        known = ", ".join([*BUILT_IN, *sorted(found.names)])
+        raise BadConfiguration(f"recipe '{recipe.name}': objective {recipe.objective} is not installed here: use {known}")
+    made: Objective = found[recipe.objective].load()(recipe)
+    return made

@@ -1,0 +1,48 @@
+"""Direct preference optimization (Rafailov et al. 2023, equation 7): chosen answers become likelier than rejected ones,
+measured against the model that training began with.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
+
+from recipes.pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
+from recipes.schema import Artifact
+from recipes.store import Store
+from recipes.training.objectives.objective import Batch, Loss, Objective
+
+
+class Dpo(Objective):
+    """The reference is the base: of an adapter the model with it switched off, of full training a frozen copy."""
+
+    _frozen: Any = None
+
+    def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
+        return read_pairs(split, store, cache, tokenizer, self.recipe)
+
+    def collate(self, rows: Sequence[Pair]) -> Batch:
+        return stack(rows)
+
+    def begin(self, model: Any) -> None:
+        if not isinstance(model, PeftModel):
+            self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        reference = self._reference(model, batch)
+        rewards = self.recipe.preference_beta * (log_probabilities(model, batch) - reference)
+        chosen, rejected = rewards
+        return Loss(-logsigmoid(chosen - rejected).mean(), reward_metrics(chosen, rejected))
+
+    @torch.no_grad()
+    def _reference(self, model: Any, batch: Batch) -> torch.Tensor:
+        if self._frozen is not None:
+            return log_probabilities(self._frozen.to(batch["labels"].device), batch)
+        plain = getattr(model, "module", model)  # inside of what shares it among processes
+        with plain.disable_adapter():
+            return log_probabilities(plain, batch)

@@ -1,0 +1,53 @@
+"""What every objective says of itself: which rows it makes of records, and the loss of a micro-batch of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from recipes.recipe import Recipe
+from recipes.schema import Artifact
+from recipes.store import Store
+
+Batch = dict[str, torch.Tensor]
+Rows = Sequence[Any] | Dataset[Any]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar to be minimized, and what else is worth logging of the micro-batch it belongs to, by name."""
+
+    value: torch.Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Objective(ABC):
+    """Made once for a run."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    @abstractmethod
+    def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
+        """What training draws from, in an order that depends on the split and the recipe alone.
+
+        Raises:
+            BadConfiguration: the split's records are not of a layout that this objective reads.
+        """
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        """Some of the rows as a micro-batch; it holds `labels`."""
+
+    def begin(self, model: Any) -> None:
+        """Called once with the base model, and its adapter if it gets one, before a checkpoint is loaded."""
+        return
+
+    def loss(self, model: Any, batch: Batch) -> Loss | None:
+        """The mean over the micro-batch. None: the model's own cross-entropy, which is the mean over a step's tokens."""
+        return None

@@ -1,0 +1,40 @@
+"""Odds ratio preference optimization (Hong et al. 2024, equations 3 to 7): supervised fine-tuning on the chosen answers, and
+beside it their odds against those of the rejected ones; no reference model.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
+
+from recipes.pairs import Pair, read_pairs, reward_metrics, stack, token_log_probabilities
+from recipes.schema import Artifact
+from recipes.store import Store
+from recipes.training.objectives.objective import Batch, Loss, Objective
+
+
+class Orpo(Objective):
+    """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers."""
+
+    def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
+        return read_pairs(split, store, cache, tokenizer, self.recipe)
+
+    def collate(self, rows: Sequence[Pair]) -> Batch:
+        return stack(rows)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        found, inside = token_log_probabilities(model, batch)
+        pairs = len(found) // 2
+        likelihood = found[:pairs].sum() / inside[:pairs].sum()
+        chosen, rejected = (found.sum(-1) / inside.sum(-1)).view(2, -1)
+        log_odds = log_odds_of(chosen) - log_odds_of(rejected)
+        value = -likelihood - self.recipe.preference_beta * logsigmoid(log_odds).mean()
+        return Loss(value, reward_metrics(chosen, rejected))
+
+
+def log_odds_of(log_probability: torch.Tensor) -> torch.Tensor:
+    """log(p / (1 - p)), exact for p near 1."""
+    return log_probability - torch.log(-torch.expm1(log_probability))
