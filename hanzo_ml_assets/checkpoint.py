@@ -10,13 +10,13 @@ from pydantic import Field
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
-from hanzo_ml_assets.run_record import RunRecord, read_environment, read_record, write_record
 from hanzo_ml_assets.version_tag import group_name
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
 from recipes.store import Store
 from resources.lineage.record import record
+from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import JobRecord
@@ -181,7 +181,7 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         work_dir=control_plane.work_dir(run_id, "train"),
         cache_dir=control_plane.cache_dir,
         tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
-        hardware=recipe.hardware,
+        hardware=plan.record.hardware,
         distributed=recipe.distributed,
         checkpoint=recipe.checkpoint,
     )

@@ -8,11 +8,11 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.gate import Verdict, judge
-from hanzo_ml_assets.run_record import read_record
 from hanzo_ml_assets.version_tag import group_name
 from recipes.results import EvaluationReport
 from recipes.schema import Artifact, Job, Program, Result
 from resources.lineage.record import record
+from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.run_data import RunData
 from resources.metadata.tracking_rules import metric_point

@@ -6,10 +6,10 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
-from hanzo_ml_assets.run_record import read_record
 from hanzo_ml_assets.version_tag import group_name
 from recipes.schema import Job, Program
 from resources.lineage.record import record
+from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry import ModelVersion
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
 
@@ -59,7 +60,7 @@ def main(program: Work) -> None:
         sys.exit(code)
 
     try:
-        result = program(job, store, work)
+        result = program(job, store, work).model_copy(update={"machine": read_machine()})
         store.put_bytes(job.result_uri, result.model_dump_json(indent=1).encode())
     except (BadConfiguration, BrokenArtifact) as error:
         fail(str(error), EXIT_BAD_CONFIGURATION)

@@ -205,6 +205,16 @@ class Job(Frozen):
         return hashlib.sha256(canonical_json(self.model_dump(mode="json", include=computed))).hexdigest()
 
 
+class Machine(Frozen):
+    """On what a program computed, as far as it decides the last bits of a number. `threads` are of one operation."""
+
+    python: str
+    packages: dict[str, str] = Field(default_factory=dict, description="version by name, of those that compute")
+    processor: str
+    gpus: tuple[str, ...] = ()
+    threads: int
+
+
 class Result(Frozen):
     """What a program made. Written atomically as the last act: a job without a result has not ended well.
 
@@ -215,6 +225,7 @@ class Result(Frozen):
     artifacts: dict[str, Artifact] = Field(default_factory=dict)
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     facts: dict[str, JsonValue] = Field(default_factory=dict)
+    machine: Machine | None = Field(None, description="where it was made; added as the program ends")
 
 
 class BadConfiguration(Exception):

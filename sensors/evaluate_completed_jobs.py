@@ -24,7 +24,7 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
         for event in new_events(context, connection, "job.completed"):
             cursor = event.seq
             job = control_plane.jobs.get(event.key, connection)
-            if job.type != TRAINING:
+            if job.type != TRAINING or job.replay_of is not None:
                 continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)

@@ -71,6 +71,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/runs",
         "GET /v1/runs/compare",
         "GET /v1/runs/{run_id}",
+        "GET /v1/runs/{run_id}/replay",
         "GET /v1/experiments/{experiment_id}/runs/{run_id}",
     ),
     P.EXPERIMENTS_WRITE: (
@@ -137,7 +138,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
     ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs", "POST /v1/jobs/estimate"),
-    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs"),
+    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs", "POST /v1/runs/{run_id}/replay"),
     P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel",),
     P.JOBS_DELETE: ("DELETE /v1/jobs/{job_id}",),
     P.MODELS_READ: (

@@ -16,6 +16,7 @@ from hanzo_ml.cli import (
     local,
     model,
     recipe,
+    replay,
     run,
     trace,
     training_data,
@@ -36,6 +37,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(run.app, name="run")
+run.app.command("replay")(replay.replay)
 app.add_typer(local.config, name="config")
 app.add_typer(local.server, name="server")
 app.command("up")(local.up)

@@ -23,6 +23,7 @@ from resources.metadata.transactions import insert_into
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = ("completed", "failed", "cancelled")
 TRAINING, PREPARATION = "training", "preparation"
+REPLAY_OF = "replay_of"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class JobRecord:
     reason: str
     artifacts: Mapping[str, Any]
     evaluation: Mapping[str, Any] | None
+
+    @property
+    def replay_of(self) -> str | None:
+        """The run that this job repeats, to compare with. What it makes is no new model."""
+        original = self.config.get(REPLAY_OF)
+        return None if original is None else str(original)
 
     def artifact(self, role: str) -> Artifact:
         return Artifact.model_validate(self.artifacts[role])
@@ -67,11 +74,12 @@ class Jobs:
         id: str | None = None,
         status: str = "queued",
         type: str = TRAINING,
+        tags: Mapping[str, str] | None = None,
     ) -> JobRecord:
-        """Record a job and, of a training job, its tracking run. A job of that id that is there already stays as it is.
+        """Record a job and, of a training job, its tracking run with `tags`.
 
-        A job that its supervisor records itself, on a click in the Dagster UI, is `running` at once: queued, the sensor
-        would start it a second time.
+        A job of that id that is there already stays as it is. One that its supervisor records itself, on a click in the
+        Dagster UI, is `running` at once: queued, the sensor would start it a second time.
         """
         identifier = id or uuid.uuid4().hex
         with self._database.write() as connection:
@@ -91,7 +99,7 @@ class Jobs:
             insert = insert_into(connection, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
             if connection.execute(insert).first():
                 if type == TRAINING:
-                    self._runs.ensure(identifier, name, name, user, organization, status=status, connection=connection)
+                    self._runs.ensure(identifier, name, name, user, organization, tags, status=status, connection=connection)
                 facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
                 emit(connection, "jobs", "job.submitted", identifier, facts)
             return self.get(identifier, connection)

@@ -334,19 +334,40 @@ def add_partition(stack: LocalStack, partition: str) -> None:
     assert made["__typename"] == "AddDynamicPartitionSuccess"
 
 
-@pytest.mark.slow
-def test_the_whole_chain_by_clicks_alone(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
-    """Train with the launchpad's settings, promote by a click; what lies between and behind is the sensors' work."""
+@pytest.fixture(scope="module")
+def clicked(stack: LocalStack, baseline: Baseline, dataset: str) -> str:
+    """A run of six steps, started by a click with the launchpad's settings."""
     settings = {"name": "clicked", "dataset": dataset, "parameters": baseline.parameters | {"max_steps": 6}}
     add_partition(stack, "by-click")
     assert click(stack, [["models", "sandbox", "checkpoint"]], "by-click", settings) == "SUCCESS"
     assert stack.get("/v1/jobs/by-click")["status"] == "completed"
     assert click(stack, [["models", "sandbox", "checkpoint"]], "by-click", settings | {"dataset": "other"}) == "FAILURE"
+    return "by-click"
+
+
+@pytest.mark.slow
+def test_the_whole_chain_by_clicks_alone(stack: LocalStack, clicked: str) -> None:
+    """Trained and promoted by a click; what lies between and behind is the sensors' work."""
     stack.wait_for("model.exported", "clicked")
-    assert click(stack, [["models", "sandbox", "promotion"]], "by-click") == "SUCCESS"
+    assert click(stack, [["models", "sandbox", "promotion"]], clicked) == "SUCCESS"
     stack.wait_for("deployment.serving", "clicked")
     assert ask(stack, "clicked").status_code == 200
     assert stack.hanzo_ml("model", "prove", "clicked", "1").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, clicked: str) -> None:
+    verdict = json.loads(stack.hanzo_ml("run", "replay", clicked, "--json").stdout)
+    assert verdict["equal"], verdict
+    assert (verdict["run"], verdict["steps"], verdict["environment"]) == (clicked, 6, [])
+    replay = verdict["replay"]
+    assert stack.adapter_sha256(replay) == stack.adapter_sha256(clicked)
+    assert stack.losses(replay) == stack.losses(clicked)
+    assert stack.get(f"/v1/runs/{replay}")["tags"]["hanzo_ml.replay_of"] == clicked
+    # It is no new model: the sensor passes it over.
+    seen = newest_tick(stack, "evaluate_completed_jobs")
+    wait_until("another tick", lambda: newest_tick(stack, "evaluate_completed_jobs") > seen + 5 or None)
+    assert stack.events("evaluation.started", key=replay) == []
 
 
 @pytest.mark.slow

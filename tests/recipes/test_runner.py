@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
     done = run(job, tmp_path, "return Result(work_digest=job.work_digest, metrics={'steps': 3.0})")
     assert done.returncode == 0, done.stderr
     found = Result.model_validate_json(Store(job.store).get_bytes(RESULT))
-    assert found == Result(work_digest=job.work_digest, metrics={"steps": 3.0})
+    assert found == Result(work_digest=job.work_digest, metrics={"steps": 3.0}, machine=found.machine)
+    assert found.machine is not None and found.machine.packages["torch"] == version("torch")
     assert not (Path(job.work_dir) / "exit.json").exists()
 
 

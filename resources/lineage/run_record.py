@@ -13,23 +13,31 @@ from pathlib import Path
 from pydantic import BaseModel, JsonValue
 
 from recipes.recipe import Recipe
-from recipes.schema import Artifact
+from recipes.schema import Artifact, Hardware
 from recipes.store import Store
 
 LOCK_FILE = "requirements.lock"
 
 
 class Environment(BaseModel, frozen=True):
-    """The code that ran: `git_dirty` says that tracked files differed from the commit."""
+    """The code that ran: `git_dirty` says that tracked files differed from the commit, `git_diff_sha256` how.
+
+    On what it ran, and with which packages, only the program itself can say: see `Result.machine`.
+    """
 
     git_commit: str
     git_dirty: bool
+    git_diff_sha256: str = ""
     lock_sha256: str
     python: str
 
 
 class RunRecord(BaseModel, frozen=True):
-    """What decided a run."""
+    """What decided a run.
+
+    Of a replay: `replay_of` is the run that it repeats, `threads` how many that one computed with on its processor, since
+    sums in another order are other sums.
+    """
 
     run_id: str
     model: str
@@ -37,15 +45,25 @@ class RunRecord(BaseModel, frozen=True):
     recipe: Recipe
     seed: int
     environment: Environment
+    replay_of: str | None = None
+    threads: int | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        """What the run asks for."""
+        asked = self.recipe.hardware
+        return asked if self.threads is None else asked.model_copy(update={"cpu": self.threads})
 
 
 def read_environment(source: Path) -> Environment:
     """The environment of a checkout; a folder without git says `none`."""
     commit = git(source, "rev-parse", "HEAD")
+    changes = git(source, "diff", "HEAD") if commit else ""
     lock = source / LOCK_FILE
     return Environment(
         git_commit=commit or "none",
-        git_dirty=bool(commit and git(source, "status", "--porcelain", "--untracked-files=no")),
+        git_dirty=bool(changes),
+        git_diff_sha256=hashlib.sha256(changes.encode()).hexdigest() if changes else "",
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",
         python=platform.python_version(),
     )
@@ -53,7 +71,9 @@ def read_environment(source: Path) -> Environment:
 
 def git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=False
+        )
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -73,6 +93,7 @@ def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Art
             "seed": record.seed,
             "git_commit": record.environment.git_commit,
             "lock_sha256": record.environment.lock_sha256,
+            **({"replay_of": record.replay_of} if record.replay_of else {}),
         }
         return store.publish(Path(scratch), uri, "run", inputs=inputs, facts=facts)
 

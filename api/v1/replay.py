@@ -1,0 +1,27 @@
+"""/v1/runs/{run_id}/replay (rows Y11, Y12): a finished run once more, and whether the same came out."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.v1.jobs import as_json
+from resources.replay.finished_run import read_finished
+from resources.replay.submit import submit_replay
+from resources.replay.verdict import read_verdict
+from resources.services import SOURCE
+
+router = APIRouter(prefix="/v1/runs", tags=["v1"])
+
+
+@router.post("/{run_id}/replay", status_code=201)
+def replay(run_id: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+    """Queue the run's replay; `environment` is what differs from the first run's before it starts."""
+    made = submit_replay(database, store, read_finished(database, store, run_id), SOURCE, caller.user_id)
+    environment = [difference.model_dump() for difference in made.environment]
+    return JSONResponse({"job": as_json(made.job), "environment": environment}, 201)
+
+
+@router.get("/{run_id}/replay")
+def verdict(run_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """Of a completed replay: every loss and the final weights, held against the first run's."""
+    return JSONResponse(read_verdict(database, store, run_id).model_dump(mode="json"))

@@ -1,0 +1,65 @@
+"""`hanzo-ml run replay`: a finished run once more from its record alone, and whether the same came out."""
+
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.output import AsJson, show
+
+POLL_SECONDS = 1.0
+ENDED = ("completed", "failed", "cancelled")
+
+
+def replay(run_id: str, as_json: AsJson = False) -> None:
+    """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
+
+    The new run is trained by the same path as any job, and is neither evaluated nor registered.
+    """
+    notes = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    submitted = call("POST", f"/v1/runs/{run_id}/replay")
+    job = submitted["job"]["id"]
+    for line in environment_lines(submitted["environment"]):
+        notes.print(line)
+    notes.print(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
+    ended = wait_for(job)
+    if ended["status"] != "completed":
+        raise Refused(f"replay {job} {ended['status']}: {ended['reason']}")
+    verdict = call("GET", f"/v1/runs/{job}/replay")
+    if as_json:
+        show(verdict)
+    else:
+        print("\n".join(lines_of(verdict)))
+    if not verdict["equal"]:
+        raise typer.Exit(1)
+
+
+def wait_for(job_id: str) -> dict[str, Any]:
+    """The job, once it has ended. It goes on where nobody waits for it."""
+    while True:
+        job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
+        if job["status"] in ENDED:
+            return job
+        time.sleep(POLL_SECONDS)
+
+
+def environment_lines(differences: list[dict[str, str]]) -> list[str]:
+    """One line for each thing that differs, below one that says what it means; none where all is the same."""
+    if not differences:
+        return []
+    told = [f"  {each['what']}: {each['then']} then, {each['now']} now" for each in differences]
+    return ["the environment is not that of the first run, so results may differ:", *told]
+
+
+def lines_of(verdict: dict[str, Any]) -> list[str]:
+    """A verdict for people: what came out, then what may explain it."""
+    first = verdict["first_difference"]
+    if first is None:
+        losses = f"all {verdict['steps']} losses are equal"
+    else:
+        losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
+    weights = [f"{each['path']} has SHA-256 {each['now']}, then {each['then']}" for each in verdict["weights"]]
+    told = ["reproduced" if verdict["equal"] else "not reproduced", losses, *(weights or ["the final weights are equal"])]
+    return [f"{told[0]}: {told[1]}", *told[2:], *environment_lines(verdict["environment"])]

