@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-trace
+.PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -40,6 +40,9 @@ bench-preparation: $(INSTALLED)
 
 bench-trace: $(INSTALLED)
 	@$(BIN)/python benchmarks/trace.py
+
+bench-training: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.training
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \

@@ -1,0 +1,159 @@
+"""Usage: python -m benchmarks.training [--shape small|7b] [--records 600] [--cache FOLDER] [--only NAME ...]
+
+Trains the same LoRA on the same records with everything that installs and prints, of each: useful tokens (no padding) per
+processor-second, or per second and with MFU on a GPU; the share of time in which checkpoints stopped training; peak memory.
+Processor-seconds, because they hold on a machine that does other work too.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from benchmarks.tracking.servers import Place, Server, free_port
+from benchmarks.training.ours import job_of, new_run
+from benchmarks.training.peers import PEERS, VARIANTS, DoesNotRun, last_line, python_of
+from benchmarks.training.shapes import SHAPES, Work
+from benchmarks.training.work import make_work
+from recipes.architecture import Architecture
+from recipes.gpus import GPUS
+from recipes.machine import read_machine
+from recipes.recipe import Recipe
+from recipes.schema import Job
+from recipes.throughput import flops_per_token
+from resources.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+MEASURED = "benchmarks.training.measured"
+OURS, FLOOR = "ours", "hand loop"
+NAMES = [FLOOR, OURS, *(peer.name for peer in PEERS)]
+Command = Callable[[Path], list[str]]
+TRL = "TRL, default"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of training alone: processor-seconds, seconds, share of time that checkpoints took, peak memory in MB."""
+
+    cpu: float
+    seconds: float
+    stall: float
+    memory: float
+
+
+def cost_of(command: list[str], report: Path) -> Cost:
+    """Run a command that writes the report. Raises DoesNotRun with what it said last."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    done = subprocess.run(command, cwd=report.parent, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not report.exists():
+        raise DoesNotRun(f"does not run: {last_line(done.stderr)}")
+    return Cost(**json.loads(report.read_text()))
+
+
+def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command]:
+    """What is run for a name on the command line, by the name in the table; each takes the place of its report.
+
+    Raises:
+        DoesNotRun: its packages do not install, or it needs a GPU.
+    """
+
+    def measured(python: str, module: str, *arguments: str) -> Command:
+        return lambda report: [python, "-m", MEASURED, str(report), str(work.threads), module, *arguments]
+
+    if name == FLOOR:
+        return {FLOOR: lambda report: [sys.executable, "-m", "benchmarks.training.hand_loop", work.folder, str(report)]}
+    if name == OURS:
+        return {OURS: measured(sys.executable, "recipes.train", str(job))}
+    peer = next(peer for peer in PEERS if peer.name == name)
+    python = python_of(peer, cache)
+    module = f"benchmarks.training.{peer.module}"
+    return {f"{name}, {variant}": measured(python, module, work.folder, variant) for variant in VARIANTS}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    options.add_argument("--records", type=int, default=600)
+    options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
+    options.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="who is measured")
+    asked = options.parse_args()
+    cache = asked.cache or Settings.load().home / "benchmarks" / "training"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        work = make_work(folder / "work", SHAPES[asked.shape], asked.records, os.cpu_count() or 1)
+        (folder / "server").mkdir()
+        server = Server("ours", Place(folder / "server", free_port(), f"sqlite:///{folder}/server/metadata.db"), cache)
+        try:
+            job = job_of(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
+            (folder / "job.json").write_text(job.model_dump_json())
+            machine = read_machine()
+            where = ", ".join(machine.gpus) or f"{machine.processor}, {work.threads} threads"
+            print(
+                f"{work.records} records, {work.tokens} useful tokens, rows of {work.sequence_length}; {where}", flush=True
+            )
+            costs = measured(asked.only, work, folder, cache)
+        finally:
+            server.stop()
+    report(costs, work, job, machine.gpus)
+
+
+def measured(names: list[str], work: Work, folder: Path, cache: Path) -> dict[str, Cost]:
+    """Run one after another. Who does not run is told at once, in one line."""
+    costs: dict[str, Cost] = {}
+    for name in names:
+        try:
+            for label, command in commands(name, work, folder / "job.json", cache).items():
+                name = label
+                path = folder / f"report-{len(costs)}.json"
+                costs[label] = cost_of(command(path), path)
+        except DoesNotRun as problem:
+            print(f"{name} {problem}", flush=True)
+    return costs
+
+
+def report(costs: dict[str, Cost], work: Work, job: Job, gpus: tuple[str, ...]) -> None:
+    def speed(cost: Cost) -> float:
+        return work.tokens / (cost.seconds if gpus else cost.cpu)
+
+    unit = "tokens/s" if gpus else "tokens/cpu-s"
+    print(f"\n{'':<28}{unit:>14}{'cpu-s':>9}{'seconds':>9}{'stall':>8}{'peak MB':>10}{'MFU' if gpus else '':>8}")
+    for name, cost in sorted(costs.items(), key=lambda item: -speed(item[1])):
+        share = f"{mfu(speed(cost), job, gpus[0]):.1%}" if gpus else ""
+        figures = f"{speed(cost):>14,.0f}{cost.cpu:>9.1f}{cost.seconds:>9.1f}{cost.stall:>8.1%}{cost.memory:>10,.0f}"
+        print(f"{name:<28}{figures}{share:>8}")
+    if OURS not in costs:
+        return
+    print()
+    for name, goal in ((TRL, "goal: at least 1.6"), (FLOOR, "goal: at least 0.80, that is within 1.25")):
+        if name in costs:
+            print(f"ours is {speed(costs[OURS]) / speed(costs[name]):.2f} times as fast as {name} ({goal})")
+    peers = {name: cost for name, cost in costs.items() if name not in (OURS, FLOOR)}
+    if peers:
+        best = max(peers, key=lambda name: speed(peers[name]))
+        print(f"ours is {speed(costs[OURS]) / speed(peers[best]):.2f} times as fast as the best peer, {best}")
+
+
+def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:
+    """Share of the GPU's peak; NaN of one that is not in our table."""
+    recipe = Recipe.model_validate(job.parameters["recipe"])
+    config = json.loads((Path(unquote(urlparse(recipe.base_model.uri).path)) / "config.json").read_text())
+    peak = next((known.flops for name, known in GPUS.items() if name.split("-")[1].upper() in gpu.upper()), math.nan)
+    return tokens_per_second * flops_per_token(recipe, Architecture.from_config(config)) / peak
+
+
+if __name__ == "__main__":
+    main()

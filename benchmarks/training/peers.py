@@ -1,0 +1,69 @@
+"""What others train with: each in an environment of its own, made the first time, outside of ours."""
+
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.machine import read_machine
+
+INSTALL_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`module` of this package runs in an environment with `packages`; `gpu` says that it needs one."""
+
+    name: str
+    module: str
+    packages: tuple[str, ...]
+    gpu: bool = False
+
+
+PEERS = (
+    Peer(
+        "TRL",
+        "with_trl",
+        ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0"),
+    ),
+    Peer("LLaMA-Factory", "with_llama_factory", ("llamafactory",)),
+    Peer("Axolotl", "with_axolotl", ("axolotl",)),
+    Peer("Unsloth", "with_unsloth", ("unsloth",), gpu=True),
+)
+VARIANTS = ("default", "packing")
+
+
+class DoesNotRun(Exception):
+    """Why a peer is left out, in one line."""
+
+
+def python_of(peer: Peer, cache: Path) -> str:
+    """The Python of the peer's environment.
+
+    Raises:
+        DoesNotRun: it needs a GPU and there is none, or its packages do not install here. They are tried again next time.
+    """
+    if peer.gpu and not read_machine().gpus:
+        raise DoesNotRun("needs a GPU")
+    folder = cache / peer.module.removeprefix("with_")
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"installing {' '.join(peer.packages)} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.packages]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise DoesNotRun(f"does not install within {INSTALL_SECONDS} s") from None
+        if done.returncode:
+            raise DoesNotRun(f"does not install: {last_line(done.stderr)}")
+        (folder / "complete").touch()
+    return str(python)
+
+
+def last_line(text: str) -> str:
+    """What a program said last; of pip, its last error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1][:300]

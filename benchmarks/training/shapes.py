@@ -1,0 +1,62 @@
+"""How large the model and its rows are, and what each tool is told of the work. Loads nothing: peers read it too."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+LORA_RANK, LORA_ALPHA = 16, 32
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LEARNING_RATE = 1e-4
+MAX_GRAD_NORM = 1.0
+PADDED_BATCH = 8
+"""Records of a padded batch: the default of transformers, and about as many useful tokens as our two packed rows."""
+SAVES = 2
+"""Checkpoints in a run, of everybody but the hand-written loop."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama, and the rows that it is trained on."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    tied: bool
+    dtype: str
+    sequence_length: int
+    batch_size: int
+
+
+SMALL = Shape(4096, 256, 704, 7, 8, 8, True, "float32", 512, 2)
+"""6.7 million parameters: minutes on two cores."""
+SEVEN_BILLION = Shape(32000, 4096, 11008, 32, 32, 32, False, "bfloat16", 2048, 4)
+"""Llama-2-7B's, for a GPU."""
+SHAPES = {"small": SMALL, "7b": SEVEN_BILLION}
+
+
+@dataclass(frozen=True)
+class Work:
+    """`tokens` are useful ones of one epoch: no padding. `steps` are ours, of `batch_size` rows."""
+
+    folder: str
+    tokens: int
+    records: int
+    steps: int
+    sequence_length: int
+    batch_size: int
+    dtype: str
+    threads: int
+
+    @property
+    def model(self) -> str:
+        return f"{self.folder}/model"
+
+    def path(self, name: str) -> Path:
+        return Path(self.folder) / name
+
+
+def read_work(folder: str) -> Work:
+    return Work(**json.loads((Path(folder) / "work.json").read_text()))

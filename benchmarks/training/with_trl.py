@@ -1,0 +1,44 @@
+"""Usage: python -m benchmarks.training.with_trl WORK default|packing. Runs in an environment with TRL, without ours.
+
+As TRL's documentation has it for prompts with completions; what differs from its defaults is what the comparison needs:
+precision, sequence length, learning rate, LoRA's shape, and no recomputing of activations, which nobody here does.
+"""
+
+import sys
+
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+
+
+def main() -> None:
+    work, packing = read_work(sys.argv[1]), sys.argv[2] == "packing"
+    half = work.dtype == "bfloat16"
+    arguments = SFTConfig(
+        output_dir=f"{work.folder}/trl-{sys.argv[2]}",
+        max_length=work.sequence_length,
+        packing=packing,
+        per_device_train_batch_size=work.batch_size if packing else PADDED_BATCH,
+        num_train_epochs=1,
+        learning_rate=LEARNING_RATE,
+        bf16=half,
+        use_cpu=not half,
+        gradient_checkpointing=False,
+        save_steps=1 / SAVES,
+        report_to=[],
+        disable_tqdm=True,
+        model_init_kwargs={"dtype": work.dtype, "attn_implementation": "sdpa"},
+    )
+    trainer = SFTTrainer(
+        model=work.model,
+        args=arguments,
+        train_dataset=load_dataset("json", data_files=str(work.path("conversations.jsonl")), split="train"),
+        peft_config=LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM"),
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
