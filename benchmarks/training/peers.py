@@ -21,15 +21,17 @@ class Peer:
     gpu: bool = False
 
 
+TORCH = "torch==2.13.0"
+"""The version that we have, for everybody who can: what is compared is what lies above it."""
 PEERS = (
     Peer(
         "TRL",
         "with_trl",
-        ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0"),
+        ("trl==1.16.0", TORCH, "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0"),
     ),
-    Peer("LLaMA-Factory", "with_llama_factory", ("llamafactory",)),
-    Peer("Axolotl", "with_axolotl", ("axolotl",)),
-    Peer("Unsloth", "with_unsloth", ("unsloth",), gpu=True),
+    Peer("LLaMA-Factory", "with_llama_factory", ("llamafactory", TORCH)),
+    Peer("Axolotl", "with_axolotl", ("axolotl", TORCH)),
+    Peer("Unsloth", "with_unsloth", ("unsloth", TORCH), gpu=True),
 )
 VARIANTS = ("default", "packing")
 
