@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.training.measured import measuring
 from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
-from recipes.records import encode, read_records
+from recipes.examples import encode
+from recipes.records import read_records
 from recipes.training.packing import collate, pack
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.preparation.corpus import write_corpus
 from benchmarks.training.shapes import Shape, Work
-from recipes.records import encode, read_records
+from recipes.examples import encode
+from recipes.records import read_records
 from recipes.training.packing import pack
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
