@@ -61,10 +61,10 @@ def likelihood(
         tokenizer.eos_token_id,
     ):
         batch = collate([vars(row)])
-        labels = batch.pop("labels")
+        del batch["labels"]
+        targets = batch.pop("shift_labels")
         # A cache switches the mask between packed neighbours off (transformers 5.23).
-        logits = model(**batch, use_cache=False).logits[:, :-1].float()
-        targets = labels[:, 1:]
+        logits = model(**batch, use_cache=False).logits.float()
         total += float(torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="sum"))
         right += int((logits.argmax(-1) == targets).sum())
         count += int((targets >= 0).sum())
