@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from recipes.results import TrainingFacts
-from recipes.schema import Artifact, Machine, Result
+from recipes.results import TRAINED, TrainingFacts
+from recipes.schema import Machine, Result
 from recipes.store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, not_found
 from resources.lineage.run_record import RunRecord, read_record
@@ -13,8 +13,6 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 
 INPUTS = ("train", "validation", "base")
-NOT_MADE = ("run", "train", "validation", "test", "base")
-"""Roles of a job's artifacts that it did not make."""
 WEIGHTS = ".safetensors"
 
 
@@ -79,7 +77,7 @@ def weights_of(run: FinishedRun, store: Store) -> dict[str, str]:
     Raises:
         HanzoError: a manifest is gone.
     """
-    made = {role: Artifact.model_validate(value) for role, value in run.job.artifacts.items() if role not in NOT_MADE}
+    made = {role: run.job.artifact(role) for role in TRAINED if role in run.job.artifacts}
     try:
         return {
             f"{role}/{file.path}": file.sha256
