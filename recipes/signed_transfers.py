@@ -4,6 +4,7 @@ By boto3, because obstore can sign neither a part nor one side of an upload. It 
 that happens when the first client asks.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,6 +128,15 @@ class SignedTransfers:
             aws_session_token=known.get("AWS_SESSION_TOKEN"),
             config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
         )
+
+
+def etag_of(parts: Sequence[Part]) -> str | None:
+    """The ETag of the object that S3 makes of these parts: a hash of their MD5s. None where what they have is no MD5."""
+    try:
+        digests = [bytes.fromhex(part.etag.strip('"')) for part in sorted(parts, key=lambda part: part.number)]
+    except ValueError:
+        return None
+    return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
 
 
 @contextmanager

@@ -7,7 +7,8 @@ nobody knows whether clients reach the S3 server at all.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -19,7 +20,8 @@ from api.mlflow.bodies import Message, Required
 from api.mlflow.messages import answer
 from api.requests import StrictRoute
 from api.run_artifacts import checked_path
-from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused
+from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
+from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 router = APIRouter(prefix="/mlflow-artifacts", tags=["mlflow"], route_class=StrictRoute)
@@ -84,7 +86,16 @@ def complete(
     place.check_writable()
     place.artifacts.check_free(place.owner, place.path)
     uri, parts = uri_of(place), [Part(part.part_number, part.etag) for part in body.parts]
-    told(lambda: files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts)))
+    try:
+        files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
+    except UploadRefused:
+        raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
+    except FileNotFoundError:
+        # Perhaps the client lost the answer to its first request, which may be at work still.
+        if not stands(files.store, uri, parts):
+            message = "No such upload is on its way there: it was completed or aborted, or is of another file"
+            raise not_found(message) from None
+        files.open(uri, place.owner)
     return answer()
 
 
@@ -94,7 +105,8 @@ def abort(
 ) -> Response:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
-    told(lambda: transfers.abort(uri_of(place), body.upload_id))
+    with suppress(FileNotFoundError):  # nothing is on its way, which is what was asked for
+        transfers.abort(uri_of(place), body.upload_id)
     return answer()
 
 
@@ -115,11 +127,9 @@ def check_supported(transfers: SignedTransfers, what: str) -> None:
         raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{what} is not supported for the current artifact repository")
 
 
-def told(call: Callable[[], object]) -> None:
-    """What the S3 server does not know or take, in words for the client."""
+def stands(store: Store, uri: str, parts: Sequence[Part]) -> bool:
+    """Whether what lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
     try:
-        call()
+        return store.open(uri).version.strip('"') == etag_of(parts)
     except FileNotFoundError:
-        raise not_found("No such upload is on its way there: it was completed or aborted, or is of another file") from None
-    except UploadRefused:
-        raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
+        return False
