@@ -23,6 +23,11 @@ class JobCredentials:
         with self.database.write() as connection:
             return {TOKEN: job_tokens.issue(connection, job.id, seconds_of(job.schedule.max_duration))}
 
+    def is_good(self, job: Job, token: str) -> bool:
+        with self.database.read() as connection:
+            grant = job_tokens.grant_of(connection, token)
+        return grant is not None and grant.job_id == job.id
+
     def renew(self, job: Job) -> None:
         if job.tracking is not None:
             with self.database.write() as connection:

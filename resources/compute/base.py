@@ -57,6 +57,10 @@ class Credentials(Protocol):
         """For a start of the program; void what an earlier start had."""
         ...
 
+    def is_good(self, job: Job, token: str) -> bool:
+        """Whether a start of the program that has this token can go on with it."""
+        ...
+
     def renew(self, job: Job) -> None:
         """The program still runs."""
         ...
@@ -71,6 +75,9 @@ class NoCredentials:
 
     def issue(self, job: Job) -> Mapping[str, str]:
         return {}
+
+    def is_good(self, job: Job, token: str) -> bool:
+        return True
 
     def renew(self, job: Job) -> None:
         pass

@@ -89,8 +89,8 @@ def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path)
     arguments = ["job", "submit", "--model", "ellarin-assistant", "--set", "max_steps=7", "--dry-run"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    document, job_set = yaml.safe_load_all(done.stdout)
-    assert (document["kind"], job_set["kind"]) == ("ConfigMap", "JobSet")
+    document, secret, job_set = yaml.safe_load_all(done.stdout)
+    assert (document["kind"], secret["kind"], job_set["kind"]) == ("ConfigMap", "Secret", "JobSet")
     assert json.loads(document["data"]["job.json"])["parameters"]["recipe"]["max_steps"] == 7
     assert done.stdout.startswith("# hanzo-ml job submit --dry-run: nothing was submitted")
     assert "# model ellarin-assistant, dataset ellarin@1, recipe smollm2-135m-lora" in done.stdout
@@ -119,7 +119,7 @@ def test_settings_choose_the_objects(home: Path, run: Any, monkeypatch: pytest.M
     monkeypatch.setenv("HANZO_ML_SCHEDULER_GANG_BACKEND", "indexed_job")
     monkeypatch.setenv("HANZO_ML_STORAGE_ENDPOINT", "http://minio:9000")
     text = run(parameters={"distributed": {"num_nodes": 2, "gpus_per_node": 8}})
-    assert [item["kind"] for item in yaml.safe_load_all(text)] == ["ConfigMap", "Service", "Job"]
+    assert [item["kind"] for item in yaml.safe_load_all(text)] == ["ConfigMap", "Secret", "Service", "Job"]
     assert "cannot reach the object store" not in text and "cannot reach the tracking server" in text
 
 

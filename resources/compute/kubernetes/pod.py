@@ -4,6 +4,7 @@ from typing import Any
 
 from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
+from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.compute.kubernetes.torchrun import GRACE_SECONDS, JOB_FILE, command, network
 from resources.compute.local import ENVIRONMENT
 from resources.job_credentials import TOKEN
@@ -101,9 +102,8 @@ def environment(gang: Gang) -> list[dict[str, Any]]:
     values = ENVIRONMENT | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed)
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     if gang.job.tracking is not None:
-        # The job's own token, of a Secret beside its ConfigMap, which everybody who sees the job may read. Optional: without
-        # sign-in there is none, and a job that is applied by hand runs all the same.
-        token = {"name": f"{gang.name}-token", "key": "token", "optional": True}
+        # Optional: a job that is applied by hand has no token, and runs all the same.
+        token = {"name": secret_name(gang), "key": KEY, "optional": True}
         variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": token}})
     if gang.processes:
         variables.append({"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK}}})

@@ -10,6 +10,7 @@ from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.indexed_job import without_crds
 from resources.compute.kubernetes.jobset import job_set
 from resources.compute.kubernetes.pod import job_document
+from resources.compute.kubernetes.token_secret import token_secret
 from resources.settings import Scheduler
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
@@ -17,14 +18,15 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 
 
 def render(job: Job, scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Exactly what is applied for a job.
+    """What is applied for a job: exactly this, but for the token in its Secret, which is made then and never printed.
 
     Raises:
         BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
     """
     gang = gang_of(job, scheduler)
     runs = [job_set(gang)] if scheduler.gang_backend == "kueue" else without_crds(gang)
-    return [job_document(gang), *runs]
+    tokens = [token_secret(gang)] if gang.job.tracking else []
+    return [job_document(gang), *tokens, *runs]
 
 
 def out_of_reach(job: Job, scheduler: Scheduler) -> list[str]:

@@ -77,7 +77,8 @@ def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
     assert run["info"]["status"] == "FINISHED"
     assert {"key": "lora_rank", "value": "8"} in run["data"]["params"]
     assert {point["key"]: point["value"] for point in run["data"]["metrics"]} == {"train/loss": 0.25, "eval/loss": 0.25}
-    history = made(acme.viewer.get(f"{MLFLOW}/metrics/get-history", params={"run_id": submitted, "metric_key": "train/loss"}))
+    asked = {"run_id": submitted, "metric_key": "train/loss"}
+    history = made(acme.viewer.get(f"{MLFLOW}/metrics/get-history", params=asked))
     assert [point["step"] for point in history["metrics"]] == [0, 1, 2, 3], "what both attempts logged counts once"
     proxied = f"/api/2.0/mlflow-artifacts/artifacts/{run['info']['experiment_id']}/{submitted}/artifacts/config.yaml"
     assert acme.viewer.get(proxied).text == "rank: 8"

@@ -47,9 +47,10 @@ def test_the_check_finds_a_key_that_nobody_knows() -> None:
 
 
 def test_what_is_applied_in_which_order() -> None:
-    assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "JobSet"]
-    assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Service", "Job"]
-    assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Job"]
+    assert [item["kind"] for item in render(DISTRIBUTED, KUEUE)] == ["ConfigMap", "Secret", "JobSet"]
+    assert [item["kind"] for item in render(DISTRIBUTED, PLAIN)] == ["ConfigMap", "Secret", "Service", "Job"]
+    assert [item["kind"] for item in render(a_job(), PLAIN)] == ["ConfigMap", "Secret", "Job"]
+    assert [item["kind"] for item in render(a_job(tracking=None), PLAIN)] == ["ConfigMap", "Job"]
 
 
 def test_the_job_travels_as_a_file_with_the_folders_and_addresses_of_a_pod() -> None:
