@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from api.app import create_app
+from resources.settings import Settings
 from tests.api.auth.iam import Iam
 from tests.api.server_process import ServerProcess, free_port
 
@@ -76,6 +79,12 @@ def objects_of(admin: httpx.Client, name: str) -> dict[str, str]:
         "dataset": dataset,
         "job": job,
     }
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """The application, to ask for its routes."""
+    return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.app import create_app
 from api.auth.routes import Routes
 from api.auth.table import FOR_JOBS, OPEN, RULES, spellings
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
-from resources.settings import Settings
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
@@ -51,11 +49,6 @@ class Job:
 @pytest.fixture(scope="module")
 def job(signed_in: SignedIn, database: Database) -> Job:
     return Job(signed_in, database)
-
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
 
 
 def test_a_program_logs_all_that_it_has_to_its_own_run(job: Job) -> None:

@@ -1,10 +1,13 @@
 """Another organization's objects do not exist, by whichever route and in whichever words they are asked for (row W5)."""
 
+import re
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
-from tests.api.auth.conftest import MLFLOW, Organization, SignedIn
+from api.auth.routes import Routes
+from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
 
 Request = tuple[str, str, dict[str, Any]]
 
@@ -23,6 +26,7 @@ def query(path: str, /, **params: Any) -> Request:
 
 M = MLFLOW
 POINT = {"key": "k", "value": 1.0, "timestamp": 1}
+PART = {"part_number": 1, "etag": "e"}
 REQUESTS: list[Request] = [
     query(f"{M}/experiments/get", experiment_id="{experiment}"),
     json(f"{M}/experiments/set-experiment-tag", experiment_id="{experiment}", key="k", value="v"),
@@ -50,10 +54,21 @@ REQUESTS: list[Request] = [
     query(f"{M}/metrics/get-history-bulk-interval", run_ids=["{run}"], metric_key="loss"),
     query("/get-artifact", run_uuid="{run}", path="notes.txt"),
     query("/api/2.0/mlflow-artifacts/artifacts", path="{experiment}/{run}/artifacts"),
+    query(f"{M}/metrics/get-history-bulk", run_id=["{run}"], metric_key="loss"),
+    json(f"{M}/artifacts/presigned-download-url", run_id="{run}", path="notes.txt"),
+    json(f"{M}/artifacts/presigned-upload-url", run_id="{run}", path="notes.txt"),
+    asked("GET", "/api/2.0/mlflow-artifacts/presigned/{file}"),
+    json("/api/2.0/mlflow-artifacts/mpu/create/{experiment}/{run}/artifacts", path="f"),
+    json("/api/2.0/mlflow-artifacts/mpu/complete/{experiment}/{run}/artifacts", path="f", upload_id="u", parts=[PART]),
+    json("/api/2.0/mlflow-artifacts/mpu/abort/{experiment}/{run}/artifacts", path="f", upload_id="u"),
+    asked("POST", "/ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=u.txt", content=b"x"),
     asked("GET", "/api/2.0/mlflow-artifacts/artifacts/{file}"),
     asked("PUT", "/api/2.0/mlflow-artifacts/artifacts/{experiment}/{run}/artifacts/new.txt", content=b"x"),
     asked("GET", f"{M}/logged-models/{{logged_model}}"),
     asked("GET", f"{M}/logged-models/{{logged_model}}/artifacts/directories"),
+    query(f"{M}/logged-models/{{logged_model}}/artifacts/files", artifact_file_path="f"),
+    json(f"{M}/logged-models/{{logged_model}}/params", params=[{"key": "p", "value": "v"}]),
+    json(f"{M}/runs/log-model", run_id="{run}", model_json='{"artifact_path": "m"}'),
     json(f"{M}/logged-models", experiment_id="{experiment}", name="n"),
     json(f"{M}/logged-models/{{logged_model}}/tags", "PATCH", tags=[{"key": "a", "value": "b"}]),
     json(f"{M}/logged-models/{{logged_model}}", "PATCH", status="LOGGED_MODEL_READY"),
@@ -81,10 +96,22 @@ REQUESTS: list[Request] = [
     asked("GET", "/v1/datasets/{dataset}/preview"),
     asked("GET", "/v1/datasets/{dataset}/checks"),
     asked("POST", "/v1/datasets/{dataset}/checks"),
+    asked("GET", "/v1/datasets/{dataset}/report"),
+    asked("GET", "/v1/datasets/{dataset}/lineage"),
+    asked("GET", "/v1/datasets/{dataset}/download"),
+    query("/v1/datasets/{dataset}/diff", against="{dataset}"),
+    json("/v1/datasets/{dataset}", "PATCH", tags=["seen"]),
+    json("/v1/datasets/{dataset}/prepare", name="prepared"),
+    asked("DELETE", "/v1/datasets/{dataset}"),
     asked("GET", "/v1/jobs/{job}"),
     asked("GET", "/v1/jobs/{job}/logs?follow=false"),
     asked("GET", "/v1/models/{model}/versions"),
     asked("GET", "/v1/models/{model}/versions/1"),
+    asked("GET", "/v1/models/{model}/versions/1/data"),
+    asked("GET", "/v1/models/{model}/versions/1/proof"),
+    json("/v1/models/{model}/versions/1/stage", "PUT", stage="staging"),
+    query("/model-versions/get-artifact", name="{model}", version="1", path="notes.txt"),
+    asked("GET", "/api/2.0/mlflow-artifacts/artifacts/models/{model}/1/notes.txt"),
     json("/v1/models/{model}/versions/1/stage", "PATCH", stage="production"),
     asked("DELETE", "/v1/models/{model}/deployment"),
     json("/v1/models/{model}/versions/1/stage", "PATCH", stage="staging"),
@@ -96,9 +123,47 @@ REQUESTS: list[Request] = [
     json(f"{M}/experiments/delete", experiment_id="{experiment}"),
     json(f"{M}/experiments/restore", experiment_id="{experiment}"),
 ]
+REMOVALS: list[Request] = [
+    json(f"{M}/logged-models/{{logged_model}}/tags/a", "DELETE"),
+    json(f"{M}/logged-models/{{logged_model}}", "DELETE"),
+    json(f"{M}/model-versions/delete-tag", "DELETE", name="{model}", version="1", key="k"),
+    json(f"{M}/model-versions/delete", "DELETE", name="{model}", version="1"),
+    json(f"{M}/registered-models/delete-tag", "DELETE", name="{model}", key="k"),
+    json(f"{M}/registered-models/delete", "DELETE", name="{model}"),
+]
+"""What cannot be undone is tried on objects that nobody else needs."""
+NAME_NOTHING = re.compile(
+    r" (/api/[23]\.0)?/?mlflow/((experiments|runs|logged-models|registered-models|model-versions)/search|server-info"
+    r"|experiments/(get-by-name|search-datasets|create)|registered-models/create|gateway-proxy|ui-telemetry)$"
+    r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace|events|experiments|jobs|models)$"
+    r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
+)
+"""Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
+NAME_IN_THEIR_OWN_WAY = {
+    "POST /v1/jobs/estimate",
+    "POST /v1/models/{}/versions",
+    "POST /v1/models/register",
+    "POST /api/2.0/mlflow/model-versions/create",
+    "POST /api/2.0/mlflow/registered-models/rename",
+}
+"""Their model may be new; what else they name is tried below."""
 MAY_FAIL = {
     f"{M}/experiments/delete-experiment-tag",
     "/v1/models/{model}/versions/1/stage",
+    "/v1/models/{model}/versions/1/data",
+    "/v1/models/{model}/versions/1/proof",
+    "/v1/datasets/{dataset}",
+    "/v1/datasets/{dataset}/report",
+    "/model-versions/get-artifact",
+    "/api/2.0/mlflow-artifacts/artifacts/models/{model}/1/notes.txt",
+    f"{M}/logged-models/{{logged_model}}/artifacts/files",
+    f"{M}/runs/log-model",
+    f"{M}/artifacts/presigned-download-url",
+    f"{M}/artifacts/presigned-upload-url",
+    "/api/2.0/mlflow-artifacts/presigned/{file}",
+    "/api/2.0/mlflow-artifacts/mpu/create/{experiment}/{run}/artifacts",
+    "/api/2.0/mlflow-artifacts/mpu/complete/{experiment}/{run}/artifacts",
+    "/api/2.0/mlflow-artifacts/mpu/abort/{experiment}/{run}/artifacts",
 }
 """The owner's own call is told more than that the object is there, but not that it is missing."""
 
@@ -124,9 +189,39 @@ NOBODYS = {
 }
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request[0]} {request[1]} {sorted(request[2])}")
-def test_another_organizations_object_is_not_there(signed_in: SignedIn, request_: Request) -> None:
+@pytest.fixture(scope="module")
+def spare(signed_in: SignedIn) -> dict[str, str]:
+    """The ids of acme's objects, with a model and a logged model that no other test needs."""
+    admin, ids = signed_in.acme.admin, signed_in.acme.ids
+    made(admin.post(f"{M}/registered-models/create", json={"name": "spare", "tags": [{"key": "k", "value": "v"}]}))
+    source = f"s3://hanzo-ml/runs/{ids['run']}/artifacts/notes.txt"
+    tagged = {"name": "spare", "source": source, "run_id": ids["run"], "tags": [{"key": "k", "value": "v"}]}
+    made(admin.post(f"{M}/model-versions/create", json=tagged))
+    logged = {"experiment_id": ids["experiment"], "name": "spare", "tags": [{"key": "a", "value": "b"}]}
+    model = made(admin.post(f"{M}/logged-models", json=logged))["model"]
+    return {**ids, "model": "spare", "logged_model": model["info"]["model_id"]}
+
+
+def test_every_route_that_names_an_object_is_tried(app: FastAPI) -> None:
+    """The mirrors below another prefix are the same endpoints behind the same guard."""
+    routes = Routes(app)
+    tried = set(NAME_IN_THEIR_OWN_WAY)
+    for method, path, _ in [*REQUESTS, *REMOVALS]:
+        match = routes.match(method, re.sub(r"\{\w+\}", "1", path.replace("{file}", "1/1/artifacts/f").partition("?")[0]))
+        assert match is not None, path
+        tried.add(first_of_its_mirrors(match.route.shape))
+    shapes = {first_of_its_mirrors(route.shape) for route in routes.all if route.method != "HEAD"}
+    assert {shape for shape in shapes - tried if not NAME_NOTHING.search(shape)} == set()
+
+
+def first_of_its_mirrors(shape: str) -> str:
+    return shape.replace(" /ajax-api/", " /api/").replace(" /api/v1/", " /v1/").replace("2.0mlflow", "2.0/mlflow")
+
+
+@pytest.mark.parametrize("request_", [*REQUESTS, *REMOVALS], ids=lambda asked: f"{asked[0]} {asked[1]} {sorted(asked[2])}")
+def test_another_organizations_object_is_not_there(signed_in: SignedIn, spare: dict[str, str], request_: Request) -> None:
     acme, rival = signed_in.acme, signed_in.rival
+    its = spare if request_ in REMOVALS else acme.ids
 
     def send(by: Organization, ids: dict[str, str]) -> tuple[int, str]:
         method, path, options = request_
@@ -136,11 +231,11 @@ def test_another_organizations_object_is_not_there(signed_in: SignedIn, request_
             text = text.replace(identifier, f"<{name}>")
         return answer.status_code, text
 
-    foreign = send(rival, acme.ids)
+    foreign = send(rival, its)
     assert foreign[0] == 404 and "RESOURCE_DOES_NOT_EXIST" in foreign[1], foreign
     assert foreign == send(rival, NOBODYS), "it tells that the object exists"
-    own = send(acme, acme.ids)
-    assert own[0] < 300 or (request_[1] in MAY_FAIL and "<" not in own[1] and own[0] != 403), own
+    own = send(acme, its)
+    assert own[0] < 300 or (request_[1] in MAY_FAIL and own != foreign and own[0] != 403), own
 
 
 def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
@@ -156,6 +251,38 @@ def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     assert run["status"] != "failed" and "mixed" not in str(run)
     linked = {"run_id": rival.ids["run"], "models": [{"model_id": acme.ids["logged_model"], "step": 0}]}
     assert rival.admin.post(f"{M}/runs/outputs", json=linked).status_code == 404
+
+
+def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> None:
+    acme, rival = signed_in.acme.ids, signed_in.rival.ids
+    source = f"s3://hanzo-ml/runs/{acme['run']}/artifacts/notes.txt"
+    job = {"name": "j", "dataset": acme["dataset"]}
+    requests: list[Request] = [
+        query(f"/v1/datasets/{rival['dataset']}/diff", against=acme["dataset"]),
+        json("/v1/jobs", **job),
+        json("/v1/jobs/estimate", **job),
+        json(f"/v1/models/{rival['model']}/versions", run_id=acme["run"], artifact="notes.txt"),
+        json("/v1/models/register", name=rival["model"], version="9", artifact_uri=source, metrics={}, stage="none"),
+        json(f"{M}/registered-models/rename", name=acme["model"], new_name="taken over"),
+    ]
+    for method, path, options in requests:
+        answer = signed_in.rival.admin.request(method, path, **options)
+        assert answer.status_code == 404, (path, answer.text)
+
+
+def test_a_trace_and_a_download_stay_within_an_organization(signed_in: SignedIn) -> None:
+    acme, rival = signed_in.acme, signed_in.rival
+    asked_for = {"match": "1+1"}
+    for answer in (
+        rival.admin.post("/v1/datasets/trace", json=asked_for),
+        rival.admin.get("/v1/datasets/trace", params=asked_for),
+    ):
+        assert answer.is_success and acme.ids["dataset"] not in answer.text and "@acme" not in answer.text, answer.text
+    assert "corpus" in acme.admin.post("/v1/datasets/trace", json=asked_for).text
+    link = str(made(acme.admin.get(f"/v1/datasets/{acme.ids['dataset']}/download"))["url"])
+    assert acme.admin.get(link).status_code == 200
+    for changed in (link.replace("organization=acme", "organization=rival"), link.replace("%40acme", "%40rival")):
+        assert changed != link and rival.admin.get(changed).status_code == 403
 
 
 def test_a_name_that_another_organization_uses_is_free(signed_in: SignedIn) -> None:
@@ -176,8 +303,7 @@ def test_a_name_that_another_organization_uses_is_free(signed_in: SignedIn) -> N
         return "".join(answer.raise_for_status().text for answer in asked)
 
     before = seen(acme)
-    made = rival.admin.post(f"{M}/registered-models/create", json={"name": name})
-    assert made.status_code == 200, made.text
+    made(rival.admin.post(f"{M}/registered-models/create", json={"name": name}))
     source = f"s3://hanzo-ml/runs/{rival.ids['run']}/artifacts/notes.txt"
     body = {"name": name, "source": source, "run_id": rival.ids["run"]}
     for number in ("1", "2"):

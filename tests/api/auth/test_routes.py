@@ -9,7 +9,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.app import create_app
 from api.audit import AuditTrail
 from api.auth.guard import Guard
 from api.auth.keys import Keys
@@ -35,11 +34,6 @@ READS_BY_POST = re.compile(
     r"/search$|/search-datasets$|/get-latest-versions$|/graphql$|/ui-telemetry$|/presigned-download-url$|^/login$|^/logout$"
     r"|/datasets/trace$|/jobs/estimate$"
 )
-
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    return create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("routes"))}))
 
 
 def requests(app: FastAPI) -> list[tuple[str, str]]:
