@@ -1,7 +1,14 @@
-"""A server process for a module, and an application without a process for what needs no network."""
+"""One server process and one application without a process for all files: to start them takes longer than most tests.
 
+A test on the process calls what it makes by names of its own; each test on the application finds an empty store.
+"""
+
+import shutil
+import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +17,9 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from resources.metadata.database import Database
 from resources.settings import Settings
+from tests.api.artifact_server import on_s3
 from tests.api.server_process import ServerProcess
+from tests.s3_server import S3Server
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +31,103 @@ def mlflow_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules["mlflow"].set_tracking_uri(None)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+def over(extra: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    """A server that may import datasets from the folder `allowed` beside its own, and from a bucket."""
+    around = tmp_path_factory.mktemp("server")
+    for name in ("home", "allowed"):
+        (around / name).mkdir()
+    imports = {"HANZO_ML_STORAGE_IMPORT_FROM": f"{(around / 'allowed').as_uri()},s3://raw-files/ours"}
+    return ServerProcess(around / "home", {**imports, **extra})
+
+
+@pytest.fixture(scope="session")
+def server_on_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with over({}, tmp_path_factory) as process:
         yield process
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home")})
+@pytest.fixture(scope="session")
+def server_on_s3(s3_session: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    s3_session.empty()
+    with over({**on_s3(s3_session), "HANZO_ML_STORAGE_PUBLIC_ENDPOINT": s3_session.url}, tmp_path_factory) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def server(server_on_folder: ServerProcess) -> ServerProcess:
+    return server_on_folder
+
+
+@pytest.fixture(scope="module", params=["folder", "s3"])
+def server_on_either(request: pytest.FixtureRequest) -> ServerProcess:
+    """The tests of a file over a folder, then over S3."""
+    found: ServerProcess = request.getfixturevalue(f"server_on_{request.param}")
+    return found
+
+
+def answering(settings: Settings) -> TestClient:
+    """Answers as the server would; an unexpected exception is the 500 that users would see."""
+    return TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+@dataclass(frozen=True)
+class Application:
+    """An application over SQLite and a folder; `start` is what the database holds when it has just started."""
+
+    settings: Settings
+    client: TestClient
+    start: Path
+
+    @property
+    def database(self) -> Path:
+        return Path(Database(self.settings.database_url).engine.url.database or "")
+
+    def keep_start(self) -> None:
+        with closing(sqlite3.connect(self.database)) as source, closing(sqlite3.connect(self.start)) as target:
+            source.backup(target)
+
+    def empty(self) -> None:
+        with closing(sqlite3.connect(self.database, isolation_level=None)) as database:
+            database.execute("ATTACH ? AS start", [str(self.start)])
+            database.execute("BEGIN IMMEDIATE")
+            for (table,) in database.execute("SELECT name FROM start.sqlite_master WHERE type = 'table'").fetchall():
+                database.execute(f'DELETE FROM main."{table}"')
+                database.execute(f'INSERT INTO main."{table}" SELECT * FROM start."{table}"')
+            database.execute("COMMIT")
+        for found in self.settings.home.glob("objects/*/*"):
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+
+def migrated(home: Path) -> Settings:
+    settings = Settings.load({"HANZO_ML_HOME": str(home)})
     database = Database(settings.database_url)
     database.migrate()
     database.close()
     return settings
 
 
+@pytest.fixture(scope="session")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    settings = migrated(tmp_path_factory.mktemp("home"))
+    with answering(settings) as client:
+        found = Application(settings, client, tmp_path_factory.mktemp("start") / "metadata.db")
+        found.keep_start()
+        yield found
+
+
 @pytest.fixture
-def http(settings: Settings) -> Iterator[TestClient]:
-    """Answers as the server would; an unexpected exception is the 500 that users would see."""
-    with TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+def settings(application: Application) -> Settings:
+    application.empty()
+    return application.settings
+
+
+@pytest.fixture
+def http(application: Application, settings: Settings) -> TestClient:
+    return application.client
+
+
+@pytest.fixture
+def breakable(tmp_path: Path) -> Iterator[TestClient]:
+    """An application of the test's own."""
+    with answering(migrated(tmp_path / "home")) as client:
         yield client

@@ -74,6 +74,10 @@ class ServerProcess:
             time.sleep(0.02)
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def process_id(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -85,7 +89,7 @@ class ServerProcess:
         self._process.wait()
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.is_running:
             self._process.terminate()
             self._process.wait()
 

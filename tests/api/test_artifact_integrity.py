@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,15 +25,9 @@ LARGE = bytes(range(256)) * (6 << 12)
 """More than is sent in one request, and than is kept in memory."""
 
 
-@pytest.fixture(scope="module", params=["folder", "s3"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
-    extra = None
-    if request.param == "s3":
-        s3 = request.getfixturevalue("s3_session")
-        s3.empty()
-        extra = on_s3(s3)
-    with ServerProcess(tmp_path_factory.mktemp("server"), extra) as process:
-        yield ArtifactServer(process)
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ArtifactServer:
+    return ArtifactServer(server_on_either)
 
 
 @pytest.fixture
@@ -255,7 +248,7 @@ def memory(process_id: int) -> int:
 
 
 def test_the_memory_of_a_server_does_not_grow_with_a_file(server: ArtifactServer, run_id: str) -> None:
-    size = 300 << 20
+    size = 150 << 20
     where = server.place(run_id, "large")
     server.raw("PUT", where, LARGE)  # what the libraries take once
     server.raw("GET", where)

@@ -6,7 +6,6 @@ CVE-2023-1177, 2023-2356, 2023-2780, 2023-6018, 2023-6831, 2023-6909, 2023-6977,
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from api.app import MLFLOW_ROUTERS, ROUTERS
-from tests.api.artifact_server import ArtifactServer, on_s3
+from tests.api.artifact_server import ArtifactServer
 from tests.api.server_process import ServerProcess
 
 SECRET = b"the secret outside"
@@ -80,19 +79,13 @@ NAMES = {
 """Odd, but only names: they are kept as they are, inside of the run's folder."""
 
 
-@pytest.fixture(scope="module", params=["folder", "s3"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
-    extra = None
-    home = tmp_path_factory.mktemp("server")
-    if request.param == "s3":
-        s3 = request.getfixturevalue("s3_session")
-        s3.empty()
-        extra = on_s3(s3)
-    with ServerProcess(home, extra) as process:
-        for folder in (home, home / "objects", home / "objects" / "hanzo-ml-checkpoints"):
-            folder.mkdir(exist_ok=True)
-            (folder / "secret.txt").write_bytes(SECRET)
-        yield ArtifactServer(process)
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ArtifactServer:
+    home = server_on_either.home
+    for folder in (home, home / "objects", home / "objects" / "hanzo-ml-checkpoints"):
+        folder.mkdir(exist_ok=True)
+        (folder / "secret.txt").write_bytes(SECRET)
+    return ArtifactServer(server_on_either)
 
 
 @pytest.fixture(scope="module")

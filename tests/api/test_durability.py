@@ -1,28 +1,31 @@
-"""What was acknowledged is there, once, whatever is killed while several clients log: the server or PostgreSQL."""
+"""What was acknowledged is there, once, whatever is killed while several clients log and register: server or PostgreSQL."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from resources.metadata.database import Database
 from resources.metadata.tracking import Tracking
+from tests.api.registry_history import RegistryHistory
 from tests.api.server_process import ServerProcess
+from tests.api.waiting import wait_for
 from tests.postgres import PostgresServer, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 
 RUNS = "/api/2.0/mlflow/runs"
 BATCH = 20
-WITHIN = 60.0
 
 
 class Client(threading.Thread):
@@ -88,13 +91,6 @@ class Client(threading.Thread):
             assert newest.step == max(step for step, _ in stored)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not condition():
-        assert time.monotonic() < deadline, "the clients do not get on"
-        time.sleep(0.01)
-
-
 def go_on(clients: list[Client], calls: int = 20) -> None:
     """Wait until every client has so many calls more acknowledged."""
     wanted = [client.acknowledged + calls for client in clients]
@@ -102,11 +98,11 @@ def go_on(clients: list[Client], calls: int = 20) -> None:
 
 
 def clients_of(servers: list[ServerProcess], tracking: Tracking) -> list[Client]:
-    """Two clients for each server; the first of each log to one run together."""
+    """Four clients, spread over the servers; two log to one run together."""
     shared, own = (tracking.runs.create(0).id for _ in range(2))
     clients = [
         Client(server.url, run, f"{name}{number}")
-        for number, server in enumerate(servers)
+        for number, server in enumerate(islice(cycle(servers), 2))
         for name, run in (("shared", shared), ("own", own))
     ]
     for client in clients:
@@ -121,42 +117,39 @@ def check(clients: list[Client], tracking: Tracking) -> None:
         client.check(tracking)
 
 
+def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Callable[[], None]]) -> None:
+    """Let clients of both kinds work while everything is killed; then check what they were told against what is there."""
+    tracking = Tracking(database)
+    registry = RegistryHistory(servers, database)
+    clients = clients_of(servers, tracking)
+    for kill in [*kills, None]:
+        go_on(clients)
+        registry.go_on()
+        if kill:
+            kill()
+    check(clients, tracking)
+    registry.check()
+    database.close()
+
+
 def test_a_server_on_sqlite_is_killed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
-        database = Database(server.settings.database_url)
-        tracking = Tracking(database)
-        clients = clients_of([server, server], tracking)
-        for _ in range(2):
-            go_on(clients)
-            server.kill()
-            server.start()
-        go_on(clients)
-        check(clients, tracking)
-        database.close()
+        killed([server], Database(server.settings.database_url), [partial(restart, server)] * 2)
 
 
+@pytest.mark.slow
 def test_two_servers_on_one_postgresql_while_it_and_they_are_killed(
     tmp_path: Path, postgres: PostgresServer, postgres_url: str
 ) -> None:
     with ExitStack() as stack:
-        servers = []
-        for name in ("first", "second"):
-            (tmp_path / name).mkdir()
-            servers.append(stack.enter_context(ServerProcess(tmp_path / name, {"HANZO_ML_DATABASE_URL": postgres_url})))
-        database = Database(postgres_url)
-        tracking = Tracking(database)
-        clients = clients_of(servers, tracking)
+        address = {"HANZO_ML_DATABASE_URL": postgres_url}  # and one folder, which is their object store
+        servers = [stack.enter_context(ServerProcess(tmp_path, address)) for _ in range(2)]
         kills = (
             partial(kill_a_backend, postgres_url),
             partial(kill_and_start, postgres),
             partial(kill_all, servers, postgres),
         )
-        for kill in kills:
-            go_on(clients)
-            kill()
-        go_on(clients)
-        check(clients, tracking)
-        database.close()
+        killed(servers, Database(postgres_url), kills)
 
 
 def kill_a_backend(url: str) -> None:

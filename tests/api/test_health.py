@@ -1,15 +1,18 @@
 """Health, and the servers that refuse to start (rows V1, V7)."""
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
-from resources.settings import Settings
+from api import server
 from tests.api.server_process import REPOSITORY, environment, free_port
 
 
@@ -20,62 +23,87 @@ def test_alive_ready_health_version(http: TestClient) -> None:
     assert http.get("/version").text.startswith("3.")
 
 
-def test_not_ready_without_storage(http: TestClient, settings: Settings) -> None:
-    assert http.get("/ready").status_code == 200
-    shutil.rmtree(settings.home / "objects")
-    answer = http.get("/ready")
+def test_not_ready_without_storage(breakable: TestClient) -> None:
+    assert breakable.get("/ready").status_code == 200
+    shutil.rmtree(breakable.app.state.settings.home / "objects")  # type: ignore[attr-defined]
+    answer = breakable.get("/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "database": True, "storage": False})
-    assert http.get("/alive").status_code == 200
+    assert breakable.get("/alive").status_code == 200
 
 
-def test_not_ready_without_database(http: TestClient) -> None:
-    with http.app.state.database.write() as connection:  # type: ignore[attr-defined]
+def test_not_ready_without_database(breakable: TestClient) -> None:
+    with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE experiments RENAME TO gone")
-    answer = http.get("/ready")
+    answer = breakable.get("/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "database": False, "storage": True})
-    assert http.get("/alive").status_code == 200
+    assert breakable.get("/alive").status_code == 200
 
 
-def refused(home: Path, port: int, **settings: str) -> str:
-    """The one line of a server that must not start."""
+def test_a_network_without_sign_in_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "api.server"],
         cwd=REPOSITORY,
-        env=environment(home, port, settings),
+        env=environment(tmp_path, free_port(), {"HANZO_ML_SERVER_HOST": "0.0.0.0"}),
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 78, done.stderr
     [line] = done.stderr.splitlines()
+    assert done.returncode == 78 and "auth.verify_tokens" in line
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """The one line of a server that must not start; in this process, because to start Python takes longer than the rest."""
+
+    def serves(*_: object, **__: object) -> None:
+        raise AssertionError("it serves")
+
+    def line(port: int | None = None, **settings: str) -> str:
+        monkeypatch.setattr(os, "environ", environment(tmp_path, port or free_port(), settings))
+        monkeypatch.setattr(uvicorn.Server, "run", serves)
+        assert server.main() == 78
+        [found] = capsys.readouterr().err.splitlines()
+        return found
+
     return line
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ml.example"])
-def test_a_network_without_sign_in_is_refused(tmp_path: Path, host: str) -> None:
-    line = refused(tmp_path, free_port(), HANZO_ML_SERVER_HOST=host)
+def test_a_network_without_sign_in_is_refused(refused: Refused, host: str) -> None:
+    line = refused(HANZO_ML_SERVER_HOST=host)
     assert "auth.verify_tokens" in line and host in line
 
 
 @pytest.mark.parametrize("url", ["http://hanzo.id", "https://user:pw@hanzo.id"])
-def test_an_iam_that_anybody_could_play_is_refused(tmp_path: Path, url: str) -> None:
-    line = refused(tmp_path, free_port(), HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=url)
+def test_an_iam_that_anybody_could_play_is_refused(refused: Refused, url: str) -> None:
+    line = refused(HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=url)
     assert "auth.iam_url" in line
 
 
-def test_a_metrics_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_metrics_port_in_use_is_one_line(refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = {"HANZO_ML_METRICS_ENABLED": "true", "HANZO_ML_METRICS_PORT": str(port)}
-        line = refused(tmp_path, free_port(), **settings)
+        line = refused(**settings)
     assert f"port {port} on 127.0.0.1 is in use" in line and "HANZO_ML_METRICS_PORT" in line
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line(refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} on 127.0.0.1 is in use" in refused(tmp_path, port)
+        assert f"port {port} on 127.0.0.1 is in use" in refused(port)
 
 
-def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
-    assert "HANZO_ML_SERVER_COLOUR" in refused(tmp_path, free_port(), HANZO_ML_SERVER_COLOUR="red")
+def test_a_bad_setting_is_one_line(refused: Refused) -> None:
+    assert "HANZO_ML_SERVER_COLOUR" in refused(HANZO_ML_SERVER_COLOUR="red")
+
+
+def test_several_workers_over_sqlite_are_refused(refused: Refused) -> None:
+    assert refused(HANZO_ML_SERVER_WORKERS="2") == (
+        "hanzo-ml: server.workers 2 needs PostgreSQL, because SQLite has one writer: "
+        "set database.url to a postgresql:// address, or server.workers to 1"
+    )

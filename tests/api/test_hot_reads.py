@@ -1,5 +1,6 @@
 """The short way of the calls that read against the comfortable one: the same answers, byte for byte."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.app import create_app
 from api.auth.permissions import LOCAL
 from api.hot import reads
 from resources.metadata.database import Database
@@ -18,9 +18,10 @@ from resources.metadata.inputs import Dataset, DatasetInput
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 from resources.settings import Settings
-from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.api.conftest import answering
+from tests.postgres import PostgresServer, migrated_sqlite, postgres
 
-__all__ = ["migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+__all__ = ["migrated_sqlite", "postgres"]
 
 MLFLOW = "/api/2.0/mlflow"
 COMFORTABLE = {"Content-Type": "Application/json"}
@@ -96,16 +97,21 @@ queries = st.one_of(
 )
 
 
-@pytest.fixture(params=["sqlite_url", "postgres_url"])
-def http(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClient]:
-    url: str = request.getfixturevalue(request.param)
-    environment = {"HANZO_ML_HOME": str(tmp_path / "home"), "HANZO_ML_DATABASE_URL": url}
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def http(
+    request: pytest.FixtureRequest, migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    """Read alone, so one for all tests of each database."""
+    home = tmp_path_factory.mktemp("home")
+    if request.param == "sqlite":
+        url = f"sqlite:///{shutil.copy(migrated_sqlite, home / 'test.db')}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.url(server.create())
     database = Database(url)
     fill(Tracking(database))
     database.close()
-    with TestClient(
-        create_app(Settings.load(environment)), base_url="http://127.0.0.1", raise_server_exceptions=False
-    ) as client:
+    with answering(Settings.load({"HANZO_ML_HOME": str(home), "HANZO_ML_DATABASE_URL": url})) as client:
         yield client
 
 

@@ -1,7 +1,6 @@
 """Files at paths of the artifact proxy that are no run's, and in experiments at a place of a client's choice."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,16 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 
-from tests.api.artifact_server import PROXY, ArtifactServer, on_s3
+from tests.api.artifact_server import PROXY, ArtifactServer
 from tests.api.server_process import ServerProcess
 
 JSON = {"Content-Type": "application/json"}
 MLFLOW = "/api/2.0/mlflow"
 
 
-@pytest.fixture(scope="module", params=["folder", "s3"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
-    extra = None
-    if request.param == "s3":
-        s3 = request.getfixturevalue("s3_session")
-        s3.empty()
-        extra = on_s3(s3)
-    with ServerProcess(tmp_path_factory.mktemp("server"), extra) as process:
-        yield ArtifactServer(process)
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ArtifactServer:
+    return ArtifactServer(server_on_either)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-from tests.api.artifact_server import ArtifactServer, on_s3
+from tests.api.artifact_server import ArtifactServer
 from tests.api.server_process import ServerProcess
 from tests.s3_server import S3Server
 
@@ -23,17 +22,13 @@ LARGE = os.urandom(1 << 20) * 12 + b"the end"
 
 
 @pytest.fixture(scope="module")
-def server(s3_session: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
-    s3_session.empty()
-    extra = {**on_s3(s3_session), "HANZO_ML_STORAGE_PUBLIC_ENDPOINT": s3_session.url}
-    with ServerProcess(tmp_path_factory.mktemp("server"), extra) as process:
-        yield ArtifactServer(process)
+def server(server_on_s3: ServerProcess) -> ArtifactServer:
+    return ArtifactServer(server_on_s3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactServer]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
-        yield ArtifactServer(process)
+def folder(server_on_folder: ServerProcess) -> ArtifactServer:
+    return ArtifactServer(server_on_folder)
 
 
 def asked(server: ArtifactServer, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -112,10 +112,10 @@ def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: T
     assert http.get(f"{RUNS}/create").json()["error_code"] == "ENDPOINT_NOT_FOUND"
 
 
-def test_an_error_of_the_database_shows_no_sql_and_no_path(http: TestClient) -> None:
-    with http.app.state.database.write() as connection:  # type: ignore[attr-defined]
+def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient) -> None:
+    with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
-    answer = http.get(f"{RUNS}/get", params={"run_id": "x"})
+    answer = breakable.get(f"{RUNS}/get", params={"run_id": "x"})
     assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
     assert "SELECT" not in answer.text and "gone" not in answer.text and "/" not in answer.json()["message"]
 

@@ -49,6 +49,6 @@ def try_out(operation: schemathesis.APIOperation) -> None:
             error = answer.json()
             assert set(error) == {"error_code", "message"}, sent
             assert "\n" not in error["message"], sent
-            assert not [leak for leak in LEAKS if leak in error["message"]], (sent, error)
+            assert not [leak for leak in LEAKS if leak in error["message"] and leak not in sent], (sent, error)
 
     check()

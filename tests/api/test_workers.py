@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,20 +12,24 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.prometheus.request_histogram import RequestHistogram
-from tests.api.server_process import REPOSITORY, ServerProcess, environment, free_port
-from tests.postgres import postgres, postgres_url
+from tests.api.server_process import ServerProcess, free_port
+from tests.postgres import PostgresServer, postgres
 
-__all__ = ["postgres", "postgres_url"]
+__all__ = ["postgres"]
 
 WORKERS = 3
 MLFLOW = "/api/2.0/mlflow"
 
 
-@pytest.fixture
-def server(tmp_path: Path, postgres_url: str) -> Iterator[ServerProcess]:
-    settings = {"DATABASE_URL": postgres_url, "SERVER_WORKERS": str(WORKERS), "METRICS_ENABLED": "true"}
-    settings["METRICS_PORT"] = str(free_port())
-    with ServerProcess(tmp_path, {f"HANZO_ML_{name}": value for name, value in settings.items()}) as process:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[ServerProcess]:
+    settings = {
+        "HANZO_ML_DATABASE_URL": postgres.url(postgres.create()),
+        "HANZO_ML_SERVER_WORKERS": str(WORKERS),
+        "HANZO_ML_METRICS_ENABLED": "true",
+        "HANZO_ML_METRICS_PORT": str(free_port()),
+    }
+    with ServerProcess(tmp_path_factory.mktemp("workers"), settings) as process:
         yield process
 
 
@@ -74,19 +76,12 @@ def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(server: ServerProcess, number: signal.Signals) -> None:
+    if not server.is_running:
+        server.start()
     of_parent = workers(server)
     os.kill(server.process_id, number)
     eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in of_parent))
-
-
-def test_several_workers_over_sqlite_are_refused(tmp_path: Path) -> None:
-    asked = environment(tmp_path, free_port(), {"HANZO_ML_SERVER_WORKERS": "2"})
-    refused = subprocess.run([sys.executable, "-m", "api.server"], cwd=REPOSITORY, env=asked, capture_output=True, text=True)
-    assert refused.returncode == 78
-    assert refused.stderr.strip() == (
-        "hanzo-ml: server.workers 2 needs PostgreSQL, because SQLite has one writer: "
-        "set database.url to a postgresql:// address, or server.workers to 1"
-    )
+    eventually(lambda: not server.is_running)
 
 
 def test_what_workers_count_is_added_up_bucket_by_bucket() -> None:

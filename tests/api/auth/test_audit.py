@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from api.app import create_app
@@ -17,7 +18,7 @@ from resources.metadata.audit import AuditedCall, calls_of
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.test_routes import READS_BY_POST
-from tests.api.server_process import ServerProcess
+from tests.api.conftest import migrated
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -124,14 +125,25 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server without sign-in."""
-    with ServerProcess(tmp_path) as server:
-        yield server
+def local(tmp_path: Path) -> FastAPI:
+    """Without sign-in. What it counted is written when it ends."""
+    return create_app(migrated(tmp_path))
 
 
-def test_without_sign_in_every_change_is_on_record_too(local: ServerProcess) -> None:
-    with httpx.Client(base_url=local.url, trust_env=False) as http:
+def asking(app: FastAPI) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50000), raise_server_exceptions=False)
+
+
+def recorded_in(app: FastAPI) -> list[dict[str, Any]]:
+    database = Database(app.state.settings.database_url)
+    with database.read() as connection:
+        found = [dict(event.payload) for event in calls_of(connection, "default", limit=1000)]
+    database.close()
+    return found
+
+
+def test_without_sign_in_every_change_is_on_record_too(local: FastAPI) -> None:
+    with asking(local) as http:
         run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
         for step in range(5):
             point = {"run_id": run, "key": "loss", "value": 1.0, "timestamp": 1, "step": step}
@@ -143,9 +155,7 @@ def test_without_sign_in_every_change_is_on_record_too(local: ServerProcess) -> 
         http.get(f"/v1/datasets/{dataset}")
         assert http.post("/v1/jobs", json={"name": "j", "dataset": "corpus"}).status_code == 201
         assert http.post(f"{MLFLOW}/runs/update", content=b"{").status_code == 400
-        local.stop()
-    with Database(local.settings.database_url).read() as connection:
-        recorded = [event.payload for event in calls_of(connection, "default", limit=1000)]
+    recorded = recorded_in(local)
     assert {(call["user"], call["client"], call["roles"][0]) for call in recorded} == {("local", "127.0.0.1", "ml-admin")}
     logged = [call for call in recorded if call["route"].endswith("/log-metric")]
     assert sum(call["count"] for call in logged) == 5 and {tuple(call["objects"]) for call in logged} == {(f"run:{run}",)}
@@ -159,22 +169,18 @@ def test_without_sign_in_every_change_is_on_record_too(local: ServerProcess) -> 
     ]
 
 
-def test_every_route_that_changes_something_is_on_record_without_sign_in(local: ServerProcess) -> None:
+def test_every_route_that_changes_something_is_on_record_without_sign_in(local: FastAPI) -> None:
     """Whatever it answers: a route that somebody adds is covered by the method that it takes."""
-    app = create_app(local.settings)
     changing = {
         (route.method, route.template)
-        for route in Routes(app).all
+        for route in Routes(local).all
         if route.method not in ("GET", "HEAD") and not READS_BY_POST.search(route.template)
     }
-    with httpx.Client(base_url=local.url, trust_env=False) as http:
+    with asking(local) as http:
         for method, template in changing:
             http.request(method, re.sub(r"\{[^}]*\}", "nothing", template), json={})
-    local.stop()
-    with Database(local.settings.database_url).read() as connection:
-        recorded = calls_of(connection, "default", limit=1000)
     assert len(changing) > 60
-    assert changing - {(call.payload["method"], call.payload["route"]) for call in recorded} == set()
+    assert changing - {(call["method"], call["route"]) for call in recorded_in(local)} == set()
 
 
 def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every route of the running application: none without a token, none that nobody listed, each role its own (W1-W6)."""
 
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,15 @@ def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app:
         "alg none": unsigned(iam, claims),
     }
     signed_in.tokens += [token for token in tokens.values() if token]
+    bad = cycle(name for name in tokens if name != "none")
     with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
         for method, path in requests(app):
             if f"{method} {path}" in OPEN:
                 assert http.request(method, path).status_code == (400 if path == SIGNED_LINK else 200)
                 continue
-            for what, token in tokens.items():
+            # One door has them all: each route sees two of the tokens, each token dozens of the routes.
+            for what in ("none", next(bad)):
+                token = tokens[what]
                 headers = {"Authorization": f"Bearer {token}"} if token else {}
                 answer = http.request(method, path, headers=headers)
                 assert answer.status_code == 401, (what, method, path, answer.text)

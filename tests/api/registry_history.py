@@ -1,0 +1,138 @@
+"""Clients of the registry under crashes: the history that they saw can be true of one registry only.
+
+Versions are given out once, grow and leave no gap; at every look at most one version is in production; a param that somebody
+was told is stored stays so; what was acknowledged is in the audit log. What failed on the way may have happened or not, but
+only once.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+
+import httpx
+
+from resources.metadata.audit import calls_of
+from resources.metadata.database import Database
+from resources.metadata.model_key import ModelKey
+from resources.metadata.outbox import read_after
+from resources.metadata.registry import Registry
+from resources.metadata.tracking import Tracking
+from tests.api.server_process import ServerProcess
+from tests.api.waiting import wait_for
+
+API = "/api/2.0/mlflow"
+MODEL = "lighthouse"
+PARAMS = 12
+REGISTER, PROMOTE = "/model-versions/create", "/model-versions/transition-stage"
+
+
+class Client(threading.Thread):
+    """Registers versions, promotes any of them and races for params, until it is stopped. It keeps what it was told."""
+
+    def __init__(self, url: str, run_id: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._run, self._chance = url, run_id, random.Random(seed)
+        self._enough = threading.Event()
+        self.name = f"client-{seed}"
+        self.told = 0
+        self.changes: Counter[str] = Counter()
+        self.versions: list[int] = []
+        self.params: dict[str, str] = {}
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url + API, timeout=30) as http:
+            while not self._enough.is_set():
+                try:
+                    self._chance.choice((self._register, self._promote, self._log_param, self._look))(http)
+                except httpx.TransportError:
+                    time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._enough.set()
+        self.join()
+
+    def _register(self, http: httpx.Client) -> None:
+        source = f"mlflow-artifacts:/0/{self._run}/artifacts/model"
+        answer = http.post(REGISTER, json={"name": MODEL, "source": source, "run_id": self._run})
+        if self._acknowledged(answer):
+            self.changes[REGISTER] += 1
+            self.versions.append(int(answer.json()["model_version"]["version"]))
+
+    def _promote(self, http: httpx.Client) -> None:
+        if self.versions:
+            version = str(self._chance.choice(self.versions))
+            body = {"name": MODEL, "version": version, "stage": "Production", "archive_existing_versions": True}
+            self.changes[PROMOTE] += self._acknowledged(http.post(PROMOTE, json=body))
+
+    def _log_param(self, http: httpx.Client) -> None:
+        key = f"p{self._chance.randrange(PARAMS)}"
+        answer = http.post("/runs/log-parameter", json={"run_id": self._run, "key": key, "value": self.name})
+        if answer.status_code == 400 and "not allowed" in answer.text:
+            self.told += 1
+        elif self._acknowledged(answer):
+            self.params[key] = self.name
+
+    def _look(self, http: httpx.Client) -> None:
+        answer = http.get("/model-versions/search", params={"filter": f"name='{MODEL}'", "max_results": 1000})
+        if self._acknowledged(answer):
+            stages = [version["current_stage"] for version in answer.json().get("model_versions", [])]
+            if stages.count("Production") > 1:
+                self.faults.append(f"{stages.count('Production')} versions in production at once")
+
+    def _acknowledged(self, answer: httpx.Response) -> bool:
+        if answer.status_code not in (200, 503):
+            self.faults.append(f"{answer.request.url}: {answer.status_code} {answer.text}")
+        self.told += answer.status_code == 200
+        return answer.status_code == 200
+
+
+class RegistryHistory:
+    """Clients at work on one model and one run of the servers."""
+
+    def __init__(self, servers: list[ServerProcess], database: Database) -> None:
+        self._database = database
+        self._tracking, self._registry = Tracking(database), Registry(database)
+        self._model = ModelKey("default", MODEL)
+        self._run = self._tracking.runs.create(0).id
+        place = f"{servers[0].url}/api/2.0/mlflow-artifacts/artifacts/0/{self._run}/artifacts/model/w.bin"
+        assert httpx.put(place, content=b"w").status_code == 200
+        with database.write() as connection:
+            self._registry.ensure_model(connection, self._model)
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")  # so that a failure can be had again
+        self._clients = [Client(servers[number % len(servers)].url, self._run, seed + number) for number in range(4)]
+        for client in self._clients:
+            client.start()
+
+    def go_on(self) -> None:
+        """Wait until every client was told of some calls more."""
+        wanted = [client.told + 15 for client in self._clients]
+        wait_for(lambda: all(c.faults or c.told >= w for c, w in zip(self._clients, wanted, strict=True)))
+
+    def check(self) -> None:
+        """Nothing that they were told is untrue of what is there."""
+        clients, registry, model = self._clients, self._registry, self._model
+        for client in clients:
+            client.stop()
+        assert [client.faults for client in clients] == [[], [], [], []]
+        numbers = [version.version for version in registry.versions(model)]
+        assert numbers == list(range(len(numbers), 0, -1)), "a gap, or a number twice"
+        told = [number for client in clients for number in client.versions]
+        assert len(told) == len(set(told)), "two clients were given one version"
+        assert set(told) <= set(numbers), "a version that was acknowledged is lost"
+        for client in clients:
+            assert client.versions == sorted(client.versions), "numbers went back"
+        assert [version.stage for version in registry.versions(model)].count("production") <= 1
+        stored = self._tracking.run_data.params(self._run)
+        for client in clients:
+            assert client.params.items() <= stored.items(), "a param that was acknowledged has another value"
+        with self._database.read() as connection:
+            events = read_after(connection, 0, types=["model.registered"], limit=100_000)
+            calls = calls_of(connection, "default", limit=100_000)
+        assert [event.payload["version"] for event in events] == list(range(1, len(numbers) + 1))
+        changes = {route: sum(client.changes[route] for client in clients) for route in (REGISTER, PROMOTE)}
+        for route, acknowledged in changes.items():
+            recorded = [call for call in calls if call.payload["route"].endswith(route) and call.payload["status"] == 200]
+            assert len(recorded) >= acknowledged > 0, "a change that was acknowledged is not in the audit log"
