@@ -23,13 +23,23 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+def json_of(body: bytes) -> Any:
+    """The JSON of a body. Old clients encode theirs twice: a text is decoded once more, as in MLflow's own server.
+
+    Raises:
+        ValueError, RecursionError: it is none, or has a bare NaN.
+    """
+    value = pydantic_core.from_json(body, allow_inf_nan=False)
+    return pydantic_core.from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
+
+
 class StrictRequest(Request):
     """A request whose body is JSON as RFC 8259 has it: a bare NaN is an error, not 0.0."""
 
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return pydantic_core.from_json(body, allow_inf_nan=False)
+            return json_of(body)
         except (ValueError, RecursionError) as error:
             raise json.JSONDecodeError(str(error)[:200], "", 0) from None
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-import pydantic_core
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
+from api.requests import json_of
 from resources.errors import invalid
 
 
@@ -72,7 +72,7 @@ def parsed(body: bytes) -> Any:
     if not body:
         return None
     try:
-        return pydantic_core.from_json(body, allow_inf_nan=False)
+        return json_of(body)
     except (ValueError, RecursionError) as error:
         raise invalid(f"Malformed JSON in the request body: {str(error)[:200]}") from None
 

@@ -11,14 +11,13 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
-import pydantic_core
 from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth.permissions import Caller
 from api.hot.routes import HotRoute, caller, header, is_json, sent_again, whole_body
 from api.mlflow import experiments, metrics, runs
-from api.requests import Body
+from api.requests import Body, json_of
 from resources.metadata.tracking import Tracking
 
 Answer = Callable[[], Response]
@@ -143,6 +142,6 @@ def fields(query: str, known: Collection[str], may_be_empty: Collection[str] = (
 def decoded(model: type[Sent], body: bytes) -> Sent | None:
     """The body as the comfortable route reads it, or None where it would refuse it."""
     try:
-        return model.model_validate(pydantic_core.from_json(body, allow_inf_nan=False))
+        return model.model_validate(json_of(body))
     except (ValueError, RecursionError):
         return None

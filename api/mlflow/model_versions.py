@@ -6,7 +6,7 @@ What may be a version's source, and why, is written in `resources.metadata.model
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.mlflow.bodies import Message, Required, Tag
@@ -24,9 +24,6 @@ from resources.metadata.registry_search import PROMPT_TAG, VERSION_GRAMMAR, Regi
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
 
-VersionText = Annotated[Required, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-"""A string in MLflow's messages, but clients send the number too."""
-
 
 class CreateVersion(Message):
     name: Required
@@ -40,7 +37,7 @@ class CreateVersion(Message):
 
 class VersionName(Message):
     name: Required
-    version: VersionText
+    version: Required
 
     @property
     def number(self) -> int:

@@ -21,8 +21,9 @@ MAX_PATTERN = 5000
 """SQLite nests conditions at most 1000 deep, joins 64 tables and matches patterns up to 50,000 bytes."""
 
 Value = str | float | tuple[str, ...] | None
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 TOKEN = re.compile(
-    r"\s*(?:(?P<string>'[^']*'|\"[^\"]*\")|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))"
+    rf"\s*(?:(?P<string>'[^']*'|\"[^\"]*\")|(?P<number>{NUMBER.pattern}(?![\w.]))"
     r"|(?P<operator><=|>=|!=|=|<|>)|(?P<mark>[(),])"
     r"|(?P<name>[A-Za-z_][\w\-/]*(?:\.(?:`[^`]*`|\"[^\"]*\"|[\w\-/.]+))?|`[^`]*`))"
 )
@@ -50,13 +51,14 @@ class Grammar:
     """What may be asked of one kind of thing. Attributes map a name (aliases too) to the column that it means.
 
     `keyed_operators` are those of params and tags, `dataset_keys` what is known of a dataset, `sortable` the entities that
-    an order may name.
+    an order may name, `quotable` the columns of numbers that may be written as text too.
     """
 
     numbers: Mapping[str, str]
     texts: Mapping[str, str]
     entities: Mapping[str, str]
     orders: Mapping[str, str]
+    quotable: frozenset[str] = frozenset()
     keyed_operators: frozenset[str] = NULLABLE_TEXT
     dataset_keys: frozenset[str] = frozenset()
     sortable: frozenset[str] = EVERYTHING
@@ -139,7 +141,10 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     if position >= len(tokens):
         raise invalid(f"Invalid comparison clause. Expected a value after '{key} {operator}'")
     what = "metric" if entity == "metric" else f"numeric attribute: {key}" if numeric else printable(key)
-    return Condition(entity, key, operator, _value(tokens[position], what, numeric)), position + 1
+    value = tokens[position]
+    if key in grammar.quotable and value.kind == "string" and NUMBER.fullmatch(value.text[1:-1]):
+        value = Token("number", value.text[1:-1])
+    return Condition(entity, key, operator, _value(value, what, numeric)), position + 1
 
 
 def _identifier(text: str, grammar: Grammar, attributes: Mapping[str, str]) -> tuple[str, str]:

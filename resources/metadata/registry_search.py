@@ -47,6 +47,7 @@ VERSION_GRAMMAR = Grammar(
         "creation_timestamp": "created_at",
         "last_updated_timestamp": "updated_at",
     },
+    quotable=frozenset({"version"}),
     keyed_operators=TEXT,
     sortable=frozenset({"attribute"}),
 )

@@ -218,6 +218,7 @@ def test_a_prompt_is_found_only_by_who_asks(shelf: MlflowClient) -> None:
             ["name DESC"],
             [f"{n}.2" for n in range(8, 1, -1)],
         ),
+        ("name LIKE 'Shelf0%' AND version_number = '2'", ["name"], [f"{n}.2" for n in range(2, 9)]),
         ("name LIKE 'Shelf0%' AND version_number = 1", ["name"], [f"{n}.1" for n in range(9)]),
         ("source_path LIKE 'runs:/%' AND name IN ('Shelf02')", ["creation_timestamp ASC"], ["2.1", "2.2"]),
         ("run_id IN ('nobody')", None, []),

@@ -198,6 +198,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("GET", "model-versions/search", {"max_results": "200001"}, "'max_results'"),
     ("GET", "model-versions/search", {"max_results": "0"}, "'max_results'"),
     ("GET", "model-versions/search", {"filter": "version_number = 'x'"}, "Expected numeric value"),
+    ("POST", "model-versions/set-tag", {"name": "m", "version": 1, "key": "k"}, "Invalid value 1 for parameter 'version'"),
     ("GET", "model-versions/search", {"filter": "name = 'm' or name = 'n'"}, "Invalid clause(s) in filter string"),
     ("GET", "registered-models/alias", {"name": "m", "alias": "none"}, "Registered model alias none not found."),
     ("GET", "model-versions/get", {"name": "m", "version": "abc"}, "must be an integer, got 'abc'"),

@@ -102,6 +102,19 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     assert message in answer.json()["message"]
 
 
+def test_a_body_that_was_encoded_twice_means_the_same(http: TestClient) -> None:
+    """As MLflow's server takes it, from old clients."""
+    twice = json.dumps(json.dumps({"experiment_id": "0", "run_name": "twice"}))
+    headers = {"Content-Type": "application/json"}
+    made = http.post(f"{RUNS}/create", content=twice, headers=headers).json()["run"]["info"]
+    point = {"run_id": made["run_id"], "key": "k", "value": 1.0, "timestamp": 1}
+    assert http.post(f"{RUNS}/log-metric", content=json.dumps(json.dumps(point)), headers=headers).status_code == 200
+    assert http.get(f"{RUNS}/get", params={"run_id": made["run_id"]}).json()["run"]["data"]["metrics"][0]["key"] == "k"
+    assert made["run_name"] == "twice"
+    for nonsense in ('"text"', json.dumps(twice)):
+        assert http.post(f"{RUNS}/create", content=nonsense, headers=headers).status_code == 400
+
+
 def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: TestClient) -> None:
     for path in ("experiments/get?experiment_id=99999999999999999999", "experiments/get?experiment_id=7"):
         assert http.get(f"/api/2.0/mlflow/{path}").status_code in (400, 404)

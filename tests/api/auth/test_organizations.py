@@ -26,6 +26,8 @@ def query(path: str, /, **params: Any) -> Request:
 
 M = MLFLOW
 POINT = {"key": "k", "value": 1.0, "timestamp": 1}
+TWICE = '"{\\"run_id\\": \\"{run}\\", \\"run_name\\": \\"n\\"}"'
+"""A body that was encoded twice."""
 PART = {"part_number": 1, "etag": "e"}
 REQUESTS: list[Request] = [
     query(f"{M}/experiments/get", experiment_id="{experiment}"),
@@ -37,6 +39,7 @@ REQUESTS: list[Request] = [
     query(f"{M}/runs/get", run_uuid="{run}"),
     query("/ajax-api/2.0/mlflow/runs/get", run_id="{run}"),
     json(f"{M}/runs/update", run_id="{run}", run_name="n"),
+    asked("POST", f"{M}/runs/update", content=TWICE, headers={"Content-Type": "application/json"}),
     json(f"{M}/runs/log-metric", run_id="{run}", **POINT),
     json(f"{M}/runs/log-metric", run_uuid="{run}", **POINT),
     json(f"{M}/runs/log-metric", run_id="{run}", key="k", value=1.0, timestamp=1, step="1"),
