@@ -76,7 +76,9 @@ def get(
     named = run_id or run_uuid
     if not named:
         raise invalid("Missing value for required parameter 'run_id'.")
-    return answer(run=run_message(tracking.run_search.get(tracking.runs.get(named))))
+    with tracking.read() as reader:
+        found = tracking.run_search.get(tracking.runs.get(named, connection=reader), connection=reader)
+    return answer(run=run_message(found))
 
 
 @router.post("/update")

@@ -35,6 +35,10 @@ class Tracking:
         self.model_history = ModelHistory(database)
         self.logged_model_search = LoggedModelSearch(database)
 
+    def read(self) -> AbstractContextManager[Connection]:
+        """As `write`, for what only reads: to begin and end a transaction costs more than to read a run in it."""
+        return self._database.read()
+
     def write(self) -> AbstractContextManager[Connection]:
         """A transaction over several of the parts."""
         return self._database.write()

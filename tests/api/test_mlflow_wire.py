@@ -134,7 +134,7 @@ def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient
 
 
 def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: str) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ValueError("secret in /srv/hanzo")
 
     monkeypatch.setattr(http.app.state.tracking.runs, "get", broken)  # type: ignore[attr-defined]
