@@ -27,6 +27,7 @@ from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives import objective_of
 from recipes.training.publishing import publish_trained
+from recipes.training.start import copy_weights
 from recipes.training.trainable import refuse_what_is_missing
 from recipes.training.trainer import arguments
 
@@ -35,7 +36,9 @@ METRICS_GRACE_SECONDS = 600
 
 
 def train(job: Job, store: Store, work: Path) -> Result:
-    """Fine-tune. Inputs: `run`, `train`, `validation`. Outputs: `checkpoints`, and `adapter` or `weights`.
+    """Fine-tune. Inputs: `run`, `train`, `validation`, and `start` where other weights than the base model's are given.
+
+    Outputs: `checkpoints`, and `adapter` or `weights`.
 
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
@@ -57,6 +60,9 @@ def train(job: Job, store: Store, work: Path) -> Result:
     model = load_for_training(folder, recipe)
     checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], job.checkpoint.keep_last)
     resume = checkpoints.latest()
+    if resume is None and (start := job.inputs.get("start")):
+        copy_weights(model, start, store.fetch(start, cache))
+        say(f"starting from the weights of {start.uri}")
     metrics = open_metrics(job, resume)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")

@@ -29,7 +29,7 @@ def publish_trained(
         save_adapter(model, tokenizer, base.uri, folder)
     else:
         save(model, store.fetch(base, Path(job.cache_dir)), folder)
-    inputs = {role: job.inputs[role].digest for role in ("run", "train", "validation")} | {"base": base.digest}
+    inputs = {role: artifact.digest for role, artifact in job.inputs.items()} | {"base": base.digest}
     return store.publish(folder, job.outputs[role], role, inputs=inputs)
 
 

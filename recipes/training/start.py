@@ -1,0 +1,39 @@
+"""Where a fresh run's weights come from when they are another run's: its input `start` (row K3: members of a population)."""
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from recipes.schema import Artifact, BadConfiguration
+
+
+def copy_weights(model: PreTrainedModel | PeftModel, start: Artifact, folder: Path) -> None:
+    """Give a model the trained weights of an artifact, which lies in `folder`: those of a run, or of a checkpoint.
+
+    Optimizer and schedule begin anew: their numbers belong to other hyperparameters.
+
+    Raises:
+        BadConfiguration: there are none, or they are of another shape.
+    """
+    is_adapter = isinstance(model, PeftModel)
+    files = sorted(folder.glob("adapter_model.safetensors" if is_adapter else "model*.safetensors"))
+    if not files:
+        raise BadConfiguration(
+            f"input 'start' ({start.uri}) has no {'adapter' if is_adapter else 'weights'}: start from another"
+        )
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    own: dict[str, torch.Tensor] = get_peft_model_state_dict(model) if is_adapter else model.state_dict()
+    given = {own[name].data_ptr() for name in weights if name in own}
+    differing = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+    differing += [name for name in own if name not in weights and own[name].data_ptr() not in given]  # else they are tied
+    if differing:
+        raise BadConfiguration(f"input 'start' ({start.uri}) does not fit the recipe: {min(differing)} is another shape")
+    if is_adapter:
+        set_peft_model_state_dict(model, weights)
+    else:
+        model.load_state_dict(weights, strict=False)
