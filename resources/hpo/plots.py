@@ -1,0 +1,127 @@
+"""A sweep's pictures as pages that need no other file: its history, and all hyperparameters side by side. Pure functions."""
+
+from collections.abc import Sequence
+from html import escape
+
+from resources.hpo.config import SweepConfig
+from resources.hpo.space import Choice, Dimension, Scalar, share_of, share_of_axis
+from resources.hpo.trial import Trial, ranked
+
+WIDTH, HEIGHT = 960, 420
+LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
+GOOD, BAD, INK, AXIS = (79, 67, 221), (222, 224, 232), "#5b6170", "#c9ccd6"
+TICKS = 5
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font-family: system-ui, sans-serif; margin: 2rem; color: #23262e }}
+p {{ color: #5b6170 }} svg text {{ font-size: 12px; fill: #5b6170; paint-order: stroke; stroke: white; stroke-width: 3px }}
+polyline:hover {{ stroke: #f2a541; stroke-width: 4 }}
+</style></head><body><h1>{title}</h1><p>{words}</p>
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">
+{picture}</svg>
+</body></html>
+"""
+
+
+def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
+    """The value of each trial in the order of trials, and the best so far as a line."""
+    shown = sorted(ranked(trials, config.objective.direction), key=lambda trial: trial.number)
+    if not shown:
+        return page(config, trials, "history", "")
+    values = [trial.value for trial in shown if trial.value is not None]
+    low, high = min(values), max(values)
+    last = max(trial.number for trial in trials)
+
+    def place(number: int, value: float) -> tuple[float, float]:
+        return LEFT + (WIDTH - LEFT - RIGHT) * number / max(last, 1), height_of(share_of(value, low, high))
+
+    better = min if config.objective.direction == "minimize" else max
+    best, line, dots = values[0], [], []
+    for trial, value in zip(shown, values, strict=True):
+        best = better(best, value)
+        line.append("{:.1f},{:.1f}".format(*place(trial.number, best)))
+        x, y = place(trial.number, value)
+        hollow = "" if trial.status == "completed" else ' fill-opacity="0.35"'
+        dots.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="rgb{GOOD}"{hollow}><title>{words_of(trial)}</title></circle>'
+        )
+    floor = HEIGHT - BOTTOM
+    picture = (
+        f'<path d="M{LEFT},{TOP} V{floor} H{WIDTH - RIGHT}" stroke="{AXIS}" fill="none"/>'
+        f'<text x="{LEFT - 8}" y="{TOP + 4}" text-anchor="end">{high:.5g}</text>'
+        f'<text x="{LEFT - 8}" y="{floor + 4}" text-anchor="end">{low:.5g}</text>'
+        f'<text x="{LEFT}" y="{floor + 22}">trial 0</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{floor + 22}" text-anchor="end">trial {last}</text>'
+        f'<polyline points="{" ".join(line)}" fill="none" stroke="#f2a541" stroke-width="2"/>{"".join(dots)}'
+    )
+    return page(config, trials, "history", picture)
+
+
+def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
+    """One line for each trial through its hyperparameters to its value; the best are the darkest, and lie on top."""
+    shown = ranked(trials, config.objective.direction)
+    if not shown:
+        return page(config, trials, "parallel coordinates", "")
+    names = list(config.search_space)
+    values = [trial.value for trial in shown if trial.value is not None]
+    low, high = min(values), max(values)
+    axes = "".join(axis(place, len(names), name, ends_of(config.search_space[name])) for place, name in enumerate(names))
+    axes += axis(len(names), len(names), config.objective.metric, [(0.0, f"{low:.5g}"), (1.0, f"{high:.5g}")])
+    lines = []
+    for rank, (trial, value) in reversed(list(enumerate(zip(shown, values, strict=True)))):
+        shares = [share_of_axis(config.search_space[name], trial.params[name]) for name in names] + [
+            share_of(value, low, high)
+        ]
+        points = " ".join(f"{across(place, len(names)):.1f},{height_of(at):.1f}" for place, at in enumerate(shares))
+        color = blend(rank / max(len(shown) - 1, 1))
+        lines.append(
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2">'
+            f"<title>{words_of(trial)}</title></polyline>"
+        )
+    return page(config, trials, "parallel coordinates", "".join(lines) + axes)
+
+
+def page(config: SweepConfig, trials: Sequence[Trial], kind: str, picture: str) -> str:
+    best = next(iter(ranked(trials, config.objective.direction)), None)
+    told = f"{len(trials)} trials by strategy {config.strategy}, to {config.objective.direction} {config.objective.metric}."
+    words = f"{escape(told)} " + (f"Best: {words_of(best)}." if best else "No trial has a value yet.")
+    title = escape(f"{config.experiment}: {kind}")
+    return PAGE.format(title=title, words=words, width=WIDTH, height=HEIGHT, picture=picture)
+
+
+def words_of(trial: Trial) -> str:
+    params = ", ".join(f"{name} {shown(value)}" for name, value in trial.params.items())
+    return escape(f"trial {trial.number} ({trial.status}): {shown(trial.value)} with {params}")
+
+
+def shown(value: Scalar | None) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def ends_of(dimension: Dimension) -> list[tuple[float, str]]:
+    """What is written beside an axis, and where."""
+    if isinstance(dimension, Choice):
+        return [(share_of_axis(dimension, value), shown(value)) for value in dimension.values]
+    return [(tick / (TICKS - 1), shown(float(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
+
+
+def axis(place: int, last: int, name: str, marks: Sequence[tuple[float, str]]) -> str:
+    x = across(place, last)
+    texts = "".join(f'<text x="{x + 6:.1f}" y="{height_of(at) + 4:.1f}">{escape(text)}</text>' for at, text in marks)
+    return (
+        f'<path d="M{x:.1f},{TOP} V{HEIGHT - BOTTOM}" stroke="{AXIS}"/>'
+        f'<text x="{x:.1f}" y="{TOP - 24}" text-anchor="middle" font-weight="600">{escape(name)}</text>{texts}'
+    )
+
+
+def across(place: int, last: int) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * place / max(last, 1)
+
+
+def height_of(at: float) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * at
+
+
+def blend(rank: float) -> str:
+    """From the colour of the best, 0, to that of the worst, 1."""
+    return "rgb({:.0f},{:.0f},{:.0f})".format(*(good + (bad - good) * rank for good, bad in zip(GOOD, BAD, strict=True)))

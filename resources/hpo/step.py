@@ -1,0 +1,100 @@
+"""What a sweep does next, from what is seen of its trials: the whole ask/tell loop as one pure function."""
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from resources.hpo.config import SweepConfig
+from resources.hpo.stopping import reason_to_stop
+from resources.hpo.suggest import suggestions
+from resources.hpo.trial import ENDS_AS, Observation, Trial, ranked
+
+
+@dataclass(frozen=True)
+class End:
+    """How a sweep ends."""
+
+    status: Literal["completed", "failed"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """`changed` are trials as they are now; `asked` are new ones. Nothing at all is the usual step."""
+
+    changed: tuple[Trial, ...] = ()
+    asked: tuple[Trial, ...] = ()
+    end: End | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.asked or self.end)
+
+
+def next_step(
+    sweep_id: str, config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int
+) -> Step:
+    """Tell, stop, ask, end.
+
+    Args:
+        trials: all trials so far, by number from 0.
+        observed: what is seen of each trial, by its number; one that has ended may be left out.
+        now: milliseconds.
+    """
+    told = [seen(trial, observed, config, now) for trial in trials]
+    free = config.max_concurrent_trials - sum(not trial.has_ended for trial in told)
+    asked = tuple(
+        Trial(
+            number=number,
+            job_id=job_id_of(sweep_id, number),
+            params=suggestion.params,
+            status="running",
+            created_at=now,
+            generation=suggestion.generation,
+            member=suggestion.member,
+            start_from=suggestion.start_from,
+        )
+        for number, suggestion in enumerate(suggestions(config, told, max(free, 0)), start=len(told))
+    )
+    changed = tuple(after for before, after in zip(trials, told, strict=True) if after != before)
+    is_over = not asked and all(trial.has_ended for trial in told)
+    return Step(changed, asked, end_of(told, config) if is_over else None)
+
+
+def job_id_of(sweep_id: str, number: int) -> str:
+    """The job of a trial: one id for one trial, so that no trial has two jobs."""
+    return uuid.uuid5(uuid.UUID(sweep_id), str(number)).hex
+
+
+def seen(trial: Trial, observed: Mapping[int, Observation], config: SweepConfig, now: int) -> Trial:
+    """A trial after a look at its job."""
+    if trial.has_ended or trial.number not in observed:
+        return trial
+    look = observed[trial.number]
+    if trial.status in ENDS_AS:
+        return replace(trial, status=ENDS_AS[trial.status], ended_at=now) if look.is_gone else trial
+    last = look.points[-1] if look.points else None
+    valued = replace(trial, value=last.value, step=last.step) if last and math.isfinite(last.value) else trial
+    if look.status == "completed":
+        if valued.value is not None:
+            return replace(valued, status="completed", ended_at=now)
+        why = f"its run logged no finite '{config.objective.metric}': see objective.metric, and eval_steps in base_config"
+        return replace(trial, status="failed", reason=why, ended_at=now)
+    if look.status == "failed":
+        return replace(valued, status="failed", reason=look.reason, ended_at=now)
+    if look.status == "cancelled":
+        return replace(valued, status="cancelling", reason=look.reason)
+    others = [other.points for number, other in observed.items() if number != trial.number]
+    if reason := reason_to_stop(look.points, others, config):
+        return replace(valued, status="pruning", reason=reason)
+    return trial
+
+
+def end_of(trials: Sequence[Trial], config: SweepConfig) -> End:
+    if ranked(trials, config.objective.direction):
+        return End("completed", "")
+    reasons = [trial.reason for trial in trials if trial.reason]
+    return End(
+        "failed", f"no trial has a value of '{config.objective.metric}'; the last one: {reasons[-1] if reasons else ''}"
+    )

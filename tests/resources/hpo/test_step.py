@@ -1,0 +1,265 @@
+"""What a sweep decides, against jobs that are played: a small world of trials with a loss that is known."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from resources.hpo.config import SweepConfig
+from resources.hpo.plots import history_page, parallel_coordinates_page
+from resources.hpo.population import steps_of_a_generation
+from resources.hpo.space import Params
+from resources.hpo.step import Step, next_step
+from resources.hpo.suggest import suggestions
+from resources.hpo.trial import Observation, Point, Trial, ranked
+from resources.hpo.trial_job import trial_job
+from tests.resources.hpo.sweep_files import SPECIFIED, sweep
+
+SWEEP_ID = "0" * 32
+RUNG = 10
+Loss = Callable[[Params, int], float]
+
+
+def bowl(params: Params, step: int) -> float:
+    """Best at a learning rate of 1e-3, and better with every step."""
+    return (math.log10(float(params["learning_rate"])) + 3) ** 2 + 1 / step
+
+
+class World:
+    """Trials whose jobs go on by one evaluation each round, and end as told."""
+
+    def __init__(self, config: SweepConfig, loss: Loss = bowl, fails: Callable[[int], bool] = lambda number: False) -> None:
+        self.config, self.loss, self.fails = config, loss, fails
+        self.trials: dict[int, Trial] = {}
+        self.evaluations: dict[int, int] = {}
+        self.most_at_once = 0
+        self.end: Step | None = None
+
+    def steps(self) -> int:
+        return steps_of_a_generation(self.config) if self.config.strategy == "pbt" else 40
+
+    def observe(self, trial: Trial) -> Observation:
+        seen = self.evaluations[trial.number]
+        points = tuple(Point(RUNG * at, self.loss(trial.params, RUNG * at)) for at in range(1, seen + 1))
+        if self.fails(trial.number):
+            return Observation("failed", "it broke", points)
+        return Observation("completed" if RUNG * seen >= self.steps() else "running", "", points)
+
+    def round(self) -> None:
+        for trial in self.trials.values():
+            if trial.status == "running":
+                self.evaluations[trial.number] += 1
+        known = [self.trials[number] for number in sorted(self.trials)]
+        step = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        again = next_step(SWEEP_ID, self.config, known, {trial.number: self.observe(trial) for trial in known}, 1)
+        assert step == again, "whoever looks decides the same"
+        for trial in (*step.changed, *step.asked):
+            self.trials[trial.number] = trial
+            self.evaluations.setdefault(trial.number, 0)
+        self.most_at_once = max(self.most_at_once, sum(not trial.has_ended for trial in self.trials.values()))
+        self.end = step if step.end else None
+
+    def run(self) -> list[Trial]:
+        for _ in range(1000):
+            self.round()
+            if self.end is not None:
+                return [self.trials[number] for number in sorted(self.trials)]
+        raise AssertionError("it never ended")
+
+    @property
+    def status(self) -> str:
+        assert self.end is not None and self.end.end is not None
+        return self.end.end.status
+
+
+GRID = {"learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-1, "points": 5}}
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random", "bayesian", "pbt", "successive_halving"])
+def test_a_sweep_does_all_its_trials_and_never_more_at_once_than_allowed(strategy: str) -> None:
+    config = sweep(strategy=strategy, search_space=GRID, max_trials=12, max_concurrent_trials=3)
+    world = World(config)
+    trials = world.run()
+    assert world.status == "completed"
+    assert len(trials) == (5 if strategy == "grid" else 12)
+    assert world.most_at_once == 3
+    assert len({trial.job_id for trial in trials}) == len(trials)
+
+
+def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:
+    world = World(sweep(), fails=lambda number: number in (0, 3))
+    trials = world.run()
+    assert world.status == "completed"
+    assert [trial.status for trial in trials].count("failed") == 2
+    assert trials[0].reason == "it broke"
+    assert ranked(trials, "minimize")[0].number not in (0, 3)
+
+
+def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
+    world = World(sweep(max_trials=3), fails=lambda number: True)
+    world.run()
+    assert world.status == "failed"
+    assert world.end is not None and world.end.end is not None and "it broke" in world.end.end.reason
+
+
+@pytest.mark.parametrize("points", [(), (Point(10, math.nan),), (Point(10, 1.0), Point(20, math.inf))])
+def test_a_trial_without_a_finite_objective_has_failed(points: tuple[Point, ...]) -> None:
+    config = sweep(max_trials=1)
+    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
+    (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+    assert changed.status == "failed" and "logged no finite 'eval/loss'" in changed.reason
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_bayesian_search_learns_where_random_search_does_not(sampler: str) -> None:
+    def tried(strategy: str, seed: int) -> float:
+        config = sweep(strategy=strategy, sampler=sampler, max_trials=30, max_concurrent_trials=2, seed=seed)
+        late = World(config).run()[20:]
+        return sum(bowl(trial.params, 40) for trial in late) / len(late)
+
+    assert sum(tried("bayesian", seed) for seed in (1, 2)) < 0.5 * sum(tried("random", seed) for seed in (1, 2))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_trials_that_run_at_once_do_not_try_the_same(sampler: str) -> None:
+    config = sweep(strategy="bayesian", sampler=sampler, max_trials=30, max_concurrent_trials=4)
+    done = [
+        replace(trial, status="completed", value=bowl(trial.params, 40), step=40)
+        for trial in next_step(SWEEP_ID, sweep(max_trials=20, max_concurrent_trials=20), [], {}, 1).asked
+    ]
+    rates = [suggestion.params["learning_rate"] for suggestion in suggestions(config, done, 4)]
+    assert len(set(rates)) == 4
+
+
+def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -> None:
+    config = sweep(early_stopping={"patience": 3, "min_delta": 0.001}, max_trials=2, max_concurrent_trials=1)
+    (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
+    flat = tuple(Point(10 * at, 0.5 - 0.0001 * at) for at in range(1, 5))
+    assert not next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat[:3])}, 2)
+    step = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat)}, 2)
+    (stopped,) = step.changed
+    assert stopped.status == "pruning" and stopped.reason == "no improvement of more than 0.001 in 3 evaluations"
+    assert step.asked == ()
+    assert not next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat, is_gone=False)}, 3)
+    after = next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat)}, 3)
+    assert [trial.status for trial in after.changed] == ["pruned"] and after.changed[0].value == flat[-1].value
+    assert [trial.number for trial in after.asked] == [1]
+
+
+def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None:
+    early = {"patience": 2, "min_delta": 0.0}
+    rising = tuple(Point(at, float(at)) for at in range(1, 6))
+    for direction, stops in (("maximize", False), ("minimize", True)):
+        config = sweep(early_stopping=early, objective={"metric": "m", "direction": direction})
+        trial = next_step(SWEEP_ID, config, [], {}, 1).asked[0]
+        changed = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", rising)}, 2).changed
+        assert bool(changed) == stops
+
+
+def test_successive_halving_gives_the_steps_to_the_best() -> None:
+    config = sweep(strategy="successive_halving", max_trials=27, max_concurrent_trials=9)
+    world = World(config)
+    trials = world.run()
+    pruned = [trial for trial in trials if trial.status == "pruned"]
+    assert len(pruned) >= 15
+    assert all("not among the best 1 in 3 at step" in trial.reason for trial in pruned)
+    best = ranked(trials, "minimize")[0]
+    assert best.status == "completed"
+    assert bowl(best.params, 40) == min(bowl(trial.params, 40) for trial in trials)
+    assert sum(trial.step or 0 for trial in trials) < 0.6 * 27 * 40
+
+
+def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
+    config = sweep(strategy="pbt", pbt={"population": 6, "generations": 3}, max_trials=18, max_concurrent_trials=4)
+    trials = World(config).run()
+    assert [trial.generation for trial in trials] == [0] * 6 + [1] * 6 + [2] * 6
+    assert all(trial.start_from is None for trial in trials[:6])
+    for generation in (1, 2):
+        before = {trial.number: trial for trial in trials if trial.generation == generation - 1}
+        order = [trial.number for trial in ranked(list(before.values()), "minimize")]
+        for trial in (trial for trial in trials if trial.generation == generation):
+            assert trial.start_from is not None
+            own = next(number for number, other in before.items() if other.member == trial.member)
+            source = before[trial.start_from]
+            ratio = float(trial.params["learning_rate"]) / float(source.params["learning_rate"])
+            if own in order[:4]:
+                assert (trial.start_from, ratio) == (own, 1.0)
+            else:
+                assert trial.start_from in order[:2]
+                assert ratio == pytest.approx(0.8) or ratio == pytest.approx(1.2)
+    assert trial_job(config, trials[0].params)["parameters"]["max_steps"] == 14
+
+
+def test_a_member_that_failed_is_replaced_and_a_population_that_died_ends() -> None:
+    config = sweep(strategy="pbt", pbt={"population": 3, "generations": 2}, max_trials=6, max_concurrent_trials=3)
+    trials = World(config, fails=lambda number: number == 1).run()
+    heir = next(trial for trial in trials if (trial.generation, trial.member) == (1, 1))
+    assert heir.start_from in (0, 2)
+    dead = World(config, fails=lambda number: True)
+    assert len(dead.run()) == 3 and dead.status == "failed"
+
+
+def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
+    config = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
+    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    assert len(trials) == 4
+    for trial in trials:
+        assert 1e-6 <= float(trial.params["learning_rate"]) <= 1e-3
+        assert trial.params["lora_rank"] in (8, 16, 32, 64, 128)
+        job = trial_job(config, trial.params)
+        assert (job["model"], job["recipe"], job["dataset"]) == ("sandbox", "zen-7b-lora", "instruction-v2")
+        assert job["parameters"] == {
+            "max_steps": 5000,
+            "eval_steps": 500,
+            "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb", "memory": "64Gi", "cpu": None},
+            **trial.params,
+        }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "grid"}, "needs `points`"),
+        ({"strategy": "grid", "search_space": GRID, "max_trials": 4}, "the grid has 5 combinations and max_trials is 4"),
+        (
+            {"strategy": "pbt", "search_space": {"lora_rank": {"type": "choice", "values": [8, 16]}}},
+            "copies weights, whose shape lora_rank decides",
+        ),
+        ({"strategy": "pbt", "base_config": {"dataset": "d"}}, "needs base_config.max_steps"),
+        ({"strategy": "successive_halving", "base_config": {"dataset": "d"}}, "needs successive_halving.min_steps"),
+        ({"search_space": {"max_steps": {"type": "choice", "values": [1, 2]}}}, "is in base_config and in search_space"),
+        ({"search_space": {}}, "at least 1"),
+        ({"max_trails": 3}, "Extra inputs are not permitted"),
+    ],
+)
+def test_a_sweep_that_cannot_be_followed_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        sweep(**changes)
+
+
+def test_its_pictures_show_every_trial_that_has_a_value_and_escape_what_users_wrote() -> None:
+    space = {**GRID, "name<b>": {"type": "choice", "values": ["<x>", "y"]}}
+    config = sweep(search_space=space, max_trials=5, experiment="<script>")
+    trials = World(config, fails=lambda number: number == 2).run()
+    for page in (history_page(config, trials), parallel_coordinates_page(config, trials)):
+        assert "<script>" not in page and "name<b>" not in page and "<x>" not in page
+        assert page.count("<title>trial ") == 4
+        assert "Best: trial " in page
+    assert "No trial has a value yet" in history_page(config, [])
+
+
+def test_a_value_on_an_axis_stays_inside_the_picture() -> None:
+    chance = random.Random(3)
+    config = sweep(search_space=GRID)
+    trials = [
+        Trial(number, "", {"learning_rate": 10 ** chance.uniform(-5, -1)}, "completed", 1, value=7.0, step=1)
+        for number in range(5)
+    ]
+    page = parallel_coordinates_page(config, trials)
+    heights = [float(pair.split(",")[1]) for line in page.split('points="')[1:] for pair in line.split('"')[0].split(" ")]
+    assert heights and all(60 <= height <= 380 for height in heights)
