@@ -46,7 +46,7 @@ from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, sign_in, static_files
 from api.ui.read_only import ReadOnlyPages
-from api.v1 import audit, estimate, events, jobs, models, replay
+from api.v1 import audit, estimate, events, hpo, jobs, models, replay
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.v1.datasets import change as dataset_changes
@@ -102,6 +102,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     dataset_checks.router,
     jobs.router,
     estimate.router,
+    hpo.router,
     models.router,
     models.aliases,
     static_files.router,

@@ -21,6 +21,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import JobRecord
 from resources.metadata.run_data import RunData
+from resources.metadata.sweeps import START_KEY
 
 DATASET_METADATA = "hanzo_ml/dataset"
 
@@ -170,7 +171,12 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
     return Job(
         id=run_id,
         program=Program.TRAIN,
-        inputs={"run": plan.run, "train": plan.splits["train"], "validation": plan.splits["validation"]},
+        inputs={
+            "run": plan.run,
+            "train": plan.splits["train"],
+            "validation": plan.splits["validation"],
+            **start_of(plan.job),
+        },
         parameters={"recipe": recipe.model_dump(mode="json")},
         outputs={
             "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
@@ -187,10 +193,17 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
     )
 
 
+def start_of(job: JobRecord) -> dict[str, Artifact]:
+    """The weights that a run starts from where it is given any: those of another trial of its sweep."""
+    return {START_KEY: Artifact.model_validate(job.config[START_KEY])} if START_KEY in job.config else {}
+
+
 def log_params(plan: Plan, control_plane: ControlPlane) -> None:
-    """The run's parameters under the specification's names (row E2)."""
+    """The run's parameters under the specification's names (row E2), and those that its job gave."""
     recipe = plan.record.recipe
+    given = plan.job.config.get("parameters") or {}
     values = {
+        **{key: value for key in given if isinstance(value := getattr(recipe, key), bool | int | float | str)},
         "model": recipe.base_model.uri,
         "method": recipe.method,
         "objective": recipe.objective,

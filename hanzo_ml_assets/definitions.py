@@ -9,6 +9,7 @@ from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import retry_dead_runs
+from sensors.run_sweeps import run_sweeps
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
@@ -24,6 +25,7 @@ def definitions() -> dg.Definitions:
             check_versions_again,
             start_submitted_jobs,
             start_submitted_preparations,
+            run_sweeps,
             evaluate_completed_jobs,
             deploy_promotions,
             retry_dead_runs,

@@ -219,7 +219,7 @@ class Prices(Section):
 
 class Hpo(Section):
     max_concurrent_trials: int = Field(8, ge=1)
-    default_strategy: Literal["grid", "random", "bayesian", "pbt"] = "bayesian"
+    default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = "bayesian"
 
 
 class Metrics(Section):

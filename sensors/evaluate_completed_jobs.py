@@ -1,4 +1,7 @@
-"""A training job completed -> evaluate it, register its version and export it (specification row M8)."""
+"""A training job completed -> evaluate it, register its version and export it (specification row M8).
+
+Of a sweep only the best trial, once the sweep has ended: nobody wants a model version of each of fifty.
+"""
 
 import dagster as dg
 
@@ -6,6 +9,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
 from resources.metadata.jobs import TRAINING
 from resources.metadata.model_key import ModelKey
+from resources.metadata.sweeps import SWEEP_KEY
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 
 STEPS = ("evaluation", "version", "merged", "gguf")
@@ -21,10 +25,13 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
     requests = []
     cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, "job.completed"):
+        for event in new_events(context, connection, "job.completed", "sweep.completed"):
             cursor = event.seq
-            job = control_plane.jobs.get(event.key, connection)
-            if job.type != TRAINING or job.replay_of is not None:
+            of_sweep = event.type == "sweep.completed"
+            job = control_plane.jobs.get(event.payload["best"]["job_id"] if of_sweep else event.key, connection)
+            if job.type != TRAINING or job.replay_of is not None or of_sweep != (SWEEP_KEY in job.config):
+                continue
+            if job.status != "completed":  # the best trial was stopped early: there is no model of it
                 continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)

@@ -15,6 +15,7 @@ MISSING = {
     Kind.REGISTERED_MODEL: "Registered Model with name={} not found",
     Kind.DATASET: "no dataset version has the id '{}': see `hanzo-ml dataset list`",
     Kind.ORGANIZATION: "There is nothing at that place in this server's store",
+    Kind.SWEEP: "there is no sweep '{}': see `hanzo-ml hpo list`",
     Kind.JOB: "there is no job '{}': see `hanzo-ml job list`",
 }
 

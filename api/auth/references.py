@@ -24,6 +24,7 @@ NAMES: Mapping[str, Kind] = {
     "model_id": Kind.LOGGED_MODEL,
     "dataset_id": Kind.DATASET,
     "job_id": Kind.JOB,
+    "sweep_id": Kind.SWEEP,
 }
 REGISTRY = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
 """Routes whose `name` is a registered model."""

@@ -185,7 +185,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "DELETE /mlflow/model-versions/delete",
         "DELETE /v1/models/{name}/deployment",
     ),
-    P.HPO_READ: ("GET /v1/hpo", "GET /v1/hpo/{sweep_id}", "GET /v1/hpo/{sweep_id}/results"),
+    P.HPO_READ: ("GET /v1/hpo", "GET /v1/hpo/{sweep_id}", "GET /v1/hpo/{sweep_id}/trials"),
     P.HPO_CREATE: ("POST /v1/hpo",),
     P.HPO_CANCEL: ("POST /v1/hpo/{sweep_id}/cancel",),
     P.AUDIT_READ: ("GET /v1/audit",),

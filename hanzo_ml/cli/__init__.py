@@ -12,6 +12,7 @@ from hanzo_ml.cli import (
     dataset_checks,
     estimate,
     experiment,
+    hpo,
     job,
     local,
     model,
@@ -33,6 +34,7 @@ dataset.app.command("report")(dataset_checks.report)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(job.app, name="job")
 job.app.command("estimate")(estimate.estimate)
+app.add_typer(hpo.app, name="hpo")
 app.add_typer(model.app, name="model")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(experiment.app, name="experiment")

@@ -24,7 +24,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
         return
     drawn = Table(box=None, pad_edge=False)
     for column in columns:
-        drawn.add_column(column, overflow="fold", no_wrap=column in ("job", "run", "dataset", "model", "recipe"))
+        drawn.add_column(column, overflow="fold", no_wrap=column in ("job", "run", "sweep", "dataset", "model", "recipe"))
     for line in lines:
         drawn.add_row(*line)
     console.print(drawn)

@@ -18,7 +18,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.runs import Runs
 from resources.metadata.tables import jobs as table
-from resources.metadata.transactions import insert_into
+from resources.metadata.transactions import insert_into, writing
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = ("completed", "failed", "cancelled")
@@ -75,6 +75,7 @@ class Jobs:
         status: str = "queued",
         type: str = TRAINING,
         tags: Mapping[str, str] | None = None,
+        connection: Connection | None = None,
     ) -> JobRecord:
         """Record a job and, of a training job, its tracking run with `tags`.
 
@@ -82,7 +83,7 @@ class Jobs:
         Dagster UI, is `running` at once: queued, the sensor would start it a second time.
         """
         identifier = id or uuid.uuid4().hex
-        with self._database.write() as connection:
+        with writing(self._database, connection) as writer:
             row = {
                 "id": identifier,
                 "name": name,
@@ -96,13 +97,13 @@ class Jobs:
                 "reason": "",
                 "artifacts": {},
             }
-            insert = insert_into(connection, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
-            if connection.execute(insert).first():
+            insert = insert_into(writer, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
+            if writer.execute(insert).first():
                 if type == TRAINING:
-                    self._runs.ensure(identifier, name, name, user, organization, tags, status=status, connection=connection)
+                    self._runs.ensure(identifier, name, name, user, organization, tags, status=status, connection=writer)
                 facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
-                emit(connection, "jobs", "job.submitted", identifier, facts)
-            return self.get(identifier, connection)
+                emit(writer, "jobs", "job.submitted", identifier, facts)
+            return self.get(identifier, writer)
 
     def find(self, identifier: str, connection: Connection) -> JobRecord | None:
         row = connection.execute(select(table).where(table.c.id == identifier)).mappings().first()
@@ -181,17 +182,19 @@ class Jobs:
             self._tell_run(job, "failed", connection)
             emit(connection, "jobs", "job.failed", identifier, {"job_id": identifier, "error": reason})
 
-    def cancel(self, identifier: str) -> JobRecord:
+    def cancel(
+        self, identifier: str, reason: str = "cancelled by the user", *, connection: Connection | None = None
+    ) -> JobRecord:
         """Any state but an ended one -> cancelled; whoever runs it is told by the event."""
-        with self._database.write() as connection:
-            job = self.get(identifier, connection)
+        with writing(self._database, connection) as writer:
+            job = self.get(identifier, writer)
             if job.status in ENDED:
                 raise conflict(f"job '{identifier}' is {job.status} already")
-            values = {"status": "cancelled", "ended_at": now_ms(), "reason": "cancelled by the user"}
-            connection.execute(update(table).where(table.c.id == identifier).values(**values))
-            self._tell_run(job, "cancelled", connection)
-            emit(connection, "jobs", "job.cancelled", identifier, {"job_id": identifier})
-            return self.get(identifier, connection)
+            values = {"status": "cancelled", "ended_at": now_ms(), "reason": reason}
+            writer.execute(update(table).where(table.c.id == identifier).values(**values))
+            self._tell_run(job, "cancelled", writer)
+            emit(writer, "jobs", "job.cancelled", identifier, {"job_id": identifier})
+            return self.get(identifier, writer)
 
     def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
         if job.type == TRAINING:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from sqlalchemy import Column, Connection, FromClause, select
 
-from resources.metadata.tables import dataset_versions, experiments, jobs, logged_models, registered_models, runs
+from resources.metadata.tables import dataset_versions, experiments, jobs, logged_models, registered_models, runs, sweeps
 from resources.metadata.tracking_rules import MAX_INT64, UNSTORABLE
 
 
@@ -17,6 +17,7 @@ class Kind(StrEnum):
     REGISTERED_MODEL = "registered model"
     DATASET = "dataset"
     JOB = "job"
+    SWEEP = "sweep"
     ORGANIZATION = "organization"
 
 
@@ -46,6 +47,7 @@ IDS: Mapping[Kind, Column[str]] = {
     Kind.REGISTERED_MODEL: registered_models.c.name,
     Kind.DATASET: dataset_versions.c.id,
     Kind.JOB: jobs.c.id,
+    Kind.SWEEP: sweeps.c.id,
 }
 CHUNK = 500
 

@@ -2,6 +2,7 @@
 
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_versions, datasets
+from resources.metadata.tables.hpo import sweep_trials, sweeps
 from resources.metadata.tables.jobs import events, job_tokens, jobs
 from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
 from resources.metadata.tables.logged_models import (
@@ -58,4 +59,6 @@ __all__ = [
     "run_tags",
     "runs",
     "schema",
+    "sweep_trials",
+    "sweeps",
 ]

@@ -12,6 +12,7 @@ from api.app import create_app
 from resources.settings import Settings
 from tests.api.auth.iam import Iam
 from tests.api.server_process import ServerProcess, free_port
+from tests.resources.hpo.sweep_files import small
 
 MLFLOW = "/api/2.0/mlflow"
 Ask = Callable[..., httpx.Response]
@@ -70,6 +71,7 @@ def objects_of(admin: httpx.Client, name: str) -> dict[str, str]:
     files = {"files": ("a.jsonl", records, "application/jsonl")}
     dataset = made(admin.post("/v1/datasets", data={"name": "corpus"}, files=files))["id"]
     job = made(admin.post("/v1/jobs", json={"name": f"job-of-{name}", "dataset": "corpus"}))["id"]
+    sweep = made(admin.post("/v1/hpo", json=small(base_config={"dataset": "corpus"})))["id"]
     return {
         "experiment": experiment,
         "run": run,
@@ -78,6 +80,7 @@ def objects_of(admin: httpx.Client, name: str) -> dict[str, str]:
         "model": model,
         "dataset": dataset,
         "job": job,
+        "sweep": sweep,
     }
 
 

@@ -108,6 +108,8 @@ REQUESTS: list[Request] = [
     asked("DELETE", "/v1/datasets/{dataset}"),
     asked("GET", "/v1/jobs/{job}"),
     asked("GET", "/v1/jobs/{job}/logs?follow=false"),
+    asked("GET", "/v1/hpo/{sweep}"),
+    asked("GET", "/v1/hpo/{sweep}/trials"),
     asked("GET", "/v1/models/{model}/versions"),
     asked("GET", "/v1/models/{model}/versions/1"),
     asked("GET", "/v1/models/{model}/versions/1/data"),
@@ -121,6 +123,7 @@ REQUESTS: list[Request] = [
     asked("DELETE", "/api/2.0/mlflow-artifacts/artifacts/{experiment}/{run}/artifacts/new.txt"),
     json(f"{M}/registered-models/alias", "DELETE", name="{model}", alias="champion"),
     asked("POST", "/v1/jobs/{job}/cancel"),
+    asked("POST", "/v1/hpo/{sweep}/cancel"),
     json(f"{M}/runs/delete", run_id="{run}"),
     json(f"{M}/runs/restore", run_id="{run}"),
     json(f"{M}/experiments/delete", experiment_id="{experiment}"),
@@ -189,6 +192,7 @@ NOBODYS = {
     "model": "no-such-model",
     "dataset": "no-such-dataset",
     "job": "no-such-job",
+    "sweep": "no-such-sweep",
 }
 
 

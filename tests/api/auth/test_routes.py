@@ -23,7 +23,7 @@ from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
 
-PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key", "artifact_path", "sweep_id"}
+PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key", "artifact_path"}
 """`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
@@ -129,6 +129,9 @@ MAY: dict[tuple[str, str], str] = {
     ("PATCH", "/v1/runs/nothing/status"): "ar",
     ("POST", "/v1/datasets"): "ar",
     ("POST", "/v1/jobs"): "ar",
+    ("POST", "/v1/hpo"): "ar",
+    ("POST", "/v1/hpo/nothing/cancel"): "a",
+    ("GET", "/v1/hpo"): "arv",
     ("POST", "/v1/jobs/nothing/cancel"): "ar",
     ("POST", "/api/2.0/mlflow/model-versions/create"): "ar",
     ("POST", "/v1/models/nothing/versions"): "ar",

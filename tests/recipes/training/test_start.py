@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -1,0 +1,142 @@
+"""/v1/hpo (rows K1-K7): start a sweep, look, cancel. What a sweep does next is a sensor's business."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from api.auth.permissions import Caller
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.v1.jobs import checked_recipe
+from recipes.schema import first_problem
+from resources.errors import invalid
+from resources.estimate.admission import admit
+from resources.estimate.shapes import shape_of_base
+from resources.hpo.config import SweepConfig, SweepRequest
+from resources.hpo.space import Choice, Dimension, Params, Scalar
+from resources.hpo.trial import ranked
+from resources.hpo.trial_job import SANDBOX, trial_job
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.settings import Hpo
+
+router = APIRouter(prefix="/v1/hpo", tags=["v1"])
+
+PROBES = (0.0, 0.37, 1.0)
+"""Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
+
+
+@router.post("", status_code=201)
+def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused."""
+    config = pinned(checked(body, settings.hpo), database, caller)
+    for params in probes(config):
+        job = trial_job(config, params)
+        recipe = checked_recipe(job.get("recipe"), job["parameters"])
+        if job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            admit(recipe, shape_of_base(recipe, store))
+    found = Sweeps(database).start(config, user=caller.user_id, organization=caller.organization)
+    return JSONResponse(as_json(Sweeps(database).snapshot(found.id)), 201)
+
+
+def checked(body: SweepRequest, limits: Hpo) -> SweepConfig:
+    """The sweep with the server's settings where it says nothing."""
+    if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
+        raise invalid(
+            f"max_concurrent_trials is {body.max_concurrent_trials}: this server allows {limits.max_concurrent_trials} "
+            "(hpo.max_concurrent_trials)"
+        )
+    try:
+        return body.completed(limits.default_strategy, limits.max_concurrent_trials)
+    except ValidationError as error:
+        raise invalid(first_problem(error)) from None
+
+
+def pinned(config: SweepConfig, database: Database, caller: Caller) -> SweepConfig:
+    """With the dataset's version of now, so that all trials train on the same."""
+    reference = config.base_config.get("dataset")
+    if reference is None:
+        return config
+    version = Datasets(database).read(str(reference), caller.organization)
+    return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}})
+
+
+def probes(config: SweepConfig) -> Iterator[Params]:
+    """Sets of hyperparameters in which each takes its most telling values, one at a time."""
+    first: dict[str, Scalar] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
+    for name, dimension in config.search_space.items():
+        yield from ({**first, name: value} for value in telling(dimension))
+
+
+def telling(dimension: Dimension) -> list[Scalar]:
+    return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBES]
+
+
+@router.get("")
+def list_sweeps(database: DatabaseOf, caller: CallerOf, status: str | None = None) -> Response:
+    found = Sweeps(database)
+    listed = [found.snapshot(sweep.id) for sweep in found.list(caller.organization, status)]
+    return JSONResponse({"sweeps": [as_json(snapshot) for snapshot in listed]})
+
+
+@router.get("/{sweep_id}")
+def get(sweep_id: str, database: DatabaseOf) -> Response:
+    """How a sweep stands, and its best trial."""
+    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
+
+
+@router.get("/{sweep_id}/trials")
+def trials(sweep_id: str, database: DatabaseOf) -> Response:
+    """All trials, in their order."""
+    return JSONResponse({"trials": trials_json(Sweeps(database).snapshot(sweep_id))})
+
+
+@router.post("/{sweep_id}/cancel")
+def cancel(sweep_id: str, database: DatabaseOf) -> Response:
+    found = Sweeps(database)
+    found.cancel(sweep_id)
+    return JSONResponse(as_json(found.snapshot(sweep_id)))
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    sweep, told = snapshot.sweep, trials_json(snapshot)
+    best = next(iter(ranked(snapshot.trials, sweep.config.objective.direction)), None)
+    counts: dict[str, int] = {}
+    for trial in told:
+        counts[trial["status"]] = counts.get(trial["status"], 0) + 1
+    return {
+        "id": sweep.id,
+        "run_id": sweep.id,
+        "experiment": sweep.experiment,
+        "status": sweep.status,
+        "reason": sweep.reason,
+        "strategy": sweep.config.strategy,
+        "objective": sweep.config.objective.model_dump(),
+        "user_id": sweep.user_id,
+        "organization": sweep.organization,
+        "created_at": sweep.created_at,
+        "ended_at": sweep.ended_at,
+        "max_trials": sweep.config.wanted_trials,
+        "max_concurrent_trials": sweep.config.max_concurrent_trials,
+        "trials": counts,
+        "best_trial": told[best.number] if best else None,
+        "config": sweep.config.model_dump(mode="json"),
+    }
+
+
+def trials_json(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """A trial whose job waits still is queued."""
+    return [
+        {
+            **asdict(trial),
+            "params": dict(trial.params),
+            "run_id": trial.job_id,
+            "status": "queued" if trial.status == "running" and job_status == "queued" else trial.status,
+            "reason": trial.reason or job_reason,
+        }
+        for trial, (job_status, job_reason) in zip(snapshot.trials, snapshot.jobs, strict=True)
+    ]

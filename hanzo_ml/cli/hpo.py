@@ -1,0 +1,86 @@
+"""`hanzo-ml hpo`: search for good hyperparameters."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.job import check_json, read, when
+from hanzo_ml.cli.output import AsJson, show, table
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+SWEEP = "A YAML file: experiment, base_config, search_space, strategy, objective."
+
+
+@app.command()
+def start(
+    file: Annotated[Path | None, typer.Argument(help=SWEEP)] = None,
+    config: Annotated[Path | None, typer.Option(help="The same file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a sweep."""
+    path = file or config
+    if path is None or (file and config):
+        raise Refused("give one sweep file: `hanzo-ml hpo start --config FILE`")
+    document = read(path)
+    for key, value in document.items():
+        check_json(key, value)
+    sweep = call("POST", "/v1/hpo", json=document)
+    show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
+
+
+@app.command()
+def results(
+    sweep_id: str, top: Annotated[int, typer.Option(min=1, help="So many of the best trials.")] = 10, as_json: AsJson = False
+) -> None:
+    """How a sweep stands, and its best trials."""
+    sweep = call("GET", f"/v1/hpo/{sweep_id}")
+    trials = call("GET", f"/v1/hpo/{sweep_id}/trials")["trials"]
+    best = ordered(trials, sweep["objective"]["direction"])[:top]
+    if as_json:
+        show({**sweep, "results": best})
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(sweep["trials"].items()))
+    line = f"{sweep['id']} {sweep['status']}: {counts or 'no trial'} of {sweep['max_trials']} by {sweep['strategy']}"
+    Console(highlight=False, markup=False, soft_wrap=True).print(f"{line} {sweep['reason']}".rstrip())
+    names = list(sweep["config"]["search_space"])
+    columns = ("trial", "run", "status", sweep["objective"]["metric"], "step", *names)
+    rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
+    values = [[number(trial["params"][name]) for name in names] for trial in best]
+    table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
+
+
+def ordered(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:
+    """The trials whose value counts, the best first."""
+    valued = [trial for trial in trials if trial["value"] is not None and trial["status"] in ("completed", "pruned")]
+    return sorted(valued, key=lambda trial: trial["value"], reverse=direction == "maximize")
+
+
+def number(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+@app.command("list")
+def list_sweeps(
+    status: Annotated[str | None, typer.Option(help="running, completed, failed or cancelled")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """All sweeps, newest first."""
+    sweeps = call("GET", "/v1/hpo", params={"status": status} if status else {})["sweeps"]
+    if as_json:
+        show(sweeps)
+        return
+    rows = [
+        (sweep["id"], sweep["experiment"], sweep["strategy"], sweep["status"], when(sweep["created_at"]), sweep["reason"])
+        for sweep in sweeps
+    ]
+    columns = ("sweep", "experiment", "strategy", "status", "started", "reason")
+    table(columns, rows, "no sweep yet: `hanzo-ml hpo start --config FILE`")
+
+
+@app.command()
+def cancel(sweep_id: str) -> None:
+    """End a sweep, with the trials that run."""
+    print(f"{sweep_id} {call('POST', f'/v1/hpo/{sweep_id}/cancel')['status']}")

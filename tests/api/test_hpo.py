@@ -1,0 +1,121 @@
+"""/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from recipes.store import Store
+from resources.hpo.advance import advance
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.metadata.run_data import RunData
+from resources.metadata.tracking_rules import MetricPoint
+from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.test_cli import run
+from tests.resources.hpo.sweep_files import SPECIFIED, small
+
+RECORDS = b'{"instruction": "1+1", "answer": "2"}\n'
+
+
+@pytest.fixture(scope="module")
+def dataset(server: ServerProcess) -> str:
+    """The one that the specification's file trains on."""
+    files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
+    made = httpx.post(f"{server.url}/v1/datasets", data={"name": "instruction-v2"}, files=files, trust_env=False).json()
+    return f"{made['name']}@{made['version']}"
+
+
+@pytest.fixture(scope="module")
+def database(server: ServerProcess) -> Database:
+    return Database(server.settings.database_url)
+
+
+def ask(server: ServerProcess, method: str, path: str, status: int = 200, body: Any = None) -> Any:
+    answer = httpx.request(method, f"{server.url}{path}", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_the_specification_s_sweep_file_runs_unchanged(
+    server: ServerProcess, dataset: str, database: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "sweep-config.yaml"
+    file.write_text(SPECIFIED)
+    started = run(server.url, "hpo", "start", "--config", str(file))
+    assert started.returncode == 0, started.stderr
+    sweep, status = started.stdout.split()
+    assert status == "running"
+    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    found = ask(server, "GET", f"/v1/hpo/{sweep}")
+    assert (found["strategy"], found["max_trials"], found["max_concurrent_trials"]) == ("bayesian", 50, 4)
+    assert found["trials"] == {"queued": 4} and found["best_trial"] is None
+    assert found["config"]["base_config"]["dataset"] == dataset
+    trials = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"]
+    assert [trial["number"] for trial in trials] == [0, 1, 2, 3]
+    job = ask(server, "GET", f"/v1/jobs/{trials[0]['job_id']}")
+    assert (job["config"]["recipe"], job["config"]["dataset"]) == ("zen-7b-lora", dataset)
+    assert ask(server, "GET", f"/v1/runs/{trials[0]['run_id']}")["tags"]["mlflow.parentRunId"] == sweep
+    assert sweep in [each["id"] for each in ask(server, "GET", "/v1/hpo?status=running")["sweeps"]]
+
+    for trial, value in zip(trials, (0.9, 0.4, 0.6, 0.5), strict=True):
+        Jobs(database).start(trial["job_id"])
+        RunData(database).log_metric(trial["run_id"], MetricPoint("eval/loss", value, 500, 1))
+        with database.write() as connection:
+            Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
+    advance(database, Store(server.settings.store), sweep, lambda job: True)
+    best = ask(server, "GET", f"/v1/hpo/{sweep}")["best_trial"]
+    assert (best["number"], best["value"], best["step"]) == (1, 0.4, 500)
+    told = run(server.url, "hpo", "results", sweep, "--top", "2")
+    assert told.returncode == 0, told.stderr
+    assert "4 completed, 4 queued of 50 by bayesian" in told.stdout.splitlines()[0]
+    results = json.loads(run(server.url, "hpo", "results", sweep, "--top", "2", "--json").stdout)["results"]
+    assert [trial["number"] for trial in results] == [1, 3]
+    plots = ask(server, "GET", f"/api/2.0/mlflow/artifacts/list?run_id={sweep}&path=plots")["files"]
+    assert [file["path"] for file in plots] == ["plots/history.html", "plots/parallel_coordinates.html"]
+
+    cancelled = run(server.url, "hpo", "cancel", sweep)
+    assert cancelled.stdout.split() == [sweep, "cancelled"]
+    assert ask(server, "GET", f"/v1/hpo/{sweep}")["trials"] == {"completed": 4, "cancelled": 4}
+    again = run(server.url, "hpo", "cancel", sweep)
+    assert again.returncode == 1 and "is cancelled already" in again.stderr
+
+
+def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
+    body = small(base_config={"dataset": dataset})
+    del body["strategy"], body["max_concurrent_trials"], body["max_trials"]
+    found = ask(server, "POST", "/v1/hpo", 201, body)
+    assert (found["strategy"], found["max_concurrent_trials"], found["max_trials"]) == ("bayesian", 8, 50)
+    ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"base_config": {"dataset": "nowhere"}}, 404, "nowhere"),
+        ({"base_config": {}}, 400, "base_config needs a dataset"),
+        ({"base_config": {"dataset": "instruction-v2", "recipe": "../x"}}, 400, "unknown recipe"),
+        ({"base_config": {"dataset": "instruction-v2", "max_stepz": 3}}, 400, "max_stepz"),
+        ({"max_concurrent_trials": 9}, 400, "this server allows 8 (hpo.max_concurrent_trials)"),
+        ({"strategy": "grid"}, 400, "points"),
+        ({"strategy": "luck"}, 400, "strategy"),
+        ({"search_space": {"learning_rate": {"type": "uniform", "min": -1, "max": 1}}}, 400, "learning_rate"),
+        ({"search_space": {"batch_size": {"type": "uniform", "min": 1, "max": 9}}}, 400, "batch_size"),
+        ({"search_space": {"lora_rank": {"type": "choice", "values": [8, "many"]}}}, 400, "lora_rank"),
+    ],
+)
+def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
+    server: ServerProcess, dataset: str, changes: dict[str, Any], status: int, words: str
+) -> None:
+    before = ask(server, "GET", "/v1/hpo")["sweeps"]
+    body = small(**{"base_config": {"dataset": dataset, "recipe": "smollm2-135m-lora"}, **changes})
+    assert words in ask(server, "POST", "/v1/hpo", status, body)["message"]
+    assert ask(server, "GET", "/v1/hpo")["sweeps"] == before
+
+
+def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
+    assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
+    refused = run(server.url, "hpo", "start")
+    assert refused.returncode == 1 and "give one sweep file" in refused.stderr

@@ -1,0 +1,255 @@
+"""Sweeps on a real database and a real Dagster instance: trials end as jobs do, by states and metrics."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy import event
+
+from hanzo_ml_assets.checkpoint import start_of
+from recipes.schema import Artifact
+from resources.hpo.advance import advance
+from resources.hpo.step import next_step
+from resources.hpo.trial import Observation, Trial
+from resources.metadata.database import Database
+from resources.metadata.metrics import Metrics
+from resources.metadata.outbox import read_after
+from resources.metadata.run_data import RunData
+from resources.metadata.runs import Runs
+from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.metadata.tracking_rules import MetricPoint
+from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.run_sweeps import run_sweeps
+from sensors.start_submitted_jobs import start_submitted_jobs
+from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.resources.hpo.sweep_files import sweep
+from tests.sensors.test_decisions import House, house, keys, repository
+
+__all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository", "sqlite_url"]
+
+
+class Search:
+    """A house with one sweep."""
+
+    def __init__(self, house: House, **changes: Any) -> None:
+        self.house = house
+        self.sweeps = Sweeps(house.plane.database)
+        self.id = self.sweeps.start(sweep(**changes), user="ann", organization="default").id
+
+    def look(self) -> Snapshot:
+        self.house.tick(run_sweeps)
+        return self.sweeps.snapshot(self.id)
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return self.sweeps.snapshot(self.id).trials
+
+    def statuses(self) -> list[str]:
+        return [trial.status for trial in self.trials]
+
+    def log(self, number: int, value: float, step: int = 40, time: int = 1) -> None:
+        point = MetricPoint("eval/loss", value, step, time)
+        RunData(self.house.plane.database).log_metric(self.trials[number].job_id, point)
+
+    def complete(self, number: int, value: float) -> None:
+        """As the checkpoint asset does it: metrics first, then the job with what it made."""
+        job = self.trials[number].job_id
+        self.house.plane.jobs.start(job)
+        self.log(number, value)
+        adapter = Artifact(kind="adapter", uri=f"s3://hanzo-ml/runs/{job}/a", digest=f"{number:064d}", size_bytes=1)
+        with self.house.plane.database.write() as connection:
+            self.house.plane.jobs.complete(connection, job, {"adapter": adapter}, 1.0)
+
+    def events(self, *types: str) -> list[dict[str, Any]]:
+        with self.house.plane.database.read() as connection:
+            return [dict(found.payload) for found in read_after(connection, 0, types=types, limit=1000)]
+
+
+def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
+    house.dataset("colours")
+    search = Search(house, max_trials=3)
+    assert len(search.look().trials) == 2, "no more than max_concurrent_trials"
+    first, second = search.trials
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == [first.job_id, second.job_id]
+    runs, data = Runs(house.plane.database), RunData(house.plane.database)
+    parent = runs.get(search.id)
+    for trial in search.trials:
+        assert data.tags(trial.job_id)["mlflow.parentRunId"] == search.id
+        assert runs.get(trial.job_id).experiment_id == parent.experiment_id
+        assert house.plane.jobs.read(trial.job_id).config["parameters"]["learning_rate"] == trial.params["learning_rate"]
+    search.complete(0, 0.5)
+    search.look()
+    assert search.statuses() == ["completed", "running", "running"]
+    house.plane.jobs.fail(second.job_id, "out of memory")
+    search.complete(2, 0.25)
+    search.look()
+    found = search.sweeps.snapshot(search.id)
+    assert search.statuses() == ["completed", "failed", "completed"]
+    assert (found.sweep.status, runs.get(search.id).status) == ("completed", "completed")
+    assert found.trials[1].reason == "out of memory"
+    (told,) = search.events("sweep.completed")
+    assert told["best"]["trial"] == 2 and told["best"]["value"] == 0.25
+    points = Metrics(house.plane.database).history(search.id, "eval/loss", 10).points
+    assert [(point.step, point.value) for point in points] == [(0, 0.5), (2, 0.25)]
+    for name in ("history", "parallel_coordinates"):
+        page = house.plane.store.get_bytes(f"s3://hanzo-ml/runs/{search.id}/artifacts/plots/{name}.html").decode()
+        assert "Best: trial 2 (completed): 0.25" in page
+
+
+def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House) -> None:
+    search = Search(house, max_trials=2)
+    search.look()
+    search.complete(0, 0.5)
+    assert house.tick(evaluate_completed_jobs) == []
+    search.complete(1, 0.7)
+    search.look()
+    (request,) = house.tick(evaluate_completed_jobs)
+    assert request.partition_key == search.trials[0].job_id
+    assert keys(request)[0] == "models/sandbox/evaluation"
+    assert house.tick(evaluate_completed_jobs) == []
+
+
+def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_gone(house: House) -> None:
+    early = {"patience": 2, "min_delta": 0.01}
+    search = Search(house, max_trials=2, max_concurrent_trials=1, early_stopping=early)
+    search.look()
+    job = search.trials[0].job_id
+    definition = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", "sandbox", "checkpoint"])])
+    assert definition is not None
+    run = house.instance.create_run_for_job(definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED)
+    house.plane.jobs.start(job)
+    for step, value in ((10, 0.5), (20, 0.5), (30, 0.6)):
+        search.log(0, value, step)
+        search.log(0, value, step, time=2)
+        search.look()
+        assert (search.statuses() == ["pruning"]) == (step == 30), "a step that was logged again is one step"
+    assert house.plane.jobs.read(job).status == "cancelled"
+    assert "no improvement" in house.plane.jobs.read(job).reason
+    search.look()
+    assert search.statuses() == ["pruning"], "its processes may still be there"
+    house.instance.report_run_canceled(run)
+    search.look()
+    assert search.statuses() == ["pruned", "running"]
+
+
+def test_a_member_of_a_population_starts_from_another_one_s_weights(house: House) -> None:
+    pbt = {"population": 3, "generations": 2}
+    search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=3)
+    search.look()
+    for number, value in enumerate((0.5, 0.3, 0.4)):
+        assert start_of(house.plane.jobs.read(search.trials[number].job_id)) == {}
+        search.complete(number, value)
+    search.look()
+    assert [trial.start_from for trial in search.trials] == [None] * 3 + [1, 1, 2]
+    for trial in search.trials[3:]:
+        job = house.plane.jobs.read(trial.job_id)
+        assert start_of(job)["start"].digest == f"{trial.start_from:064d}"
+        assert job.config["parameters"]["max_steps"] == 20
+    assert search.trials[3].params["learning_rate"] != search.trials[1].params["learning_rate"]
+
+
+def test_a_cancelled_sweep_starts_nothing_more_and_its_jobs_are_stopped(house: House) -> None:
+    search = Search(house)
+    search.look()
+    search.complete(0, 0.5)
+    search.look()
+    search.sweeps.cancel(search.id)
+    assert search.statuses() == ["completed", "cancelled", "cancelled"]
+    assert [house.plane.jobs.read(trial.job_id).status for trial in search.trials[1:]] == ["cancelled"] * 2
+    assert Runs(house.plane.database).get(search.id).status == "cancelled"
+    before = search.sweeps.snapshot(search.id)
+    assert search.look() == before
+    assert house.tick(stop_cancelled_jobs) == []
+
+
+def test_a_trial_whose_job_a_user_cancels_ends_alone(house: House) -> None:
+    search = Search(house, max_trials=2, max_concurrent_trials=1)
+    search.look()
+    house.plane.jobs.cancel(search.trials[0].job_id)
+    search.look()
+    search.look()
+    assert search.statuses() == ["cancelled", "running"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    url = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
+    database = Database(url)
+    yield database
+    database.close()
+
+
+def test_looking_from_everywhere_at_once_starts_each_trial_once(database: Database, house: House) -> None:
+    """Two daemons, or one that was killed and comes back: each of many looks does all or nothing."""
+    found = Sweeps(database)
+    identifier = found.start(sweep(max_trials=4, max_concurrent_trials=4), user="ann", organization="default").id
+    together, problems = threading.Barrier(4), []
+
+    def look() -> None:
+        together.wait()
+        for _ in range(3):
+            try:
+                advance(database, house.plane.store, identifier, lambda job: True)
+            except Exception as error:
+                problems.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert [trial.number for trial in found.snapshot(identifier).trials] == [0, 1, 2, 3]
+    with database.read() as connection:
+        events = read_after(connection, 0, types=["trial.started", "job.submitted"], limit=100)
+    assert sorted(each.type for each in events) == ["job.submitted"] * 4 + ["trial.started"] * 4
+
+
+def test_what_changed_since_it_was_seen_is_not_decided_upon(house: House) -> None:
+    search = Search(house, max_trials=2, max_concurrent_trials=2)
+    before = search.look()
+    search.complete(0, 0.5)
+    step = next_step(search.id, before.sweep.config, before.trials, {0: Observation("failed", "x")}, 1)
+    assert search.sweeps.take(before, step) is False
+    assert search.statuses() == ["running", "running"]
+
+
+class Killed(BaseException):
+    """The death of the process, at whatever statement."""
+
+
+class Cut:
+    """Dies at a statement of the database."""
+
+    def __init__(self, database: Database, place: int) -> None:
+        self.engine, self.left = database.engine, place
+
+    def __enter__(self) -> None:
+        event.listen(self.engine, "before_cursor_execute", self.count)
+
+    def __exit__(self, *_: object) -> None:
+        event.remove(self.engine, "before_cursor_execute", self.count)
+
+    def count(self, *_: object) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+def test_a_kill_at_any_statement_loses_no_trial_and_starts_none_twice(house: House) -> None:
+    """The step that starts trials is cut before its statement 1, 2, 3, ... until one gets through."""
+    search = Search(house, max_trials=2)
+    for place in range(200):
+        try:
+            with Cut(house.plane.database, place):
+                advance(house.plane.database, house.plane.store, search.id, lambda job: True)
+            break
+        except Killed:
+            assert search.trials == ()
+            assert search.events("job.submitted", "trial.started") == []
+    assert place > 10, "it was cut in many places"
+    assert len(search.trials) == 2
+    assert len(search.events("job.submitted")) == len(search.events("trial.started")) == 2
