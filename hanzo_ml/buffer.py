@@ -41,6 +41,7 @@ class MetricBuffer:
         self._kept = 0
         """How many points at the head of the queue were there before `skip_until`."""
         self._resume_step: int | None = None
+        self._anew: Sequence[range] = ()
         self._resumption: Resumption | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -64,14 +65,16 @@ class MetricBuffer:
         with self._changed:
             self._enqueue(pending)
 
-    def skip_until(self, step: int) -> None:
+    def skip_until(self, step: int, anew: Sequence[range] = ()) -> None:
         """Training resumes after `step`: drop what is logged again although the server has it already.
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
-        values wait in the queue. What was queued before this call is sent in any case.
+        values wait in the queue. What was queued before this call is sent in any case, and so are values of the steps in
+        `anew`, which the run does otherwise than the first time.
         """
         with self._changed:
             self._resume_step = step
+            self._anew = anew
             self._kept = len(self._queue)
             self._start()
 
@@ -146,7 +149,7 @@ class MetricBuffer:
             log.warning("the tracking server does not know run %s: %s", self.run_id, problem)
             newest = {}
         with self._changed:
-            self._resumption = Resumption(step, newest)
+            self._resumption = Resumption(step, newest, self._anew)
             self._queue[self._kept :] = without_known(self._queue[self._kept :], self._resumption)
             self._resume_step = None
             self._changed.notify_all()

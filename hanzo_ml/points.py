@@ -1,7 +1,7 @@
 """What the metric buffer decides, without a thread and without a network: what to send, how, and when again."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,13 +38,17 @@ class Resumption:
     """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
 
     The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
-    second time: a key that is always logged at step 0 stays new.
+    second time: a key that is always logged at step 0 stays new. Nor are values of the steps `anew` known, in which the run
+    now does something else than before.
     """
 
     step: int
     newest: Mapping[str, int]
+    anew: Sequence[range] = ()
 
     def is_known(self, point: Point) -> bool:
+        if any(point.step in steps for steps in self.anew):
+            return False
         return self.step < point.step <= self.newest.get(point.key, self.step)
 
 

@@ -11,6 +11,7 @@ from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.version_tag import group_name
+from recipes.incidents import read_incidents
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
@@ -19,9 +20,13 @@ from resources.lineage.record import record
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
-from resources.metadata.jobs import JobRecord
+from resources.metadata.jobs import ENDED, JobRecord
+from resources.metadata.outbox import now_ms
+from resources.metadata.run_alerts import tell_incidents
 from resources.metadata.run_data import RunData
 from resources.metadata.sweeps import START_KEY
+from resources.metadata.totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
+from resources.metadata.tracking_rules import metric_point
 
 DATASET_METADATA = "hanzo_ml/dataset"
 
@@ -75,6 +80,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             log_params(plan, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
         except BadConfiguration as error:
+            tell_healed(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
         complete(plan, result, control_plane)
@@ -87,6 +93,10 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "final_loss": losses.get(max(facts.losses), float("nan")),
                 "steps": int(result.metrics["total_steps"]),
                 "train_seconds": facts.train_seconds,
+                "checkpoint_share": facts.checkpoint_share,
+                "peak_memory_gb": facts.peak_memory / 1e9,
+                "published_step": facts.published_step,
+                "incidents": [incident.words for incident in facts.incidents],
                 "dataset_version": plan.version.reference,
                 "recipe": plan.record.recipe.name,
                 "git_commit": plan.record.environment.git_commit,
@@ -225,10 +235,39 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
 
 
 def complete(plan: Plan, result: Result, control_plane: ControlPlane) -> None:
-    """Job, run, lineage and event in one transaction."""
+    """Job, run, what it used, lineage and events in one transaction."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
+    facts = TrainingFacts.model_validate(result.facts)
+    gpus = gpus_of(plan.record.recipe)
+    gpu_hours = gpus * facts.train_seconds / 3600
+    price = control_plane.settings.prices.gpu_hour.get(plan.record.recipe.hardware.gpu_type or "") if gpus else 0.0
+    used = {
+        "system/gpu_count": float(gpus),
+        GPU_HOURS_METRIC: gpu_hours,
+        "system/peak_memory_gb": facts.peak_memory / 1e9,
+        "system/total_tokens_processed": float(facts.tokens),
+        "system/checkpoint_share": facts.checkpoint_share,
+        **({"system/dollars": gpu_hours * price} if price is not None else {}),
+    }
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record(connection, artifact, control_plane.store.manifest(artifact))
-        seconds = TrainingFacts.model_validate(result.facts).train_seconds
-        control_plane.jobs.complete(connection, plan.record.run_id, made, seconds)
+        job = control_plane.jobs.get(plan.record.run_id, connection)
+        if job.status not in ENDED:  # told once: the time of a point is part of it
+            points = [metric_point(name, value, 0, now_ms()) for name, value in used.items()]
+            gpu_type = plan.record.recipe.hardware.gpu_type
+            tags = [(GPU_TYPE_TAG, gpu_type)] if gpus and gpu_type else []
+            RunData(control_plane.database).log_batch(job.id, metrics=points, tags=tags, connection=connection)
+        tell_incidents(connection, job.id, facts.incidents)
+        control_plane.jobs.complete(connection, job.id, made, facts.train_seconds, gpu_hours)
+
+
+def gpus_of(recipe: Recipe) -> int:
+    return recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
+
+
+def tell_healed(run_id: str, control_plane: ControlPlane) -> None:
+    """What the program of a run that has failed had tried before."""
+    incidents = read_incidents(control_plane.store, f"s3://hanzo-ml/checkpoints/{run_id}")
+    with control_plane.database.write() as connection:
+        tell_incidents(connection, run_id, incidents.entries)

@@ -14,6 +14,7 @@ from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from sensors.watch_training import watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 
 
@@ -30,6 +31,7 @@ def definitions() -> dg.Definitions:
             deploy_promotions,
             retry_dead_runs,
             stop_cancelled_jobs,
+            watch_training,
             withdraw_deployments,
         ],
         resources={"control_plane": ControlPlane()},

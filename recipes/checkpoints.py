@@ -1,19 +1,20 @@
 """Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, background upload, retention.
 
 A checkpoint without a valid manifest does not exist (specification row I15): loading falls back to the one before it and
-says so. What is inside a checkpoint is the trainer's business.
+says so. The last few stay, and the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's business.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
+from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
 from recipes.schema import Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store, describe, what_is_broken
@@ -30,7 +31,7 @@ class Checkpoints:
     Args:
         folder: local; survives a restart on the same machine.
         store, uri: where uploads go, and where a new machine finds them.
-        keep_last: how many of the newest stay, locally and in the store.
+        keep_last: how many of the newest stay, locally and in the store, besides the best one.
     """
 
     def __init__(self, folder: Path, store: Store, uri: str, keep_last: int) -> None:
@@ -42,9 +43,17 @@ class Checkpoints:
         self._newest_upload: Future[None] | None = None
         self._scratch: Path | None = None
 
+    def below(self, name: str) -> "Checkpoints":
+        """Checkpoints of their own in a folder below these, which stay as they are."""
+        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last)
+
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """A folder to write into; it becomes the checkpoint of `step` when the block ends without an error."""
+    def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None) -> Iterator[Path]:
+        """A folder to write into; it becomes the checkpoint of `step` when the block ends without an error.
+
+        `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which
+        checkpoint is the best.
+        """
         target = self.folder / str(step)
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
@@ -52,7 +61,7 @@ class Checkpoints:
         self._scratch = scratch
         try:
             yield scratch
-            manifest = Manifest(kind=KIND, files=describe(scratch), facts={"step": step})
+            manifest = Manifest(kind=KIND, files=describe(scratch), facts={**(facts or {}), "step": step})
             (scratch / MANIFEST).write_bytes(manifest.to_bytes())
             for file in scratch.rglob("*"):
                 flush_to_disk(file)
@@ -66,8 +75,11 @@ class Checkpoints:
         finally:
             self._scratch = None
         self._newest_upload = self._uploader.submit(self._upload, step, manifest)
-        for old in self.local_steps()[self.keep_last :]:
+        for old in set(self.local_steps()) - self._kept_locally():
             shutil.rmtree(self.folder / str(old))
+
+    def _kept_locally(self) -> set[int]:
+        return kept({step: self._local_loss(step) for step in self.local_steps()}, self.keep_last)
 
     def _upload(self, step: int, manifest: Manifest) -> None:
         """Upload, again after each pause if it fails. Raises what the last attempt raised."""
@@ -86,12 +98,13 @@ class Checkpoints:
         try:
             self.store.publish_described(self.folder / str(step), f"{self.uri}/{step}", manifest)
         except FileNotFoundError:
-            if step in self.local_steps()[: self.keep_last]:
+            if step in self._kept_locally():
                 raise
             # Retention was faster than the upload: a newer one is queued behind it, and nobody else would ever find what
             # has arrived, since it has no manifest.
             self.store.delete(f"{self.uri}/{step}")
-        for old in self.stored_steps()[self.keep_last :]:
+        stored = {found: self._stored_loss(found) for found in self.stored_steps()}
+        for old in set(stored) - kept(stored, self.keep_last):
             self.store.delete(f"{self.uri}/{old}")
 
     def wait(self) -> None:
@@ -115,8 +128,44 @@ class Checkpoints:
         A broken one is named in the log and removed, from the store too, so that it is never mistaken for the latest again
         and takes no valid one's place among those that are kept.
         """
+        return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
+
+    def best(self) -> tuple[int, Path] | None:
+        """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated."""
+        losses = {step: self._stored_loss(step) for step in self.stored_steps()}
+        losses |= {step: self._local_loss(step) for step in self.local_steps()}
+        return self._first_whole(from_the_best(losses))
+
+    def at(self, step: int) -> tuple[int, Path] | None:
+        """The checkpoint of `step`, where there is a valid one."""
+        return self._first_whole([step])
+
+    def discard_from(self, step: int) -> None:
+        """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
+        self._uploader.submit(lambda: None).result()  # one thread uploads in order: nothing arrives after this
+        for bad in self.local_steps():
+            if bad >= step:
+                shutil.rmtree(self.folder / str(bad))
+        for bad in self.stored_steps():
+            if bad >= step:
+                self.store.delete(f"{self.uri}/{bad}")
+
+    def _local_loss(self, step: int) -> float | None:
+        try:
+            return validation_loss((self.folder / str(step) / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _stored_loss(self, step: int) -> float | None:
+        try:
+            return validation_loss(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
+        except FileNotFoundError:
+            return None
+
+    def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
+        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed."""
         self._sweep()
-        for step in sorted({*self.local_steps(), *self.stored_steps()}, reverse=True):
+        for step in steps:
             path = self.folder / str(step)
             problem = broken(path) if path.is_dir() else "is not on this machine"
             if problem and path.is_dir():

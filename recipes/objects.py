@@ -97,6 +97,12 @@ class Objects:
         """Raises FileNotFoundError."""
         return self.open(uri).size
 
+    def modified(self, uri: str) -> int:
+        """When the object came there, in milliseconds since 1970. Raises FileNotFoundError."""
+        store, key = self._place(uri)
+        with readable_errors(uri):
+            return int(obstore.head(store, key)["last_modified"].timestamp() * 1000)
+
     def sha256(self, uri: str) -> str:
         """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
         return self.open(uri).sha256()

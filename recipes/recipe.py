@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
+from recipes.divergence import DivergencePolicy
 from recipes.gpus import requirement
 from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Frozen, Hardware, canonical_json, first_problem
 from recipes.yaml_lines import line_of, repeated_key
@@ -99,6 +100,8 @@ class Recipe(Frozen):
     hardware: Hardware = Hardware()
     distributed: Distributed | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()
+    divergence: DivergencePolicy = DivergencePolicy()
+    publish: Literal["final", "best"] = Field("final", description="which checkpoint's weights the run leaves")
     estimated_time: str = ""
     estimated_cost: str = ""
 
@@ -180,6 +183,11 @@ class Recipe(Frozen):
     def sequences(self) -> int:
         """What the model reads at once in a process: of each pair, both answers."""
         return self.batch_size * (2 if self.objective in PREFERENCES else 1)
+
+    @property
+    def samples_per_step(self) -> int:
+        """The effective batch: rows of the dataset between two updates of the weights."""
+        return self.batch_size * self.gradient_accumulation * self.processes
 
     @property
     def tokens_per_step(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Container
 
 from pydantic import JsonValue
 
+from recipes.incidents import Incident
 from recipes.schema import Frozen
 
 TRAINED = ("adapter", "weights")
@@ -19,12 +20,26 @@ def trained_role(artifacts: Container[str]) -> str:
 
 
 class TrainingFacts(Frozen):
-    """`Result.facts` of the program train: `losses` maps a step to its loss, `resumed_from` is a step."""
+    """`Result.facts` of the program train: what its run used, over all restarts, and what happened to it.
+
+    `losses` maps a step to its loss. `resumed_from`, `best_step` and `published_step` are steps: of the checkpoint that the
+    last process went on from, of the one with the lowest validation loss, and the one whose weights the run left. Times are
+    in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
+    which the loop stood still for a checkpoint. `tokens` counts those trained on, padding included.
+    """
 
     train_seconds: float
     resumed_from: int | None
     unsent_metrics: int
     losses: dict[int, float | None]
+    best_step: int | None = None
+    published_step: int
+    incidents: tuple[Incident, ...] = ()
+    tokens: int
+    peak_memory: int
+    checkpoint_seconds: float
+    longest_checkpoint: float
+    checkpoint_share: float
 
 
 class ModelScores(Frozen):

@@ -1,7 +1,8 @@
 """How every program starts and ends: job file in, result into the object store, exit codes the supervisor understands.
 
-Exit codes: 0 with a result; 78 bad configuration (never retried); 143 preempted after a checkpoint; anything else is a
-fault. Whoever exits by itself says why in `exit.json`; who is killed cannot, and is recognized by that.
+Exit codes: 0 with a result; 78 bad configuration (never retried); 143 preempted after a checkpoint; 75 to be started again
+otherwise; anything else is a fault. Whoever exits by itself says why in `exit.json`; who is killed cannot, and is recognized
+by that.
 """
 
 import errno
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipes.machine import read_machine
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, BadConfiguration, Job, Result
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
 
 Work = Callable[[Job, Store, Path], Result]
@@ -30,6 +31,10 @@ FULL_DISK_WORDS = re.compile(
 
 class Preempted(Exception):
     """The program was asked to stop, has saved what it had, and can go on from there."""
+
+
+class Restart(Exception):
+    """The program has written down what it will do otherwise, and is to be started again."""
 
 
 def say(message: str) -> None:
@@ -66,6 +71,8 @@ def main(program: Work) -> None:
         fail(str(error), EXIT_BAD_CONFIGURATION)
     except Preempted as error:
         fail(f"preempted: {error}", EXIT_PREEMPTED)
+    except Restart as error:
+        fail(f"starting again: {error}", EXIT_RESTART)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()

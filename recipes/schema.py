@@ -156,13 +156,17 @@ class Distributed(Frozen):
 
 
 class CheckpointPolicy(Frozen):
-    """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first."""
+    """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
+
+    `keep_last` counts the newest checkpoints; the best one stays besides. A run that resumes from `best` or from a step
+    leaves all its checkpoints as they are, and writes those that follow below `from-STEP`.
+    """
 
     interval: Duration = "1h"
     interval_steps: int = Field(1000, ge=1)
     keep_last: int = Field(3, ge=1)
     save_on_preempt: bool = True
-    resume_from: Literal["latest"] = "latest"
+    resume_from: Literal["latest", "best"] | Annotated[int, Field(ge=1)] = "latest"
 
 
 class Schedule(Frozen):
@@ -237,6 +241,9 @@ EXIT_BAD_CONFIGURATION = 78
 
 EXIT_PREEMPTED = 143
 """Ended on SIGTERM after an emergency checkpoint: restarting goes on from there."""
+
+EXIT_RESTART = 75
+"""EX_TEMPFAIL of sysexits.h: ended by itself, having written down what to do otherwise; restarting goes on with that."""
 
 
 def first_problem(error: ValidationError) -> str:

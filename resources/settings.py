@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from recipes.schema import BadConfiguration, StoreAddress
+from recipes.schema import BadConfiguration, Duration, StoreAddress
 from resources.configuration import (
     NOT_SETTINGS,
     PREFIX,
@@ -217,6 +217,13 @@ class Prices(Section):
     )
 
 
+class Alerts(Section):
+    """When a running job is told of as one in trouble (rows I4, Y5, Z29)."""
+
+    stalled_after: Duration = Field("15m", description="no metric for so long")
+    checkpoint_slack: float = Field(1.5, ge=1, description="no checkpoint for so many of its policy's intervals")
+
+
 class Hpo(Section):
     max_concurrent_trials: int = Field(8, ge=1)
     default_strategy: Literal["grid", "random", "bayesian", "pbt", "successive_halving"] = "bayesian"
@@ -248,6 +255,7 @@ class Settings(Section):
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
     prices: Prices = Prices()
+    alerts: Alerts = Alerts()
     hpo: Hpo = Hpo()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()

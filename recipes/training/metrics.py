@@ -1,6 +1,7 @@
 """The metrics of a run on their way to the tracking server; what it has not acknowledged is part of every checkpoint."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from hanzo_ml.buffer import MetricBuffer
@@ -10,13 +11,16 @@ from recipes.schema import BadConfiguration, Job
 PENDING_METRICS = "pending_metrics.json"
 
 
-def open_metrics(job: Job, resume: tuple[int, Path] | None) -> MetricBuffer:
-    """The buffer to log into; on a resumed run it knows what its predecessor could not send, and what the server has."""
+def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range]) -> MetricBuffer:
+    """The buffer to log into; on a resumed run it knows what its predecessor could not send, and what the server has.
+
+    Steps in `anew` are logged once more: after a divergence they are done on other samples.
+    """
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
     metrics = MetricBuffer(job.tracking.uri, job.tracking.run_id)
     if resume:
         step, folder = resume
         metrics.restore([Point.from_json(point) for point in json.loads((folder / PENDING_METRICS).read_text())])
-        metrics.skip_until(step)
+        metrics.skip_until(step, anew)
     return metrics

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from recipes.schema import EXIT_PREEMPTED, Job
+from recipes.schema import EXIT_PREEMPTED, EXIT_RESTART, Job
 from resources.compute.base import POLL_SECONDS, Compute, Credentials, Observation, Phase
 from resources.detached import LOG, lock, start, stop, write_json
 
@@ -32,7 +32,7 @@ class LocalCompute(Compute):
 
     Args:
         source: folder in which `recipes` is importable.
-        max_restarts: how often a job that was killed or preempted starts again before it counts as failed.
+        max_restarts: how often a job that was killed or preempted, or asks for it, starts again before it counts as failed.
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled (specification row J3).
     """
 
@@ -69,7 +69,7 @@ class LocalCompute(Compute):
             ended = read_exit(work)
             detail = ended.message if ended else "killed"
             code = ended.code if ended else None
-            if code not in (None, EXIT_PREEMPTED) or attempt > self.max_restarts:
+            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or attempt > self.max_restarts:
                 return Observation(Phase.FAILED, attempt, detail, code)
             self._start(job, work, descriptor, attempt=attempt + 1)
             return Observation(Phase.RESTARTING, attempt + 1, detail, code)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from recipes.results import trained_role
 from recipes.schema import Artifact
@@ -17,6 +17,7 @@ from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.runs import Runs
+from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
 from resources.metadata.transactions import insert_into, writing
 
@@ -135,6 +136,16 @@ class Jobs:
         query = select(table).where(table.c.status == "queued").order_by(table.c.submitted_at)
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
+    def running(self, type: str, connection: Connection) -> Sequence[JobRecord]:
+        """All jobs of a type that run, of every organization."""
+        query = select(table).where(table.c.status == "running", table.c.type == type)
+        return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+    def begun_at(self, job: JobRecord, connection: Connection) -> int:
+        """When a job was started last, in milliseconds: `started_at` stays that of the first time."""
+        query = select(func.max(events.c.created_at)).where(events.c.type == "job.started", events.c.key == job.id)
+        return connection.execute(query).scalar() or job.started_at or job.submitted_at
+
     def wait_for(self, identifier: str, reason: str) -> None:
         """Say why a queued job does not start yet."""
         with self._database.write() as connection:
@@ -156,7 +167,12 @@ class Jobs:
             return self.get(identifier, connection)
 
     def complete(
-        self, connection: Connection, identifier: str, artifacts: Mapping[str, Artifact], training_seconds: float
+        self,
+        connection: Connection,
+        identifier: str,
+        artifacts: Mapping[str, Artifact],
+        training_seconds: float,
+        gpu_hours: float = 0.0,
     ) -> None:
         """Running -> completed, in the caller's transaction. A job that has ended already, cancelled too, stays as it is."""
         job = self.get(identifier, connection)
@@ -168,7 +184,7 @@ class Jobs:
         connection.execute(update(table).where(table.c.id == identifier).values(**values))
         self._tell_run(job, "completed", connection)
         duration = (ended - (job.started_at or job.submitted_at)) / 1000
-        facts = {"job_id": identifier, "duration": duration, "training_seconds": training_seconds, "gpu_hours": 0.0}
+        facts = {"job_id": identifier, "duration": duration, "training_seconds": training_seconds, "gpu_hours": gpu_hours}
         emit(connection, "jobs", "job.completed", identifier, facts)
 
     def fail(self, identifier: str, reason: str) -> None:

@@ -64,7 +64,18 @@ class Runs:
         made["run"] = write_record(self.store, described, {name: made[name].digest for name in ("train", "validation")})
         made["base"] = self.artifact("datasets/base", "base", "base")
         made["adapter"] = self.artifact(f"runs/{run_id}/adapter", "adapter", weights)
-        facts = TrainingFacts(train_seconds=1.0, resumed_from=None, unsent_metrics=0, losses=dict(losses))
+        facts = TrainingFacts(
+            train_seconds=1.0,
+            resumed_from=None,
+            unsent_metrics=0,
+            losses=dict(losses),
+            published_step=len(losses),
+            tokens=512,
+            peak_memory=1 << 30,
+            checkpoint_seconds=0.1,
+            longest_checkpoint=0.1,
+            checkpoint_share=0.1,
+        )
         result = Result(work_digest="w", facts=facts.model_dump(mode="json"), machine=MACHINE)
         self.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/train.json", result.model_dump_json().encode())
         with self.database.write() as connection:

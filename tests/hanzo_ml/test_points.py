@@ -29,6 +29,12 @@ def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
     ]
 
 
+def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again() -> None:
+    resumption = Resumption(step=10, newest={"loss": 14}, anew=(range(12, 14),))
+    logged_again = [Point("loss", 0.0, step, 1) for step in range(11, 16)]
+    assert [point.step for point in without_known(logged_again, resumption)] == [12, 13, 15]
+
+
 def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
     assert newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
     assert newest_steps({"run": {"data": {}}}) == {}

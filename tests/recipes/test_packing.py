@@ -19,7 +19,9 @@ from recipes.scoring import likelihood
 from recipes.store import Store
 from recipes.training.model import load_for_training
 from recipes.training.packing import Row, collate, first_fit, pack
+from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.trainer import CheckpointingTrainer, arguments
+from recipes.training.usage import Meter
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0
@@ -91,7 +93,9 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ch
         eval_dataset=[vars(row) for row in rows],
         data_collator=collate,
         checkpoints=checkpoints,
+        samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
+        meter=Meter(None),
     )
 
 

@@ -109,7 +109,18 @@ def test_a_number_that_json_does_not_know_never_gets_into_a_hash(number: float) 
 
 def test_the_losses_of_a_run_that_diverged_come_back_as_they_were() -> None:
     """An absurd learning rate ends in NaN; a result that cannot be read again counts as a job that never ended."""
-    facts = TrainingFacts(train_seconds=1.0, resumed_from=None, unsent_metrics=0, losses={1: 2.5, 2: None})
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 2.5, 2: None},
+        published_step=2,
+        tokens=512,
+        peak_memory=1 << 30,
+        checkpoint_seconds=0.1,
+        longest_checkpoint=0.1,
+        checkpoint_share=0.1,
+    )
     result = Result(work_digest="0" * 64, facts=facts.model_dump(mode="json"))
     again = Result.model_validate_json(result.model_dump_json())
     assert TrainingFacts.model_validate(again.facts) == facts

@@ -10,14 +10,19 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
+from recipes.incidents import OutOfMemory, write_incident
+from recipes.recipe import Recipe
 from recipes.schema import Artifact
 from resources.ingest.create import create_version
+from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.model_version_edits import ModelVersionEdits
-from resources.metadata.outbox import read_after
+from resources.metadata.outbox import now_ms, read_after
 from resources.metadata.registered_models import RegisteredModels
 from resources.metadata.registry import ModelVersion, Pointer
+from resources.metadata.run_data import RunData
+from resources.metadata.tracking_rules import MetricPoint
 from resources.metadata.undeployment import undeploy
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
@@ -25,6 +30,7 @@ from sensors.retry_dead_runs import FAILURE_REASON, fail_job
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from sensors.watch_training import look_at, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 from tests.resources.engine.gateway_process import Gateway, free_port
 from tests.resources.metadata.test_registry import artifact, registration
@@ -482,3 +488,32 @@ def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
     for sensor in sensors:
         assert house.tick(sensor) == []
         assert house.cursors[sensor.name] == "41"
+
+
+def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None:
+    """Its program healed something, then it falls silent: one event and one tag for each, over any number of looks."""
+    house.submit("run-1")
+    house.plane.jobs.start("run-1")
+    assert house.tick(watch_training) == []  # it has no record yet: nothing to look at
+    recipe = Recipe.named("smollm2-135m-lora")
+    environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
+    record = RunRecord(run_id="run-1", model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
+    write_record(house.plane.store, record, {})
+    incident = OutOfMemory(step=5, batch_size=2, gradient_accumulation=2)
+    write_incident(house.plane.store, "s3://hanzo-ml/checkpoints/run-1", incident)
+    house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/run-1/4/manifest.json", b"{}")
+    job, now = house.plane.jobs.read("run-1"), now_ms()
+    data = RunData(house.plane.database)
+    data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, 1, now)])
+    for minutes in (1, 10, 20, 20, 30, 600, 700):
+        look_at(job, house.plane, now + minutes * 60_000)
+    house.tick(watch_training)
+    with house.plane.database.read() as connection:
+        told = [event for event in read_after(connection, 0) if event.type.startswith("job.") and event.key == "run-1"][2:]
+    assert [event.type for event in told] == ["job.out_of_memory", "job.stalled", "job.checkpoint_stale"]
+    assert told[0].payload["batch_size"] == 2
+    assert set(data.tags("run-1")) >= {"health/incident_1", "health/stalled", "health/checkpoint_stale"}
+    data.log_batch("run-1", metrics=[MetricPoint("train/loss", 1.9, 2, now + 701 * 60_000)])
+    look_at(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
+    with house.plane.database.read() as connection:
+        assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]

@@ -4,10 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from recipes.recipe import Recipe
@@ -15,7 +14,13 @@ from recipes.schema import Artifact
 from recipes.store import Store
 
 Batch = dict[str, torch.Tensor]
-Rows = Sequence[Any] | Dataset[Any]
+
+
+class Rows(Protocol):
+    """Rows by their number, of which there are as many as it says."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)

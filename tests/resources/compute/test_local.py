@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 PROGRAM = """
 import os, signal, sys, time
-from recipes.runner import Preempted, main, say
+from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import BadConfiguration, Result
 
 def program(job, store, work):
@@ -44,6 +44,8 @@ def program(job, store, work):
         os.kill(os.getpid(), signal.SIGKILL)
     if do == "preempted once" and (work / "starts").read_text().count("start") == 1:
         raise Preempted("checkpoint 1 holds everything")
+    if do == "restart once" and (work / "starts").read_text().count("start") == 1:
+        raise Restart("on with half the batch")
     if do == "term":
         def leave(number, frame):
             say("asked to stop")
@@ -174,6 +176,12 @@ def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_t
     seen = Watcher()
     assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
     assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", 143) in seen.phases
+
+
+def test_a_program_that_asks_to_be_started_again_is(compute: LocalCompute, job_that: Any) -> None:
+    seen = Watcher()
+    assert compute.run(job_that("restart once"), seen.follower).metrics == {"starts": 2.0}
+    assert Observation(Phase.RESTARTING, 2, "starting again: on with half the batch", 75) in seen.phases
 
 
 def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompute, job_that: Any) -> None:

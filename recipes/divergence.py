@@ -1,0 +1,74 @@
+"""When a loss has diverged: not finite, or above its running band for many steps on end (row Y7). Pure."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from recipes.schema import Frozen
+
+WARM = 20
+"""Losses that make a band: before them, only a loss that is not finite counts."""
+MEMORY = 0.95
+"""Share of the past in the running mean: some 20 steps count."""
+LEAST_SHARE, LEAST = 0.2, 0.1
+"""The deviation never counts as less than this share of the mean, and this many nats: a smooth loss may wobble."""
+
+
+class DivergencePolicy(Frozen):
+    """What a run does when its loss diverges.
+
+    Both actions go back to the last good checkpoint. `stop` ends there, and the gate judges what the run had learned; `skip`
+    goes on without the samples of the bad steps, at most three times, and then stops.
+    """
+
+    action: Literal["stop", "skip"] = "stop"
+    band: float = Field(3.0, gt=0, description="running deviations above the running mean that are still no divergence")
+    patience: int = Field(20, ge=1, description="steps on end above the band; a loss that is not finite needs none")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """`first` is the first step with a bad loss, `noticed` the one at which it was certain."""
+
+    first: int
+    noticed: int
+    reason: str
+
+
+class Band:
+    """The running mean and deviation of the losses within it, fed in the order of steps."""
+
+    def __init__(self, policy: DivergencePolicy) -> None:
+        self._policy = policy
+        self._count = 0
+        self._mean = 0.0
+        self._variance = 0.0
+        self._above = 0
+
+    @property
+    def limit(self) -> float:
+        """The highest loss that is within the band; infinite until there is one."""
+        if self._count < WARM:
+            return math.inf
+        deviation = max(math.sqrt(self._variance), LEAST_SHARE * abs(self._mean), LEAST)
+        return self._mean + self._policy.band * deviation
+
+    def add(self, step: int, loss: float) -> Divergence | None:
+        if not math.isfinite(loss):
+            return Divergence(step - self._above, step, f"the loss of step {step} is {loss}")
+        limit = self.limit
+        if loss > limit:
+            self._above += 1
+            if self._above < self._policy.patience:
+                return None
+            first = step - self._above + 1
+            return Divergence(first, step, f"the loss was above {limit:.4f} from step {first} to {step} ({loss:.4f})")
+        self._above = 0
+        weight = max(1 - MEMORY, 1 / (self._count + 1))
+        away = loss - self._mean
+        self._mean += weight * away
+        self._variance = (1 - weight) * (self._variance + weight * away * away)
+        self._count += 1
+        return None

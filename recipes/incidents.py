@@ -1,0 +1,105 @@
+"""What went wrong in a run and was healed, as one small document beside its checkpoints; no torch in here.
+
+It is both: what a restarted program must know (with which micro-batch, without which samples), and what the control plane
+tells people. Written before the program ends for it, so that no kill loses it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from recipes.recipe import Recipe
+from recipes.schema import Frozen
+from recipes.store import Store
+
+NAME = "incidents.json"
+MOST = 3
+"""How often each kind is healed in one run."""
+
+
+class OutOfMemory(Frozen):
+    """A step did not fit into memory; from here on the run takes this micro-batch and accumulation."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    step: int = Field(description="the step that did not fit")
+    batch_size: int
+    gradient_accumulation: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"step {self.step} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
+            f"{self.gradient_accumulation}, which is the same effective batch"
+        )
+
+
+class Diverged(Frozen):
+    """The loss left its band. `skipped` are positions in the order of the samples, the second not included."""
+
+    kind: Literal["diverged"] = "diverged"
+    step: int = Field(description="the first step with a bad loss")
+    noticed: int = Field(description="the step at which it was certain")
+    reason: str
+    rolled_back_to: int | None = Field(description="step of the last good checkpoint; none where there was none")
+    skipped: tuple[int, int] | None = None
+
+    @property
+    def words(self) -> str:
+        if self.skipped:
+            where = f"checkpoint {self.rolled_back_to}" if self.rolled_back_to else "the beginning"
+            return f"diverged: {self.reason}; on from {where} without samples {self.skipped[0]} to {self.skipped[1] - 1}"
+        if self.rolled_back_to:
+            return f"diverged: {self.reason}; stopped, and back to checkpoint {self.rolled_back_to}"
+        return f"diverged: {self.reason}; stopped, and no checkpoint is from before: try a lower learning_rate"
+
+
+Incident = Annotated[OutOfMemory | Diverged, Field(discriminator="kind")]
+
+
+class Incidents(Frozen):
+    """All of a run, oldest first."""
+
+    entries: tuple[Incident, ...] = ()
+
+    @property
+    def out_of_memory(self) -> list[OutOfMemory]:
+        return [entry for entry in self.entries if isinstance(entry, OutOfMemory)]
+
+    @property
+    def diverged(self) -> list[Diverged]:
+        return [entry for entry in self.entries if isinstance(entry, Diverged)]
+
+    @property
+    def skipped(self) -> tuple[tuple[int, int], ...]:
+        """Positions of samples that are left out."""
+        return tuple(entry.skipped for entry in self.diverged if entry.skipped)
+
+    @property
+    def steps_done_anew(self) -> tuple[range, ...]:
+        """Steps that were trained on other samples after a divergence than before."""
+        return tuple(range(entry.step - 1, entry.noticed + 1) for entry in self.diverged if entry.skipped)
+
+    def fitted(self, recipe: Recipe) -> Recipe:
+        """The recipe with the micro-batch that fits into memory, as far as the run has found out."""
+        if not self.out_of_memory:
+            return recipe
+        newest = self.out_of_memory[-1]
+        return recipe.model_copy(update=newest.model_dump(include={"batch_size", "gradient_accumulation"}))
+
+
+def read_incidents(store: Store, checkpoints: str) -> Incidents:
+    """Of the run whose checkpoints lie at that logical URI."""
+    try:
+        return Incidents.model_validate_json(store.get_bytes(f"{checkpoints}/{NAME}"))
+    except FileNotFoundError:
+        return Incidents()
+
+
+def write_incident(store: Store, checkpoints: str, incident: Incident) -> Incidents:
+    """Add one. What a killed program had written already, and its successor runs into again, counts once."""
+    known = read_incidents(store, checkpoints)
+    if incident in known.entries:
+        return known
+    grown = Incidents(entries=(*known.entries, incident))
+    store.put_bytes(f"{checkpoints}/{NAME}", grown.model_dump_json(indent=1).encode())
+    return grown

@@ -1,0 +1,59 @@
+"""What a run logs at each step: to the tracker under the specification's names, and as a line of progress."""
+
+import math
+import time
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hanzo_ml.buffer import MetricBuffer
+from recipes.runner import say
+from recipes.training.usage import Meter, Work
+
+NAMES = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "eval_loss": "eval/loss",
+    "reward_accuracy": "train/reward_accuracy",
+    "reward_margin": "train/reward_margin",
+    "eval_reward_accuracy": "eval/reward_accuracy",
+    "eval_reward_margin": "eval/reward_margin",
+}
+
+
+class LogToTracking(TrainerCallback):  # type: ignore[misc]
+    """Every logged number to the run under the specification's names (row E3), and one line of progress to the log."""
+
+    def __init__(self, metrics: MetricBuffer, work: Work, meter: Meter) -> None:
+        self.metrics = metrics
+        self.work = work
+        self.meter = meter
+        self._began = time.monotonic()
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._began = time.monotonic()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if self.meter.newest_stall is not None:
+            self.metrics.add("train/checkpoint_seconds", self.meter.newest_stall, state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        named = {NAMES[key]: value for key, value in (logs or {}).items() if key in NAMES}
+        if "eval/loss" in named:
+            named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
+        if "train/loss" in named:  # read from the device by now, so that the step is over
+            named |= self.work.speed(time.monotonic() - self._began)
+        now = time.time_ns() // 1_000_000
+        for key, value in named.items():
+            self.metrics.add(key, float(value), state.global_step, now)
+        if "train/loss" in named:
+            say(f"step {state.global_step}/{state.max_steps} loss {named['train/loss']:.4f}")
+        elif "eval/loss" in named:
+            say(f"step {state.global_step}/{state.max_steps} eval loss {named['eval/loss']:.4f}")

@@ -1,0 +1,33 @@
+"""Memory that ran out inside a step: how it is recognized, and the next smaller micro-batch of the same effective batch."""
+
+import torch
+
+from recipes.incidents import MOST, Incidents, OutOfMemory
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+
+ON_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
+"""PyTorch has a class of its own for GPUs alone; on the CPU it raises RuntimeError with these words."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or ON_THE_CPU in str(error)
+
+
+def smaller(recipe: Recipe, incidents: Incidents, step: int) -> OutOfMemory:
+    """What to go on with after `step` did not fit with `recipe`: half the micro-batch, twice the accumulation.
+
+    Where half is no whole divisor of the effective batch, the next smaller one that is.
+
+    Raises:
+        BadConfiguration: there is no smaller micro-batch, or it was made smaller often enough.
+    """
+    what = f"step {step} does not fit into memory with batch_size {recipe.batch_size}"
+    advice = "give a shorter sequence_length, gradient_checkpointing: true, method qlora, or hardware with more memory"
+    if recipe.batch_size == 1:
+        raise BadConfiguration(f"{what}, and there is no smaller one: {advice}")
+    if len(incidents.out_of_memory) >= MOST:
+        raise BadConfiguration(f"{what}, after it was made smaller {MOST} times: {advice}")
+    rows = recipe.batch_size * recipe.gradient_accumulation
+    batch = next(size for size in range(recipe.batch_size // 2, 0, -1) if rows % size == 0)
+    return OutOfMemory(step=step, batch_size=batch, gradient_accumulation=rows // batch)

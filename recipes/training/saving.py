@@ -1,0 +1,48 @@
+"""When a checkpoint is saved: by time, by steps, at the end, and whenever the model is better than it ever was.
+
+Only at the end of a step, where weights, optimizer and data position agree.
+"""
+
+import math
+import time
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from recipes.schema import CheckpointPolicy, seconds_of
+
+
+class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
+    """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
+
+    def __init__(self, policy: CheckpointPolicy) -> None:
+        self.interval = seconds_of(policy.interval)
+        self.interval_steps = policy.interval_steps
+        self.saved_at = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        late = time.monotonic() - self.saved_at >= self.interval
+        if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
+            self.saved_at = time.monotonic()
+            control.should_save = True
+        return control
+
+
+class SaveTheBest(TrainerCallback):  # type: ignore[misc]
+    """A checkpoint of every step whose validation loss is the lowest of the run so far (row I7)."""
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        losses = validation_losses(state)
+        newest = losses.pop(state.global_step, math.nan)
+        if newest < min(losses.values(), default=math.inf):  # never of NaN
+            control.should_save = True
+        return control
+
+
+def validation_losses(state: TrainerState) -> dict[int, float]:
+    """Step -> validation loss, of every evaluation of the run that gave a finite one."""
+    found = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+    return {step: loss for step, loss in found.items() if math.isfinite(loss)}

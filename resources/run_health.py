@@ -1,0 +1,53 @@
+"""Whether a running training run does what it should: metrics come, checkpoints come (rows I4, Y5). Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+STALLED, STALE = "job.stalled", "job.checkpoint_stale"
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Times in milliseconds; none of what has not come yet.
+
+    `begun_at` is when the job was started last, which is later than what it said before it was resumed; `first_metric` is
+    when training itself began, the first time.
+    """
+
+    begun_at: int
+    first_metric: int | None
+    newest_metric: int | None
+    newest_checkpoint: int | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Milliseconds without a metric, and without a checkpoint, after which something is wrong."""
+
+    metric: float
+    checkpoint: float
+
+
+@dataclass(frozen=True)
+class Alert:
+    """`type` is the event's; `since` in milliseconds tells one occurrence from the next."""
+
+    type: str
+    since: int
+    words: str
+
+
+def alerts(signs: Signs, limits: Limits, now: int) -> Iterator[Alert]:
+    """What is wrong at `now`, in milliseconds. The same silence gives an equal alert however often it is looked at."""
+    spoke = max(signs.begun_at, signs.newest_metric or 0)
+    if now - spoke > limits.metric:
+        yield Alert(STALLED, spoke, f"no metric for more than {minutes(limits.metric)} minutes")
+    if signs.first_metric is None:
+        return
+    saved = max(signs.begun_at, signs.first_metric, signs.newest_checkpoint or 0)
+    if now - saved > limits.checkpoint:
+        yield Alert(STALE, saved, f"no checkpoint in the store for more than {minutes(limits.checkpoint)} minutes")
+
+
+def minutes(milliseconds: float) -> str:
+    return f"{milliseconds / 60_000:.0f}"

@@ -1,0 +1,70 @@
+"""A training job runs -> tell what its program healed, and when metrics or checkpoints stay away (rows I4, Y5).
+
+It follows what is there and not events, so that a look that was missed is made up for by the next.
+"""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.incidents import read_incidents
+from recipes.schema import seconds_of
+from recipes.store import MANIFEST, Store
+from resources.errors import HanzoError
+from resources.lineage.run_record import read_record
+from resources.metadata.jobs import TRAINING, JobRecord
+from resources.metadata.metrics import Metrics
+from resources.metadata.outbox import now_ms
+from resources.metadata.run_alerts import tell_alert, tell_incidents
+from resources.run_health import Limits, Signs, alerts
+
+LOOK_SECONDS = 30
+LOSS = "train/loss"
+
+
+@dg.sensor(
+    minimum_interval_seconds=LOOK_SECONDS,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Tells of each running training job what it healed, and whether its metrics and checkpoints come.",
+)
+def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    with control_plane.database.read() as connection:
+        running = control_plane.jobs.running(TRAINING, connection)
+    for job in running:
+        try:
+            look_at(job, control_plane, now_ms())
+        except HanzoError as error:  # its run was deleted, say: the others are looked at all the same
+            context.log.warning(f"job {job.id} could not be looked at: {error}")
+    return dg.SensorResult(skip_reason=f"{len(running)} training jobs are running")
+
+
+def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
+    """One look at one job, at `now` in milliseconds."""
+    store, settings = control_plane.store, control_plane.settings.alerts
+    record = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
+    if record is None:  # it has only just begun
+        return
+    place = f"s3://hanzo-ml/checkpoints/{job.id}"
+    metrics = Metrics(control_plane.database)
+    with control_plane.database.read() as connection:
+        begun = control_plane.jobs.begun_at(job, connection)
+        first = metrics.history(job.id, LOSS, 1, connection=connection).points
+        latest = metrics.latest(job.id, connection=connection)
+    signs = Signs(
+        begun_at=begun,
+        first_metric=first[0].timestamp if first else None,
+        newest_metric=max((point.timestamp for point in latest), default=None),
+        newest_checkpoint=newest_manifest(store, place),
+    )
+    interval = seconds_of(read_record(store, record).recipe.checkpoint.interval)
+    limits = Limits(seconds_of(settings.stalled_after) * 1000, interval * settings.checkpoint_slack * 1000)
+    incidents = read_incidents(store, place)
+    with control_plane.database.write() as connection:
+        tell_incidents(connection, job.id, incidents.entries)
+        for alert in alerts(signs, limits, now):
+            tell_alert(connection, job.id, alert)
+
+
+def newest_manifest(store: Store, place: str) -> int | None:
+    """When the newest whole checkpoint below `place` arrived, in milliseconds."""
+    manifests = [uri for uri in store.list(place) if uri.endswith("/" + MANIFEST)]
+    return max((store.modified(uri) for uri in manifests), default=None)

@@ -1,0 +1,40 @@
+"""When a loss has diverged: learning and noise are not, explosions are, and the first bad step is named."""
+
+import math
+import random
+
+from recipes.divergence import Band, Divergence, DivergencePolicy
+
+LEARNING = [2.0 + 8.0 * math.exp(-step / 60) + random.Random(step).gauss(0, 0.3) for step in range(1, 401)]
+
+
+def first_found(losses: list[float], policy: DivergencePolicy) -> Divergence | None:
+    band = Band(policy)
+    return next(filter(None, (band.add(step, loss) for step, loss in enumerate(losses, 1))), None)
+
+
+def test_learning_is_no_divergence_and_a_few_high_losses_are_none() -> None:
+    assert first_found(LEARNING, DivergencePolicy()) is None
+    high = [*LEARNING[:200], *[20.0] * 19, *LEARNING[200:]]
+    assert first_found(high, DivergencePolicy()) is None
+
+
+def test_a_smooth_low_loss_that_wobbles_is_no_divergence() -> None:
+    assert first_found([0.01] * 100 + [0.05] * 100, DivergencePolicy()) is None
+
+
+def test_a_loss_that_stays_above_its_band_is_a_divergence_from_its_first_step() -> None:
+    found = first_found([*LEARNING[:200], *[6.0] * 50], DivergencePolicy(patience=10))
+    assert found is not None
+    assert (found.first, found.noticed) == (201, 210)
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence_at_once() -> None:
+    for bad in (math.nan, math.inf):
+        found = first_found([7.0, 6.5, bad, 6.0], DivergencePolicy())
+        assert found is not None and (found.first, found.noticed) == (3, 3)
+
+
+def test_one_that_explodes_before_it_is_not_finite_began_with_the_explosion() -> None:
+    found = first_found([*LEARNING[:100], 50.0, 900.0, math.nan], DivergencePolicy())
+    assert found is not None and (found.first, found.noticed) == (101, 103)

@@ -1,0 +1,87 @@
+"""A tiny model, two splits and a store in a folder of their own, and the program train run on them in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import train as program
+from recipes.base_model import folder_digest
+from recipes.checkpoints import Checkpoints
+from recipes.recipe import Recipe
+from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
+from recipes.store import Store
+from tests.recipes.preparation.place import BUCKETS, questions
+from tests.recipes.tiny_model import make_tiny_model
+
+CHECKPOINTS = "s3://hanzo-ml/checkpoints/{}"
+NOBODY = "http://127.0.0.1:9"
+"""A tracking server that is away: what is logged is found in the checkpoints."""
+
+
+class Place:
+    """`recipe` trains 8 steps of 4 of the 60 rows, one epoch not being over then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.inputs = {
+            "run": self.split("run", 1),
+            "train": self.split("train", 60),
+            "validation": self.split("validation", 8),
+        }
+        model = make_tiny_model(folder / "model")
+        self.recipe = Recipe.named("smollm2-135m-lora").changed(
+            {
+                "base_model": {"uri": model.as_uri(), "sha256": folder_digest(model)},
+                "base_dtype": "float32",
+                "lora_rank": 4,
+                "lora_dropout": 0.0,
+                "learning_rate": 5e-3,
+                "batch_size": 4,
+                "gradient_accumulation": 1,
+                "sequence_length": 64,
+                "max_steps": 8,
+                "eval_steps": 2,
+                "hardware": {"cpu": 1},
+                "checkpoint": {"interval": "1h", "interval_steps": 2, "keep_last": 3},
+            }
+        )
+
+    def split(self, name: str, count: int) -> Any:
+        raw = self.folder / name
+        raw.mkdir()
+        rows = questions(count, seed=len(name))
+        (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
+
+    def job(self, work: Path, changed: dict[str, Any]) -> Job:
+        recipe = self.recipe.changed(changed)
+        return Job(
+            id=work.name,
+            program=Program.TRAIN,
+            inputs=self.inputs,
+            parameters={"recipe": recipe.model_dump(mode="json")},
+            outputs={
+                "checkpoints": CHECKPOINTS.format(work.name),
+                "adapter": f"s3://hanzo-ml/runs/{work.name}/adapter",
+            },
+            result_uri=f"s3://hanzo-ml/runs/{work.name}/train.json",
+            store=self.store.address,
+            work_dir=str(work),
+            cache_dir=str(self.folder / "cache"),
+            tracking=Tracking(uri=NOBODY, run_id=work.name),
+            hardware=Hardware(cpu=1),
+            checkpoint=recipe.checkpoint,
+        )
+
+    def train(self, work: Path, **changed: Any) -> Result:
+        work.mkdir(parents=True, exist_ok=True)
+        with pytest.MonkeyPatch.context() as patched:
+            for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
+                patched.setattr(program, grace, 0)
+            return program.train(self.job(work, changed), self.store, work)
+
+    def checkpoints(self, work: Path) -> Checkpoints:
+        return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)

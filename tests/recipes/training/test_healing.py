@@ -1,0 +1,206 @@
+"""Runs that heal: memory that runs out, a loss that diverges. The samples that were consumed are compared by their ids."""
+
+import json
+import math
+import resource
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes import train as program
+from recipes.incidents import Diverged, OutOfMemory, read_incidents
+from recipes.results import TrainingFacts
+from recipes.runner import Restart
+from recipes.schema import BadConfiguration, Result
+from recipes.training.objectives import sft
+from recipes.training.samples import SampleOrder
+from tests.recipes.training.place import CHECKPOINTS, Place
+
+GIB = 1 << 30
+
+
+def facts(result: Result) -> TrainingFacts:
+    return TrainingFacts.model_validate(result.facts)
+
+
+class Recorded:
+    """The rows of a split, and the ids that were asked for."""
+
+    def __init__(self, rows: Any, ids: list[int]) -> None:
+        self.rows = rows
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.ids.append(index)
+        return self.rows[index]
+
+
+@pytest.fixture
+def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The ids of the training rows that each call of the program asked for."""
+    calls: list[list[int]] = []
+    packed = sft.packed
+
+    def recorded(split: Any, *given: Any) -> Any:
+        rows = packed(split, *given)
+        if not split.uri.endswith("/train"):
+            return rows
+        calls.append([])
+        return Recorded(rows, calls[-1])
+
+    monkeypatch.setattr(sft, "packed", recorded)
+    return calls
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """From step 5 on, a row in training costs 3 GiB of a room of 8.5: the allocator refuses more than two at once."""
+    load = program.load_for_training
+    steps = 0
+
+    def costly(*given: Any) -> Any:
+        model = load(*given)
+
+        def allocate(module: torch.nn.Module, arguments: Any, named: dict[str, Any]) -> None:
+            nonlocal steps
+            if not module.training:
+                return
+            steps += 1
+            if steps > 4:
+                torch.empty(len(named["input_ids"]), 3 * GIB, dtype=torch.uint8)
+
+        model.register_forward_pre_hook(allocate, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(program, "load_for_training", costly)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 17 * GIB // 2, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
+    place: Place, tmp_path: Path, consumed: list[list[int]], request: pytest.FixtureRequest
+) -> None:
+    expected = facts(place.train(tmp_path / "enough"))
+    assert 0 < expected.checkpoint_share < 1 and expected.longest_checkpoint <= expected.checkpoint_seconds
+    assert expected.tokens == 8 * 4 * 64
+    request.getfixturevalue("limited")
+    work = tmp_path / "short"
+    with pytest.raises(Restart, match="step 5 did not fit into memory: on with batch_size 2 and gradient_accumulation 2"):
+        place.train(work)
+    assert place.checkpoints(work).local_steps() == [4, 2]
+    found = facts(place.train(work))
+    assert found.resumed_from == 4
+    assert found.incidents == (OutOfMemory(step=5, batch_size=2, gradient_accumulation=2),)
+    assert consumed[1][:16] + consumed[2] == consumed[0]
+    assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, tmp_path: Path, limited: None) -> None:
+    odd = {"batch_size": 3, "gradient_accumulation": 1, "max_steps": 5}
+    with pytest.raises(Restart, match="batch_size 1 and gradient_accumulation 3"):
+        place.train(tmp_path / "odd", **odd)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[0] - 7 * GIB, -1))
+    with pytest.raises(BadConfiguration, match="batch_size 1, and there is no smaller one: give a shorter sequence_length"):
+        place.train(tmp_path / "odd", **odd)
+
+
+@pytest.fixture
+def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One sample of step 5 gives a loss that is not a number. Returns the ids of all samples, in the order of the run."""
+    ids = list(islice(SampleOrder(60, place.recipe.seed).ids(), 60))
+    load, packed = program.load_for_training, sft.packed
+    bad: list[torch.Tensor] = []
+
+    def remembered(split: Any, *given: Any) -> Any:
+        rows = packed(split, *given)
+        if split.uri.endswith("/train"):
+            bad.append(rows[ids[17]]["input_ids"])
+        return rows
+
+    def spoil(module: torch.nn.Module, given: Any, named: dict[str, Any], output: Any) -> Any:
+        if module.training and any(torch.equal(row, bad[-1]) for row in named["input_ids"]):
+            output.loss = output.loss * math.nan
+        return output
+
+    def spoiled(*given: Any) -> Any:
+        model = load(*given)
+        model.register_forward_hook(spoil, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(sft, "packed", remembered)
+    monkeypatch.setattr(program, "load_for_training", spoiled)
+    return ids
+
+
+def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
+    place: Place, tmp_path: Path, poisoned: list[int], consumed: list[list[int]]
+) -> None:
+    work = tmp_path / "skip"
+    policy = {"divergence": {"action": "skip"}}
+    with pytest.raises(Restart, match="the loss of step 5 is nan; on from checkpoint 2 without samples 12 to 19"):
+        place.train(work, **policy)
+    result = place.train(work, **policy)
+    found = facts(result)
+    assert found.resumed_from == 2
+    assert len(found.incidents) == 1
+    assert None not in found.losses.values() and len(found.losses) == 8
+    assert [row for row in consumed[1] if row != poisoned[17]] == poisoned[8:12] + poisoned[20:40]
+
+    place.checkpoints(work).discard_from(5)
+    again = place.train(work, **policy)
+    assert facts(again).resumed_from == 4
+    assert facts(again).losses == found.losses
+    assert again.artifacts["adapter"].digest == result.artifacts["adapter"].digest
+    pending = json.loads((work / "checkpoints" / "8" / "pending_metrics.json").read_text())
+    assert {point["step"] for point in pending if point["key"] == "train/loss"} == set(range(1, 9))
+
+
+def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
+    place: Place, tmp_path: Path, poisoned: list[int]
+) -> None:
+    work = tmp_path / "stop"
+    result = place.train(work)
+    found = facts(result)
+    assert found.published_step == 2
+    assert isinstance(found.incidents[0], Diverged) and found.incidents[0].skipped is None
+    assert read_incidents(place.store, CHECKPOINTS.format("stop")).entries == found.incidents
+    checkpoint = work / "checkpoints" / "2" / "adapter_model.safetensors"
+    assert (work / "adapter" / "adapter_model.safetensors").read_bytes() == checkpoint.read_bytes()
+    # Killed before it could tell: it comes to the same end, and the incident counts once.
+    again = place.train(work)
+    assert again.artifacts == result.artifacts
+    assert facts(again).incidents == found.incidents
+
+
+def test_one_that_diverges_before_its_first_checkpoint_leaves_what_it_has_for_the_gate(place: Place, tmp_path: Path) -> None:
+    """An absurd learning rate: there is a result, so that its version is registered, and quarantined with the reason."""
+    result = place.train(tmp_path / "absurd", learning_rate=1e30, eval_steps=None)
+    found = facts(result)
+    assert isinstance(found.incidents[0], Diverged) and found.incidents[0].rolled_back_to is None
+    assert None in found.losses.values()
+    assert set(result.artifacts) == {"adapter", "base"}
+    assert place.checkpoints(tmp_path / "absurd").stored_steps() == []
+
+
+def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, tmp_path: Path) -> None:
+    result = place.train(tmp_path / "best", publish="best", learning_rate=20.0)
+    found = facts(result)
+    assert found.published_step == found.best_step != 8
+    best = tmp_path / "best" / "checkpoints" / str(found.best_step) / "adapter_model.safetensors"
+    assert (tmp_path / "best" / "adapter" / "adapter_model.safetensors").read_bytes() == best.read_bytes()
+
+
+def test_another_effective_batch_is_refused_since_its_steps_see_other_samples(place: Place, tmp_path: Path) -> None:
+    place.train(tmp_path / "other", max_steps=2)
+    with pytest.raises(BadConfiguration, match="checkpoint 2 has seen 8 samples, 2 steps of this recipe see 16"):
+        place.train(tmp_path / "other", gradient_accumulation=2)

@@ -1,0 +1,39 @@
+"""Where a run goes on: the best checkpoint outlives the last few, and going back to one loses none."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.results import TrainingFacts
+from recipes.schema import BadConfiguration
+from tests.recipes.training.place import Place
+
+
+def losses(result: object) -> dict[int, float | None]:
+    return TrainingFacts.model_validate(result.facts).losses  # type: ignore[attr-defined]
+
+
+def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(place: Place, tmp_path: Path) -> None:
+    """A learning rate that makes the model worse after its first evaluation: the best is an early one."""
+    work = tmp_path / "back"
+    policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2}
+    first = place.train(work, learning_rate=20.0, checkpoint=policy)
+    checkpoints = place.checkpoints(work)
+    best = checkpoints.best()
+    assert best is not None and best[0] < 7
+    assert checkpoints.local_steps() == checkpoints.stored_steps() == [8, 7, best[0]]
+
+    again = place.train(work, learning_rate=20.0, checkpoint={**policy, "resume_from": "best"})
+    assert TrainingFacts.model_validate(again.facts).resumed_from == best[0]
+    assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
+    assert losses(again) == losses(first)
+    assert checkpoints.stored_steps() == [8, 7, best[0]]
+    way = checkpoints.below(f"from-{best[0]}")
+    assert way.stored_steps()[0] == 8
+
+    with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 2, 7, 8"):
+        place.train(work, learning_rate=20.0, checkpoint={**policy, "resume_from": 5})
+    # Killed on the new way, the run goes on there.
+    way.discard_from(8)
+    after = place.train(work, learning_rate=20.0, checkpoint={**policy, "resume_from": "best"})
+    assert TrainingFacts.model_validate(after.facts).resumed_from == 7

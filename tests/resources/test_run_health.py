@@ -1,0 +1,39 @@
+"""When a running job is in trouble: silence beyond the limits, each silence one alert, and none before there is cause."""
+
+from dataclasses import replace
+
+from resources.run_health import STALE, STALLED, Limits, Signs, alerts
+
+MINUTE = 60_000
+LIMITS = Limits(metric=15 * MINUTE, checkpoint=90 * MINUTE)
+WELL = Signs(begun_at=0, first_metric=2 * MINUTE, newest_metric=200 * MINUTE, newest_checkpoint=180 * MINUTE)
+
+
+def test_a_run_that_speaks_and_saves_gives_none() -> None:
+    assert list(alerts(WELL, LIMITS, now=201 * MINUTE)) == []
+
+
+def test_silence_is_one_occurrence_however_often_it_is_looked_at() -> None:
+    first, later = (list(alerts(WELL, LIMITS, now=minute * MINUTE)) for minute in (216, 260))
+    assert first == later
+    assert [(alert.type, alert.since) for alert in first] == [(STALLED, 200 * MINUTE)]
+    again = replace(WELL, newest_metric=230 * MINUTE)
+    assert [alert.since for alert in alerts(again, LIMITS, now=250 * MINUTE)] == [230 * MINUTE]
+
+
+def test_a_run_that_never_spoke_is_stalled_and_its_checkpoints_are_not_late() -> None:
+    silent = Signs(begun_at=5 * MINUTE, first_metric=None, newest_metric=None, newest_checkpoint=None)
+    assert list(alerts(silent, LIMITS, now=20 * MINUTE)) == []
+    assert [(alert.type, alert.since) for alert in alerts(silent, LIMITS, now=120 * MINUTE)] == [(STALLED, 5 * MINUTE)]
+
+
+def test_checkpoints_that_stay_away_are_told_of_from_the_first_metric_or_the_newest_one() -> None:
+    never = replace(WELL, newest_checkpoint=None)
+    assert [(alert.type, alert.since) for alert in alerts(never, LIMITS, now=201 * MINUTE)] == [(STALE, 2 * MINUTE)]
+    old = replace(WELL, newest_metric=280 * MINUTE)
+    assert [(alert.type, alert.since) for alert in alerts(old, LIMITS, now=281 * MINUTE)] == [(STALE, 180 * MINUTE)]
+
+
+def test_a_run_that_is_resumed_days_later_is_not_in_trouble_for_its_past() -> None:
+    resumed = replace(WELL, begun_at=9000 * MINUTE)
+    assert list(alerts(resumed, LIMITS, now=9010 * MINUTE)) == []
