@@ -7,12 +7,12 @@ from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.validations import CHECK_REQUESTED
-from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.event_cursor import SELDOM_SECONDS, home_of, new_events, position
 
 
 @dg.sensor(
     asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
+    minimum_interval_seconds=SELDOM_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Checks dataset versions again on request.",
 )

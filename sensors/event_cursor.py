@@ -12,6 +12,9 @@ MAX_EVENTS = 20
 INTERVAL_SECONDS = 1
 """The daemon looks at its sensors every 5 seconds at most; this only says that each look counts."""
 
+SELDOM_SECONDS = 15
+"""Of what nobody waits for: a look costs a quarter of a second of a processor, because Dagster opens its database anew."""
+
 
 def position(context: dg.SensorEvaluationContext) -> int:
     """The last event that was dealt with; 0 for a fresh or reset cursor."""

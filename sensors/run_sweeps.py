@@ -9,14 +9,14 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
 from resources.metadata.sweeps import Sweeps
-from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.event_cursor import SELDOM_SECONDS
 from sensors.stop_cancelled_jobs import IN_PROGRESS
 
 NOT_GONE = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
 @dg.sensor(
-    minimum_interval_seconds=INTERVAL_SECONDS,
+    minimum_interval_seconds=SELDOM_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Runs the trials of each sweep that was started.",
 )

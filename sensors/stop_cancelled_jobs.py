@@ -4,7 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.event_cursor import SELDOM_SECONDS, new_events, position
 
 IN_PROGRESS = [
     dg.DagsterRunStatus.QUEUED,
@@ -15,7 +15,7 @@ IN_PROGRESS = [
 
 
 @dg.sensor(
-    minimum_interval_seconds=INTERVAL_SECONDS,
+    minimum_interval_seconds=SELDOM_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Ends the run of each cancelled job.",
 )

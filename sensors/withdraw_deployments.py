@@ -9,12 +9,12 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.engine.errors import EngineError, UnknownModel
 from resources.metadata.deployments import withdrawing, withdrawn
-from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.event_cursor import SELDOM_SECONDS
 
 
 @dg.sensor(
     asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
+    minimum_interval_seconds=SELDOM_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Takes what left production out of service.",
 )

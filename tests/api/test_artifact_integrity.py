@@ -224,6 +224,7 @@ def test_what_the_asset_graph_published_is_verified_by_its_manifest(
     assert [event["uri"] for event in server.broken_events()].count(uri(run_id, "model/model.bin")) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_receives_leaves_nothing(server: ArtifactServer, run_id: str) -> None:
     server.raw("PUT", server.place(run_id, "f"), b"old")
     connection = http.client.HTTPConnection("127.0.0.1", server.process.port)
@@ -247,6 +248,7 @@ def memory(process_id: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_server_does_not_grow_with_a_file(server: ArtifactServer, run_id: str) -> None:
     size = 150 << 20
     where = server.place(run_id, "large")

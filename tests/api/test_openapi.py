@@ -19,6 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
+@pytest.mark.slow
 def test_every_answer_is_declared_and_none_is_a_fault_of_the_server(server: ServerProcess) -> None:
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     # The mirror for pages is the same routes once more; a log that is followed does not end.

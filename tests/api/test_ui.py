@@ -41,23 +41,27 @@ def runs(server: ServerProcess) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 def test_the_experiments_and_their_runs_are_listed(server: ServerProcess, experiment: str) -> None:
     page(f"{server.url}/#/experiments", "harbour lights")
     shown = page(f"{server.url}/#/experiments/{experiment}/runs", "lantern-0", "lantern-1", "matching runs")
     assert "ENDPOINT_NOT_FOUND" not in shown
 
 
+@pytest.mark.slow
 def test_a_run_shows_its_params_metrics_and_charts(server: ServerProcess, experiment: str, runs: list[str]) -> None:
     run = f"{server.url}/#/experiments/{experiment}/runs/{runs[1]}"
     page(run, "lantern-1", "lora_rank", "16", "train/loss", "Finished")
     page(f"{run}/model-metrics", "js-line")  # what plotly calls a line that it has drawn
 
 
+@pytest.mark.slow
 def test_runs_are_compared(server: ServerProcess, experiment: str, runs: list[str]) -> None:
     query = f'runs=["{runs[0]}","{runs[1]}"]&experiments=["{experiment}"]'.replace('"', "%22")
     page(f"{server.url}/#/compare-runs?{query}", "lantern-0", "lantern-1", "lora_rank", "train/loss")
 
 
+@pytest.mark.slow
 def test_registered_models_and_their_versions_are_shown(server: ServerProcess, runs: list[str]) -> None:
     client = MlflowClient(server.url)
     client.create_registered_model("lighthouse", description="keeps the harbour")

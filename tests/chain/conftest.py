@@ -54,7 +54,7 @@ def raw_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A recipe for a tiny random model, with dropout on, so that random states matter; a step takes half a second."""
+    """A recipe for a tiny random model, with dropout on, so that random states matter; a step takes up to a second."""
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     return {
         "base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)},
@@ -63,7 +63,7 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "lora_dropout": 0.1,
         "learning_rate": 5e-3,
         "batch_size": 6,
-        "gradient_accumulation": 10,
+        "gradient_accumulation": 5,
         "sequence_length": 256,
         "max_steps": STEPS,
         "eval_steps": STEPS // 2,

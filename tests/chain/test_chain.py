@@ -305,6 +305,7 @@ def click(
     return wait_until("the end of the run", ended)
 
 
+@pytest.mark.slow
 def test_a_click_makes_and_splits_a_dataset_once(stack: LocalStack) -> None:
     keys = [["datasets", "ellarin", step] for step in ("version", "train", "validation", "test")]
     for _ in range(2):
@@ -318,6 +319,7 @@ def test_a_click_makes_and_splits_a_dataset_once(stack: LocalStack) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_click_on_a_finished_checkpoint_changes_nothing(stack: LocalStack, baseline: Baseline) -> None:
     assert click(stack, [["models", "sandbox", "checkpoint"]], baseline.job) == "SUCCESS"
     assert stack.losses(baseline.job) == baseline.losses

@@ -1,36 +1,35 @@
 """An estimate, held against a run that really happened."""
 
 import json
-from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.chain.conftest import STEPS, Baseline
 from tests.chain.local_stack import LocalStack
 
 
-def estimated(stack: LocalStack, folder: Path, **document: Any) -> dict[str, Any]:
-    config = folder / "job.yaml"
-    config.write_text(json.dumps(document))
-    found: dict[str, Any] = json.loads(stack.hanzo_ml("job", "estimate", "--config", str(config), "--json").stdout)
-    return found
+@pytest.fixture(scope="module")
+def found(stack: LocalStack, baseline: Baseline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    config = tmp_path_factory.mktemp("estimate") / "job.yaml"
+    config.write_text(json.dumps({"name": "again", "dataset": "colours", "parameters": baseline.parameters}))
+    return dict(json.loads(stack.hanzo_ml("job", "estimate", "--config", str(config), "--json").stdout))
 
 
-def test_a_job_is_estimated_from_the_run_of_the_same_job(stack: LocalStack, baseline: Baseline, tmp_path: Path) -> None:
-    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
+def test_a_job_is_estimated_from_the_run_of_the_same_job(found: dict[str, Any], baseline: Baseline) -> None:
     assert found["source"].startswith("measured: ")
     assert baseline.job in [run["run_id"] for run in found["past_runs"]]
     assert found["steps"] == STEPS
-    assert found["tokens"] == STEPS * 6 * 10 * 256
+    assert found["tokens"] == STEPS * 6 * 5 * 256
     assert found["dollars"] == {"low": 0.0, "likely": 0.0, "high": 0.0}
     hours = found["hours"]
     assert 0 < hours["low"] <= hours["likely"] <= hours["high"]
 
 
 def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
-    stack: LocalStack, baseline: Baseline, tmp_path: Path
+    stack: LocalStack, baseline: Baseline, found: dict[str, Any]
 ) -> None:
     """By the same tokenizer and chat template, which the job has put into the store."""
-    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
     assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
     log = (stack.trainer(baseline.job) / "log.txt").read_text()
     trained = [int(line.split(" tokens")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
@@ -41,9 +40,8 @@ def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
 
 
 def test_its_memory_is_known_from_the_base_model_s_own_configuration(
-    stack: LocalStack, baseline: Baseline, tmp_path: Path
+    found: dict[str, Any],
 ) -> None:
-    found = estimated(stack, tmp_path, name="again", dataset="colours", parameters=baseline.parameters)
     weights = found["memory"]["parts"]["weights"]
     # Embedding, two blocks of q, k, v, o, gate, up, down and two norms, and the last norm, in float32.
     vocabulary = 400
