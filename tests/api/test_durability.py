@@ -132,6 +132,7 @@ def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Cal
     database.close()
 
 
+@pytest.mark.slow
 def test_a_server_on_sqlite_is_killed(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         killed([server], Database(server.settings.database_url), [partial(restart, server)] * 2)

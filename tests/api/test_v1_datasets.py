@@ -202,6 +202,7 @@ def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
     assert (answer.status_code, answer.json()["num_records"]) == (201, 1)
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(server: ServerProcess, http: httpx.Client) -> None:
     if server.settings.storage.endpoint is not None:
         pytest.skip("what a killed server leaves on S3 is in test_artifact_integrity")

@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.chain.conftest import Baseline, kill
 from tests.chain.local_stack import LocalStack, wait_until
 
@@ -18,6 +20,7 @@ def assert_equals(stack: LocalStack, job: str, baseline: Baseline) -> None:
     assert stack.adapter_sha256(job) == baseline.adapter_sha256
 
 
+@pytest.mark.slow
 def test_each_is_killed_three_times_and_a_checkpoint_breaks(stack: LocalStack, baseline: Baseline, dataset: str) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again

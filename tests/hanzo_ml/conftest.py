@@ -1,14 +1,13 @@
-"""A real tracking server for each test, because these tests kill it."""
+"""A real tracking server for the tests of a file; one that kills it starts it again."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.api.server_process import ServerProcess
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path) as process:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
         yield process

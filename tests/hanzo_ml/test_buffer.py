@@ -102,6 +102,7 @@ class KillingTransport(Transport):
         self.killed.set()
 
 
+@pytest.mark.slow
 def test_a_server_killed_again_and_again_misses_nothing_and_doubles_nothing(server: ServerProcess) -> None:
     run_id = new_run(server)
     transport = KillingTransport(server)

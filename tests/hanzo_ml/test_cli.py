@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -19,12 +19,6 @@ from tests.api.server_process import REPOSITORY, ServerProcess, free_port
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
-        yield process
 
 
 def run(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:

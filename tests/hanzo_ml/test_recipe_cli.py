@@ -1,10 +1,7 @@
 """`hanzo-ml recipe` and `hanzo-ml job estimate`, as a user types them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from recipes.recipe import Recipe
 from tests.api.server_process import ServerProcess
@@ -12,12 +9,6 @@ from tests.hanzo_ml.test_cli import create, refusal, run
 
 NOWHERE = "http://127.0.0.1:9"
 """Recipes are read where the command runs: no server has to answer."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
-        yield process
 
 
 def test_list_has_every_recipe_with_its_memory() -> None:

@@ -134,6 +134,7 @@ def test_what_does_not_block_is_told_and_stops_nothing(graph: Graph) -> None:
     assert graph.validation().blocked == ""
 
 
+@pytest.mark.slow
 def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(graph: Graph) -> None:
     def of(country: str, start: int) -> list[dict[str, Any]]:
         return rows(100, start, country=country)

@@ -63,6 +63,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400), SMALL)
     made = [place.prepare({**EVERYTHING, "tokenize": place.tokenize(max_length=64)}, workers=count) for count in (1, 2, 3)]
@@ -72,6 +73,7 @@ def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> Non
     assert made[0] == made[1] == made[2]
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) -> None:
     rows = mixed(1000)
     whole, killed = (Place(tmp_path / name, rows, SMALL) for name in ("whole", "killed"))
