@@ -293,6 +293,7 @@ class SmallDisk(ServerProcess):
     command = (sys.executable, "-c", LIMITED)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     with SmallDisk(tmp_path) as process:
         server = ArtifactServer(process)

@@ -54,6 +54,7 @@ def calls_counted(page: str, endpoint: str) -> float:
     return count
 
 
+@pytest.mark.slow
 def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None:
     run = httpx.post(f"{server.url}{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
     first = workers(server)
@@ -74,6 +75,7 @@ def test_workers_serve_one_store_and_are_replaced(server: ServerProcess) -> None
     assert calls_counted(page, f"{MLFLOW}/runs/log-metric") == logged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(server: ServerProcess, number: signal.Signals) -> None:
     if not server.is_running:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from recipes.recipe import Recipe
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import create, refusal, run
@@ -26,6 +28,7 @@ def test_show_prints_what_makes_the_same_recipe_again(tmp_path: Path) -> None:
     assert json.loads(run(NOWHERE, "recipe", "show", str(path), "--json").stdout)["double_quant"] is True
 
 
+@pytest.mark.slow
 def test_check_tries_a_recipe_of_one_s_own(tmp_path: Path) -> None:
     text = run(NOWHERE, "recipe", "show", "smollm2-135m-lora").stdout
     path = tmp_path / "mine.yaml"

@@ -59,6 +59,7 @@ def test_fsdp_gathers_a_block_at_a_time(tried: dict[str, dict[str, Any]], name: 
     assert config["transformer_layer_cls_to_wrap"] == ["Qwen2DecoderLayer"]
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     document = yaml.safe_load((ROOT / "recipes" / "zen-7b-lora.yaml").read_text())
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(document | {"lora_target_modules": ["c_attn"]}))

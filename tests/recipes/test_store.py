@@ -388,6 +388,7 @@ def proportional_set_size() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
     uri = f"{URI}/large"
     asyncio.run(in_folder.put_stream(uri, arriving(20 << 20), 20 << 20))  # what the libraries take once

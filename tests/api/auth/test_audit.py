@@ -73,6 +73,7 @@ def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn)
     assert "audit" not in {event["topic"] for event in shown}
 
 
+@pytest.mark.slow
 def test_many_metrics_are_one_row_with_their_count(signed_in: SignedIn) -> None:
     fred = signed_in.client("fred", "acme", "ml-researcher")
     run = fred.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]

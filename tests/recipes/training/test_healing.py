@@ -87,6 +87,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
     place: Place, tmp_path: Path, consumed: list[list[int]], request: pytest.FixtureRequest
 ) -> None:
@@ -142,6 +143,7 @@ def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
     place: Place, tmp_path: Path, poisoned: list[int], consumed: list[list[int]]
 ) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from recipes.examples import encode
 from recipes.recipe import Recipe
-from recipes.records import encode, read_records
+from recipes.records import read_records
 from recipes.schema import StoreAddress
 from recipes.store import Store
 from resources.estimate.dataset_tokens import dataset_tokens

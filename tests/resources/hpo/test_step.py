@@ -115,6 +115,7 @@ def test_a_trial_without_a_finite_objective_has_failed(points: tuple[Point, ...]
     assert changed.status == "failed" and "logged no finite 'eval/loss'" in changed.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_bayesian_search_learns_where_random_search_does_not(sampler: str) -> None:
     def tried(strategy: str, seed: int) -> float:

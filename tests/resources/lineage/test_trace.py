@@ -335,6 +335,7 @@ def test_deployments_are_told_with_their_end(world: World) -> None:
     assert found.live == ["m version 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["no index", "an index of other records"])
 def test_a_split_whose_index_is_not_there_is_read_instead(world: World, left: str) -> None:
     """As after a kill between a split and its index, or while it is made again with other parameters."""

@@ -49,6 +49,7 @@ def tokenizer(tmp_path: Path) -> str:
     return (tmp_path / "tokenizer").as_uri()
 
 
+@pytest.mark.slow
 def test_a_raw_record_reaches_the_model_that_learned_its_tokens(small: World, tokenizer: str) -> None:
     raw = questions(60)
     for number, row in enumerate(raw):

@@ -59,6 +59,7 @@ def test_waiting_is_longer_than_the_grace_and_ending_shorter() -> None:
     assert int(value(command, "rdzv-conf").removeprefix("timeout=")) > 300 > int(value(command, "shutdown-timeout")) > 0
 
 
+@pytest.mark.slow
 def test_two_pods_form_one_world_and_tell_the_exit_code_of_their_program(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "train.py").write_text(PROGRAM)
