@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from api.auth.routes import Routes
 from tests.api.auth.conftest import MLFLOW, Organization, SignedIn, made
+from tests.resources.hpo.sweep_files import small
 
 Request = tuple[str, str, dict[str, Any]]
 
@@ -110,6 +111,8 @@ REQUESTS: list[Request] = [
     asked("GET", "/v1/jobs/{job}/logs?follow=false"),
     asked("GET", "/v1/hpo/{sweep}"),
     asked("GET", "/v1/hpo/{sweep}/trials"),
+    asked("GET", "/v1/runs/{run}/replay"),
+    asked("POST", "/v1/runs/{run}/replay"),
     asked("GET", "/v1/models/{model}/versions"),
     asked("GET", "/v1/models/{model}/versions/1"),
     asked("GET", "/v1/models/{model}/versions/1/data"),
@@ -141,7 +144,7 @@ REMOVALS: list[Request] = [
 NAME_NOTHING = re.compile(
     r" (/api/[23]\.0)?/?mlflow/((experiments|runs|logged-models|registered-models|model-versions)/search|server-info"
     r"|experiments/(get-by-name|search-datasets|create)|registered-models/create|gateway-proxy|ui-telemetry)$"
-    r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace|events|experiments|jobs|models)$"
+    r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace|events|experiments|hpo|jobs|models)$"
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
 )
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
@@ -155,6 +158,7 @@ NAME_IN_THEIR_OWN_WAY = {
 """Their model may be new; what else they name is tried below."""
 MAY_FAIL = {
     f"{M}/experiments/delete-experiment-tag",
+    "/v1/runs/{run}/replay",
     "/v1/models/{model}/versions/1/stage",
     "/v1/models/{model}/versions/1/data",
     "/v1/models/{model}/versions/1/proof",
@@ -268,6 +272,7 @@ def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> N
         query(f"/v1/datasets/{rival['dataset']}/diff", against=acme["dataset"]),
         json("/v1/jobs", **job),
         json("/v1/jobs/estimate", **job),
+        json("/v1/hpo", **small(base_config={"dataset": acme["dataset"], "recipe": "smollm2-135m-lora", "max_steps": 4})),
         json(f"/v1/models/{rival['model']}/versions", run_id=acme["run"], artifact="notes.txt"),
         json("/v1/models/register", name=rival["model"], version="9", artifact_uri=source, metrics={}, stage="none"),
         json(f"{M}/registered-models/rename", name=acme["model"], new_name="taken over"),
