@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 ONE_STACK = "chain"
 """The folder whose tests share one stack, which costs more to start than most files take."""
+OF_A_CLUSTER = {"postgresql", "s3"}
+"""Parameters of tests that run on SQLite and in a folder too, as a laptop does: these are slow tests."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -24,6 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(ROOT)
         group = ONE_STACK if path.parts[0] == ONE_STACK else path.as_posix()
         item.add_marker(pytest.mark.xdist_group(group))
+        called_with = getattr(item, "callspec", None)  # of a test with parameters
+        if called_with and OF_A_CLUSTER & {value for value in called_with.params.values() if isinstance(value, str)}:
+            item.add_marker(pytest.mark.slow)
     # The longest first, or one process would be left with it when the others are done.
     items.sort(key=lambda item: item.path.relative_to(ROOT).parts[0] != ONE_STACK)
 

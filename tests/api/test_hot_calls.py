@@ -65,6 +65,7 @@ def check_both_ways(http: TestClient, call: str, text: bytes) -> None:
     assert outcome(http, call, text, new_run(http), SHORT) == outcome(http, call, text, new_run(http), COMFORTABLE)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls, named=run_ids)
 def test_any_value_of_any_member_means_the_same(

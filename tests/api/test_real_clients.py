@@ -108,6 +108,7 @@ def test_datasets_that_a_run_read(client: MlflowClient) -> None:
         assert len(mlflow.search_runs(filter_string=f"datasets.{condition}", output_format="list")) == count
 
 
+@pytest.mark.slow
 def test_a_scikit_learn_model(client: MlflowClient) -> None:
     mlflow.set_experiment("scikit-learn")
     model = LinearRegression().fit(INPUTS, INPUTS.sum(axis=1))

@@ -145,6 +145,7 @@ def test_all_weights_trained_go_the_same_way(stack: LocalStack, parameters: dict
     assert chain <= labels_of(proof["chain"])
 
 
+@pytest.mark.slow
 def test_a_worse_model_is_quarantined_and_not_deployed(
     stack: LocalStack, baseline: Baseline, dataset: str, served: int
 ) -> None:

@@ -10,7 +10,7 @@ from recipes.examples import encode
 from recipes.parameters import PrepareParameters
 from recipes.recipe import Recipe
 from recipes.records import read_records
-from recipes.schema import BadConfiguration
+from recipes.schema import BadConfiguration, Result
 from recipes.training.packing import pack
 from recipes.training.prepared_rows import PreparedRows, is_prepared
 from tests.recipes.preparation.place import Place, questions
@@ -29,9 +29,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def rows_of(place: Place) -> Any:
-    result = place.prepare({"tokenize": place.tokenize()})
-    split = result.artifacts["train"]
+def prepared(place: Place) -> Result:
+    return place.prepare({"tokenize": place.tokenize()})
+
+
+@pytest.fixture(scope="module")
+def rows_of(place: Place, prepared: Result) -> Any:
+    split = prepared.artifacts["train"]
     folder = place.store.fetch(split, place.folder)
 
     def rows(wanted: Recipe, tokenizer: Any = None) -> PreparedRows:
@@ -69,10 +73,9 @@ def test_rows_too_short_for_any_answer_are_refused(rows_of: Any) -> None:
         rows_of(recipe(sequence_length=8))
 
 
-def test_the_split_says_how_it_was_made(place: Place) -> None:
-    result = place.prepare({"tokenize": place.tokenize()})
-    facts = place.store.manifest(result.artifacts["train"]).facts
+def test_the_split_says_how_it_was_made(place: Place, prepared: Result) -> None:
+    facts = place.store.manifest(prepared.artifacts["train"]).facts
     parameters = PrepareParameters.model_validate(facts["parameters"])
     assert parameters.tokenize is not None
-    assert facts["num_records"] == result.metrics["train"]
+    assert facts["num_records"] == prepared.metrics["train"]
     assert json.loads(json.dumps(facts)) == facts

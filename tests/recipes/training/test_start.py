@@ -41,6 +41,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Population:
     return Population(tmp_path_factory.mktemp("population"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA | {"lora_dropout": 0.0}, FULL], ids=["lora", "full"])
 def test_a_copy_has_the_bytes_of_the_member_that_it_copies_and_names_it(
     members: Population, method: Mapping[str, Any]

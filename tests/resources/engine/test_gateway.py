@@ -145,6 +145,7 @@ def test_answers_are_streamed(gateway: Gateway, models: list[Model]) -> None:
     assert len([json.loads(event)["choices"] for event in events[:-1]]) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_swap_under_load_fails_no_request(gateway: Gateway, models: list[Model], streams: bool) -> None:
     deploy(gateway, models[0])

@@ -247,6 +247,7 @@ for round in range(15):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_promote_and_register_at_once_keep_one_production_and_leave_no_gap(
     house: House,
 ) -> None:

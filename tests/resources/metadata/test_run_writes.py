@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def write(database: Database, writes: Sequence[RunWrite]) -> list[HanzoError | N
         return write_group(connection.connection, connection.dialect, writes)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=requests)
 def test_a_group_leaves_what_its_writes_leave_one_by_one(
