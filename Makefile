@@ -1,5 +1,5 @@
-# make demo: raw data to a served and proved model, on this machine.   make test: what must hold, in under
-# ten minutes on two cores; make test-slow: the rest of it, which CI runs too.
+# make demo: raw data to a served and proved model, on this machine.   make test: what must hold, but for
+# the tests that are marked slow; make test-slow: those, which CI runs too.
 # Both do all their own set-up: .venv and the locked dependencies.
 
 PYTHON ?= python3.11

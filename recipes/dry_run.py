@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, logging
 
 from recipes.activations import saved_bytes
@@ -22,6 +21,7 @@ from recipes.launch import sharding, torchrun
 from recipes.memory import forward_of, trained_tensors
 from recipes.recipe import Recipe
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
+from recipes.training.model import with_adapter
 
 
 class Tried(Frozen):
@@ -54,7 +54,8 @@ def dry_run(recipe: Recipe) -> Tried:
     model = build(recipe, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if recipe.method != "full":
-        model = adapt(model, recipe)
+        with torch.device("meta"):
+            model = with_adapter(model, recipe)
     arguments = sharding(recipe, shape.model_type)
     if "fsdp" in arguments:
         TrainingArguments(use_cpu=True, report_to=[], **arguments)  # raises ValueError on what accelerate does not take
@@ -79,21 +80,6 @@ def build(recipe: Recipe, shape: Architecture) -> Any:
     with torch.device("meta"):
         dtype = getattr(torch, recipe.computing_dtype)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-
-
-def adapt(model: Any, recipe: Recipe) -> Any:
-    config = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=list(recipe.lora_target_modules),
-        task_type="CAUSAL_LM",
-    )
-    with torch.device("meta"):
-        try:
-            return get_peft_model(model, config)
-        except ValueError as error:
-            raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
 
 
 def kept_bytes(model: Any, recipe: Recipe) -> int:

@@ -65,7 +65,7 @@ def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Rows -> a batch of tensors of shape [batch, sequence_length], and what transformers needs to compute less.
 
     `logits_to_keep` are the places [places] before a token that is learned in any of the rows, and `shift_labels` what
-    follows there, [batch, places]: prompts and padding get no logits. Of SmolLM2's 49,152 they cost a quarter of a step.
+    follows there, [batch, places]: prompts and padding get no logits, which a large vocabulary makes costly.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     following = batch["labels"][:, 1:]
