@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -46,7 +47,7 @@ from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, sign_in, static_files
 from api.ui.read_only import ReadOnlyPages
-from api.v1 import audit, estimate, events, hpo, jobs, models, replay
+from api.v1 import audit, estimate, events, heartbeats, hpo, jobs, models, replay
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.v1.datasets import change as dataset_changes
@@ -91,6 +92,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     v1_runs.router,
     replay.router,
     events.router,
+    heartbeats.router,
     audit.router,
     dataset_uploads.router,
     dataset_traces.router,  # before what takes any name below /v1/datasets
@@ -117,6 +119,9 @@ MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
 READERS = 8
 """Threads for the calls of `api.hot.reads`: they take turns anyway, and each holds a connection while it reads."""
 
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, for OpenTelemetry: it would look for a provider at every request."""
+
 
 def create_app(settings: Settings) -> FastAPI:
     """The application over the settings' database and store. Connects to nothing before it is started."""
@@ -140,7 +145,7 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(readers.shutdown)
         database.close()
 
-    app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES)
+    app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES, telemetry=NO_TELEMETRY)
     app.state.settings = settings
     app.state.database = database
     app.state.store = store

@@ -14,6 +14,7 @@ from resources.engine.client import HttpEngine
 from resources.job_credentials import JobCredentials
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.heartbeats import Heartbeats
 from resources.metadata.jobs import Jobs
 from resources.metadata.registry import Registry
 from resources.metadata.validations import Validations
@@ -52,6 +53,10 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
     @property
     def jobs(self) -> Jobs:
         return Jobs(self.database)
+
+    @property
+    def heartbeats(self) -> Heartbeats:
+        return Heartbeats(self.database)
 
     @property
     def datasets(self) -> Datasets:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, logging
+from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from recipes.activations import saved_bytes
 from recipes.architecture import Architecture
@@ -56,9 +56,6 @@ def dry_run(recipe: Recipe) -> Tried:
     if recipe.method != "full":
         with torch.device("meta"):
             model = with_adapter(model, recipe)
-    arguments = sharding(recipe, shape.model_type)
-    if "fsdp" in arguments:
-        TrainingArguments(use_cpu=True, report_to=[], **arguments)  # raises ValueError on what accelerate does not take
     measured = recipe.gradient_checkpointing
     return Tried(
         recipe=recipe.name,
@@ -70,7 +67,7 @@ def dry_run(recipe: Recipe) -> Tried:
         kept=kept_bytes(model, recipe) if measured else None,
         kept_expected=saved_bytes(forward_of(recipe, shape)) if measured else None,
         command=torchrun(recipe),
-        sharding=sharding(recipe, shape.model_type),  # made anew: the library writes its defaults into what it is given
+        sharding=sharding(recipe),
     )
 
 

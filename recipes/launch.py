@@ -1,16 +1,8 @@
-"""How a recipe's processes start and share a model: torchrun's shape, and what accelerate is told (rows H1, Z24). Pure."""
+"""How a recipe's processes start and share a model: torchrun's shape, and what shards it (rows H1, Z24). Pure."""
 
 from typing import Any
 
 from recipes.recipe import Recipe
-
-BLOCKS = {
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-}
-"""The class of a block in transformers, by family: the unit that FSDP gathers at a time."""
 
 
 def torchrun(recipe: Recipe) -> tuple[str, ...]:
@@ -22,26 +14,20 @@ def torchrun(recipe: Recipe) -> tuple[str, ...]:
     return ("torchrun", f"--nnodes={shape.num_nodes}", f"--nproc-per-node={shape.gpus_per_node}", *program)
 
 
-def sharding(recipe: Recipe, model_type: str) -> dict[str, Any]:
-    """The arguments of transformers' TrainingArguments that hand a strategy to accelerate; none for ddp and one process.
-
-    FSDP is version 2. `reshard_after_forward` is `full_shard`: a block's weights are shards again once they were used.
-    """
-    strategy = recipe.distributed.strategy if recipe.distributed else "ddp"
-    if strategy == "fsdp":
-        config = {
-            "version": 2,
-            "reshard_after_forward": True,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": [BLOCKS[model_type]],
-            "cpu_ram_efficient_loading": True,
-            "state_dict_type": "SHARDED_STATE_DICT",
-            "activation_checkpointing": recipe.gradient_checkpointing,
-        }
-        return {"fsdp": True, "fsdp_config": config}
-    if strategy.startswith("deepspeed"):
-        return {"deepspeed": zero(recipe, stage=int(strategy[-1]))}
+def sharding(recipe: Recipe) -> dict[str, Any]:
+    """What hands a strategy to the libraries, by the name of their argument; none for ddp and one process."""
+    if shards := fully_sharded(recipe):
+        return {"distributed_config": shards}
+    if recipe.distributed and recipe.distributed.strategy.startswith("deepspeed"):
+        return {"deepspeed": zero(recipe, stage=int(recipe.distributed.strategy[-1]))}
     return {}
+
+
+def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
+    """transformers' DistributedConfig for FSDP2, which is `full_shard`: a block's weights are shards again once used."""
+    if recipe.distributed and recipe.distributed.strategy == "fsdp" and recipe.processes > 1:
+        return {"fsdp_size": recipe.processes}
+    return None
 
 
 def zero(recipe: Recipe, stage: int) -> dict[str, Any]:

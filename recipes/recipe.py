@@ -179,6 +179,27 @@ class Recipe(Frozen):
         """How many processes train at once: one for each GPU, or for each process that `distributed` asks for."""
         return self.distributed.num_nodes * self.distributed.gpus_per_node if self.distributed else 1
 
+    def on(self, processes: int) -> Self:
+        """The same effective batch on another number of processes, all of one node.
+
+        The micro-batch is the largest, up to the recipe's, with which it comes out even.
+
+        Raises:
+            BadConfiguration: the rows of a step cannot be shared out evenly.
+        """
+        if processes == self.processes:
+            return self
+        rows = self.samples_per_step
+        if rows % processes:
+            raise BadConfiguration(
+                f"recipe '{self.name}': the {rows} rows of a step cannot be shared evenly by {processes} processes: "
+                "take a number of processes that divides them"
+            )
+        batch = next(size for size in range(self.batch_size, 0, -1) if rows // processes % size == 0)
+        shape = (self.distributed or Distributed()).model_copy(update={"num_nodes": 1, "gpus_per_node": processes})
+        changed = {"batch_size": batch, "gradient_accumulation": rows // processes // batch, "distributed": shape}
+        return self.model_copy(update=changed)
+
     @property
     def sequences(self) -> int:
         """What the model reads at once in a process: of each pair, both answers."""

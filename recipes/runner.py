@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipes.machine import read_machine
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
 
-Work = Callable[[Job, Store, Path], Result]
+Work = Callable[[Job, Store, Path], Result | None]
+"""A program; of the processes of a distributed one, only the leader has the result."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_DISK_WORDS = re.compile(
@@ -60,13 +61,16 @@ def main(program: Work) -> None:
         """Exit; the last line says why, to people in the log and to the supervisor in `exit.json`."""
         line = " ".join(message.split())
         print(f"error: {line}", file=sys.stderr, flush=True)
-        with suppress(OSError):  # the disk may be the reason
-            (work / "exit.json").write_text(json.dumps({"code": code, "message": line}))
+        # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
+        with suppress(OSError), (work / EXIT_FILE).open("x") as file:
+            json.dump({"code": code, "message": line}, file)
         sys.exit(code)
 
     try:
-        result = program(job, store, work).model_copy(update={"machine": read_machine()})
-        store.put_bytes(job.result_uri, result.model_dump_json(indent=1).encode())
+        result = program(job, store, work)
+        if result:
+            result = result.model_copy(update={"machine": read_machine()})
+            store.put_bytes(job.result_uri, result.model_dump_json(indent=1).encode())
     except (BadConfiguration, BrokenArtifact) as error:
         fail(str(error), EXIT_BAD_CONFIGURATION)
     except Preempted as error:

@@ -236,6 +236,9 @@ class BadConfiguration(Exception):
     """The user's input is wrong; the message is one line that says what to do. Programs exit 78 on it, without retry."""
 
 
+EXIT_FILE = "exit.json"
+"""In the work folder of a job: why its program ended by itself without a result, for the supervisor."""
+
 EXIT_BAD_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: restarting would not help (facts: Kubernetes fails such a job at once)."""
 

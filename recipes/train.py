@@ -14,11 +14,13 @@ from transformers import AutoTokenizer, PrinterCallback, set_seed
 from recipes import base_model
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import read_incidents
+from recipes.launch import fully_sharded
 from recipes.parameters import TrainParameters
 from recipes.runner import Preempted, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training.facts import facts_of
+from recipes.training.group import join
 from recipes.training.healing import restart_smaller, roll_back
 from recipes.training.logged import LogToTracking
 from recipes.training.machine import refuse_what_the_machine_lacks
@@ -27,10 +29,11 @@ from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives import objective_of
 from recipes.training.out_of_memory import is_out_of_memory
-from recipes.training.publishing import publish_trained
+from recipes.training.publishing import publish_trained, whole
 from recipes.training.resuming import check_position, where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
+from recipes.training.sharded import load_weights, trains_shards
 from recipes.training.start import copy_weights
 from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from recipes.training.trainable import refuse_what_is_missing
@@ -43,10 +46,10 @@ STOPPED_GRACE_SECONDS = 30
 """The same of a run that was stopped, and goes on later: its checkpoint holds what was not sent."""
 
 
-def train(job: Job, store: Store, work: Path) -> Result:
+def train(job: Job, store: Store, work: Path) -> Result | None:
     """Fine-tune. Inputs: `run`, `train`, `validation`, and `start` where other weights than the base model's are given.
 
-    Outputs: `checkpoints`, and `adapter` or `weights`.
+    Outputs: `checkpoints`, and `adapter` or `weights`. Of several processes (`Job.distributed`) the leader has the result.
 
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
@@ -56,13 +59,17 @@ def train(job: Job, store: Store, work: Path) -> Result:
     recipe = TrainParameters.model_validate(job.parameters).recipe
     refuse_what_is_missing(recipe)
     refuse_what_the_machine_lacks(recipe)
+    group = join(job.distributed)
     incidents = read_incidents(store, job.outputs["checkpoints"])
-    recipe = incidents.fitted(recipe)
+    recipe = incidents.fitted(recipe).on(group.size)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
-    base = base_model.resolve(recipe.base_model, store, cache)
-    folder = store.fetch(base, cache)
+    torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
+    with group.one_fetches():
+        base = base_model.resolve(recipe.base_model, store, cache)
+        folder = store.fetch(base, cache)
+        for split in ("train", "validation"):
+            store.fetch(job.inputs[split], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     objective = objective_of(recipe)
     rows = {split: objective.rows(job.inputs[split], store, cache, tokenizer) for split in ("train", "validation")}
@@ -72,20 +79,26 @@ def train(job: Job, store: Store, work: Path) -> Result:
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
     checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], job.checkpoint.keep_last)
-    checkpoints, resume = where_to_resume(checkpoints, job.checkpoint.resume_from)
+    with group.one_fetches():
+        checkpoints, resume = where_to_resume(checkpoints, job.checkpoint.resume_from)
     if resume is None and (start := job.inputs.get("start")):
-        copy_weights(model, start, store.fetch(start, cache))
+        with group.one_fetches():
+            weights = store.fetch(start, cache)
+        if trains_shards(recipe):
+            load_weights(model, weights, leads=group.leads)
+        else:
+            copy_weights(model, f"input 'start' ({start.uri})", weights)
         say(f"starting from the weights of {start.uri}")
     if resume:
         check_position(resume, samples)
-    metrics = open_metrics(job, resume, incidents.steps_done_anew)
+    metrics = open_metrics(job, resume, incidents.steps_done_anew) if group.leads else None
     meter = Meter(resume)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
 
-    stop = StopOnSignal()
+    stop = StopOnSignal(group)
     divergence = StopOnDivergence(recipe.divergence)
-    logged = LogToTracking(metrics, work_of_step(recipe, folder), meter)
+    logged = [LogToTracking(metrics, work_of_step(recipe, folder), meter)] if metrics else []
     trainer = ObjectiveTrainer(
         model=model,
         args=arguments(recipe, work),
@@ -93,20 +106,27 @@ def train(job: Job, store: Store, work: Path) -> Result:
         eval_dataset=rows["validation"],
         objective=objective,
         processing_class=tokenizer,
-        callbacks=[CheckpointWhenDue(job.checkpoint), SaveTheBest(), stop, divergence, logged],
+        callbacks=[CheckpointWhenDue(job.checkpoint, group), SaveTheBest(), stop, divergence, *logged],
         checkpoints=checkpoints,
         samples=samples,
         metrics=metrics,
         meter=meter,
+        group=group,
+        state_by_name=trains_shards(recipe),
     )
     trainer.remove_callback(PrinterCallback)
+    if group.size > 1:
+        set_seed(recipe.seed + group.rank)  # each process drops out others, on equal weights
     try:
         trainer.train(resume_from_checkpoint=str(resume[1]) if resume else None)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        metrics.close(timeout=STOPPED_GRACE_SECONDS)
+        if metrics:
+            metrics.close(timeout=STOPPED_GRACE_SECONDS)
         raise restart_smaller(store, job.outputs["checkpoints"], recipe, trainer.state.global_step + 1) from error
+    if metrics is None:
+        return None
     usage = meter.read()
     checkpoints.wait()
     lost = metrics.close(timeout=STOPPED_GRACE_SECONDS if stop.requested or divergence.found else METRICS_GRACE_SECONDS)
@@ -116,11 +136,16 @@ def train(job: Job, store: Store, work: Path) -> Result:
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
     else:
         chosen = checkpoints.best() if recipe.publish == "best" else None
-    if chosen:
-        trainer.take_weights(chosen[1])
+    if fully_sharded(recipe):  # no process has all weights, and the others have ended
+        chosen = chosen or checkpoints.latest()
+        trained_model, published = whole(folder, recipe, chosen), chosen[0] if chosen else 0
+    else:
+        trained_model, published = trainer.model, chosen[0] if chosen else trainer.state.global_step
+        if chosen:
+            trainer.take_weights(chosen[1])
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
-    trained = publish_trained(trainer.model, tokenizer, store, job, base, work)
+    trained = publish_trained(trained_model, tokenizer, store, job, base, work)
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": base},
@@ -131,7 +156,7 @@ def train(job: Job, store: Store, work: Path) -> Result:
             usage,
             read_incidents(store, job.outputs["checkpoints"]),
             resumed_from=resume[0] if resume else None,
-            published=chosen[0] if chosen else trainer.state.global_step,
+            published=published,
             unsent=len(lost),
         ).model_dump(mode="json"),
     )

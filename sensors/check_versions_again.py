@@ -1,4 +1,7 @@
-"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more."""
+"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more.
+
+A prepared version has the splits of its preparation, which others would replace: its records alone are checked.
+"""
 
 import dagster as dg
 
@@ -27,10 +30,11 @@ def check_versions_again(context: dg.SensorEvaluationContext, control_plane: Con
             except HanzoError:  # deleted since
                 continue
             home = home_of(context, "datasets", version.name)
+            steps = ("version",) if version.lineage["parent_datasets"] else ("version", *SPLITS)
             requests.append(
                 dg.RunRequest(
                     run_key=f"check-{event.seq}",
-                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
+                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in steps],
                     tags={VERSION_TAG: version.reference},
                 )
             )

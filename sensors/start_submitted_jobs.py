@@ -12,6 +12,7 @@ from hanzo_ml_assets.checkpoint import DATASET_METADATA
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
+from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import TRAINING, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
 from sensors.retry_dead_runs import may_be_retried
@@ -55,6 +56,8 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
             context.instance.add_dynamic_partitions(partitions, [job.id])
             asset = dg.AssetKey(["models", model, "checkpoint"])
             requests.append(dg.RunRequest(run_key=job.id, partition_key=job.id, asset_selection=[asset]))
+    # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
+    control_plane.heartbeats.beat(SENSORS)
     return dg.SensorResult(run_requests=requests)
 
 

@@ -38,6 +38,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "POST /ajax-api/3.0/mlflow/ui-telemetry",
         "GET /v1/addresses",
         "GET /v1/events",
+        "GET /v1/heartbeats",
     ),
     P.EXPERIMENTS_READ: (
         "GET /mlflow/experiments/get",

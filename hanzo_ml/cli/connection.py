@@ -39,7 +39,8 @@ def call(method: str, path: str, **options: Any) -> Any:
         Refused: the API answered with an error.
     """
     url, headers = tracking_uri() + path, authorization()
-    options = {"timeout": SECONDS, **options}
+    # To verify is to read every root certificate first, 33 ms of processor time at each call; a plain address has none.
+    options = {"timeout": SECONDS, "verify": url.startswith("https:"), **options}
     answer = httpx.request(method, url, trust_env=False, headers=headers, **options)
     if answer.is_error:
         raise Refused(message_of(answer))

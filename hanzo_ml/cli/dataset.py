@@ -62,17 +62,24 @@ def list_versions(
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """All versions, newest last."""
+    """All versions, newest last. `dataset check NAME@VERSION` says why one is blocked."""
     found = list(versions(name, tag or []))
     if as_json:
         show(found)
         return
     rows = [
-        (f"{v['name']}@{v['version']}", v["num_records"], v["size_bytes"], v["format"], "yes" if v["splits"] else "not yet")
+        (
+            f"{v['name']}@{v['version']}",
+            v["num_records"],
+            v["size_bytes"],
+            v["format"],
+            "yes" if v["splits"] else "not yet",
+            v["checks"]["status"],
+        )
         for v in found
     ]
     hint = "no dataset yet: `hanzo-ml dataset create --name NAME --path FILE`"
-    table(("dataset", "records", "bytes", "format", "split"), rows, hint)
+    table(("dataset", "records", "bytes", "format", "split", "checks"), rows, hint)
 
 
 @app.command("show")

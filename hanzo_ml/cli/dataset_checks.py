@@ -1,6 +1,5 @@
 """`hanzo-ml dataset check` and `report`: what was found of a version, and whether it may be trained on."""
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +11,8 @@ from rich.table import Table
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset import Reference, find
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.waiting import wait_until
 from hanzo_ml.credentials import authorization
-
-POLL_SECONDS = 0.5
 
 
 def check(
@@ -28,10 +26,12 @@ def check(
     before = call("GET", path)["checked_at"] if again else None
     if again:
         call("POST", path)
-    found = call("GET", path)
-    while (wait or again) and found["checked_at"] == before:
-        time.sleep(POLL_SECONDS)
-        found = call("GET", path)
+
+    def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = call("GET", path)
+        return found if found["checked_at"] != before else None
+
+    found = wait_until(look) if wait or again else call("GET", path)
     show(found) if as_json else print_checks(found)
     if found["status"] == "blocked":
         raise Refused(f"nothing is split or trained of {found['name']}@{found['version']}: a check blocks it")

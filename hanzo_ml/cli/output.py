@@ -8,6 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+WHOLE = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
+"""Columns of names and of verdicts, which a narrow console does not cut."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
 
 
@@ -24,7 +27,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
         return
     drawn = Table(box=None, pad_edge=False)
     for column in columns:
-        drawn.add_column(column, overflow="fold", no_wrap=column in ("job", "run", "sweep", "dataset", "model", "recipe"))
+        drawn.add_column(column, overflow="fold", no_wrap=column in WHOLE)
     for line in lines:
         drawn.add_row(*line)
     console.print(drawn)

@@ -1,6 +1,5 @@
 """`hanzo-ml dataset prepare`: a version filtered, masked, tokenized, split and shuffled, as a version of its own."""
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +8,7 @@ import typer
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.job import check_json, read
 from hanzo_ml.cli.output import AsJson, show
-
-ENDED = ("completed", "failed", "cancelled")
-POLL_SECONDS = 1.0
+from hanzo_ml.cli.waiting import ended_job
 
 
 def prepare(
@@ -25,9 +22,8 @@ def prepare(
     for key, value in document.items():
         check_json(key, value)
     job = call("POST", f"/v1/datasets/{version_of(reference)['id']}/prepare", json=document)
-    while wait and job["status"] not in ENDED:
-        time.sleep(POLL_SECONDS)
-        job = call("GET", f"/v1/jobs/{job['id']}")
+    if wait:
+        job = ended_job(job["id"])
     if job["status"] in ("failed", "cancelled"):
         raise Refused(f"job {job['id']} {job['status']}: {job['reason']}")
     if as_json:

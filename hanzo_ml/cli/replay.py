@@ -1,6 +1,5 @@
 """`hanzo-ml run replay`: a finished run once more from its record alone, and whether the same came out."""
 
-import time
 from typing import Any
 
 import typer
@@ -8,9 +7,7 @@ from rich.console import Console
 
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import AsJson, show
-
-POLL_SECONDS = 1.0
-ENDED = ("completed", "failed", "cancelled")
+from hanzo_ml.cli.waiting import ended_job
 
 
 def replay(run_id: str, as_json: AsJson = False) -> None:
@@ -24,7 +21,7 @@ def replay(run_id: str, as_json: AsJson = False) -> None:
     for line in environment_lines(submitted["environment"]):
         notes.print(line)
     notes.print(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
-    ended = wait_for(job)
+    ended = ended_job(job)
     if ended["status"] != "completed":
         raise Refused(f"replay {job} {ended['status']}: {ended['reason']}")
     verdict = call("GET", f"/v1/runs/{job}/replay")
@@ -34,15 +31,6 @@ def replay(run_id: str, as_json: AsJson = False) -> None:
         print("\n".join(lines_of(verdict)))
     if not verdict["equal"]:
         raise typer.Exit(1)
-
-
-def wait_for(job_id: str) -> dict[str, Any]:
-    """The job, once it has ended. It goes on where nobody waits for it."""
-    while True:
-        job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
-        if job["status"] in ENDED:
-            return job
-        time.sleep(POLL_SECONDS)
 
 
 def environment_lines(differences: list[dict[str, str]]) -> list[str]:

@@ -12,7 +12,9 @@ PENDING_METRICS = "pending_metrics.json"
 
 
 def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range]) -> MetricBuffer:
-    """The buffer to log into; on a resumed run it knows what its predecessor could not send, and what the server has.
+    """The buffer to log into; it knows what a predecessor could not send, and leaves out what the server has already.
+
+    A predecessor may have been killed before its first checkpoint: then the run begins anew, and the server is ahead.
 
     Steps in `anew` are logged once more: after a divergence they are done on other samples.
     """
@@ -20,7 +22,7 @@ def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
     metrics = MetricBuffer(job.tracking.uri, job.tracking.run_id)
     if resume:
-        step, folder = resume
-        metrics.restore([Point.from_json(point) for point in json.loads((folder / PENDING_METRICS).read_text())])
-        metrics.skip_until(step, anew)
+        pending = json.loads((resume[1] / PENDING_METRICS).read_text())
+        metrics.restore([Point.from_json(point) for point in pending])
+    metrics.skip_until(resume[0] if resume else 0, anew)
     return metrics

@@ -5,14 +5,18 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from recipes.arithmetic import computing_dtype
+from recipes.launch import fully_sharded
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
 
 def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftModel:
     """All weights of the base model (full), or those of an adapter on it, whose own are frozen (lora) or in NF4 (qlora).
+
+    With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2); an adapter is whole in each.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
@@ -23,6 +27,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
         dtype=dtype,
         attn_implementation="sdpa",
         quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
+        distributed_config=DistributedConfig(**shards) if (shards := fully_sharded(recipe)) else None,
     )
     return model if recipe.method == "full" else with_adapter(model, recipe)
 

@@ -30,7 +30,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         evaluated = any(name.startswith("eval_") for name in logs)
-        for name in [name for name in self._told if name.startswith("eval_") == evaluated]:
-            values = self._told.pop(name)
+        for name in sorted(name for name in self._told if name.startswith("eval_") == evaluated):
+            values = [value for told in self.group.collect(self._told.pop(name)) for value in told]
             logs[name] = sum(values) / len(values)
         super().log(logs, *args, **kwargs)

@@ -7,8 +7,11 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.merge import save
+from recipes.recipe import Recipe
 from recipes.schema import Artifact, Job
 from recipes.store import Store
+from recipes.training.model import load_for_training
+from recipes.training.start import copy_weights
 
 
 def publish_trained(
@@ -31,6 +34,14 @@ def publish_trained(
         save(model, store.fetch(base, Path(job.cache_dir)), folder)
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()} | {"base": base.digest}
     return store.publish(folder, job.outputs[role], role, inputs=inputs)
+
+
+def whole(folder: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
+    """The model in this process alone, on the base model in `folder`, with the weights of a checkpoint, or as it began."""
+    model = load_for_training(folder, recipe.model_copy(update={"distributed": None}))
+    if checkpoint:
+        copy_weights(model, f"checkpoint {checkpoint[0]}", checkpoint[1])
+    return model
 
 
 def save_adapter(model: PeftModel, tokenizer: PreTrainedTokenizerBase, base_uri: str, folder: Path) -> None:

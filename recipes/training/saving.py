@@ -9,12 +9,14 @@ import time
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.schema import CheckpointPolicy, seconds_of
+from recipes.training.group import Group
 
 
 class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
     """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
 
-    def __init__(self, policy: CheckpointPolicy) -> None:
+    def __init__(self, policy: CheckpointPolicy, group: Group) -> None:
+        self.group = group
         self.interval = seconds_of(policy.interval)
         self.interval_steps = policy.interval_steps
         self.saved_at = time.monotonic()
@@ -22,7 +24,7 @@ class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        late = time.monotonic() - self.saved_at >= self.interval
+        late = self.group.share(time.monotonic() - self.saved_at >= self.interval)  # no two clocks agree
         if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
             self.saved_at = time.monotonic()
             control.should_save = True

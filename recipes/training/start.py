@@ -7,11 +7,11 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from recipes.schema import Artifact, BadConfiguration
+from recipes.schema import BadConfiguration
 
 
-def copy_weights(model: PreTrainedModel | PeftModel, start: Artifact, folder: Path) -> None:
-    """Give a model the trained weights of an artifact, which lies in `folder`: those of a run, or of a checkpoint.
+def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) -> None:
+    """Give a model the trained weights that lie in `folder`: those of a run, or of a checkpoint. `name` is for people.
 
     Optimizer and schedule begin anew: their numbers belong to other hyperparameters.
 
@@ -21,9 +21,7 @@ def copy_weights(model: PreTrainedModel | PeftModel, start: Artifact, folder: Pa
     is_adapter = isinstance(model, PeftModel)
     files = sorted(folder.glob("adapter_model.safetensors" if is_adapter else "model*.safetensors"))
     if not files:
-        raise BadConfiguration(
-            f"input 'start' ({start.uri}) has no {'adapter' if is_adapter else 'weights'}: start from another"
-        )
+        raise BadConfiguration(f"{name} has no {'adapter' if is_adapter else 'weights'}: start from another")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)
@@ -32,7 +30,7 @@ def copy_weights(model: PreTrainedModel | PeftModel, start: Artifact, folder: Pa
     differing = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
     differing += [name for name in own if name not in weights and own[name].data_ptr() not in given]  # else they are tied
     if differing:
-        raise BadConfiguration(f"input 'start' ({start.uri}) does not fit the recipe: {min(differing)} is another shape")
+        raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} is another shape")
     if is_adapter:
         set_peft_model_state_dict(model, weights)
     else:

@@ -7,12 +7,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes.divergence import Band, Divergence, DivergencePolicy
 from recipes.runner import say
+from recipes.training.group import Group
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """SIGTERM -> finish the step, save a checkpoint, stop (row I1, `save_on_preempt`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self.requested = False
 
     def on_train_begin(
@@ -26,6 +28,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
+        # Of several processes one may hear of it a step before the others.
+        self.requested = self.group.any(self.requested)
         if self.requested:
             say("asked to stop: saving a checkpoint first")
             control.should_save = True

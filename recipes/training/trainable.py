@@ -7,8 +7,12 @@ from recipes.schema import BadConfiguration
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
     shape = recipe.distributed
-    if shape and (recipe.processes > 1 or shape.strategy != "ddp"):
-        return f"{shape.strategy} in {recipe.processes} processes is not in this version yet: leave out distributed"
+    if shape and shape.strategy not in ("ddp", "fsdp"):
+        return f"strategy {shape.strategy} is not in this version yet: use fsdp, which shards as much, or ddp"
+    if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
+        return "fsdp does not shard weights in NF4: use ddp, or method lora"
+    if shape and shape.strategy == "fsdp" and (recipe.method, recipe.objective) == ("full", "dpo"):
+        return "dpo keeps a copy of all weights, which fsdp does not shard: use method lora, or objective orpo"
     if recipe.base_model.sha256 is None:
         name = recipe.base_model.uri
         return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"

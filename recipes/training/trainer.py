@@ -2,19 +2,23 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from pydantic import JsonValue
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, set_seed
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS, from_the_best
 from recipes.runner import say
+from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
 from recipes.training.saving import validation_losses
+from recipes.training.sharded import load_optimizer, load_weights, save_optimizer
 from recipes.training.usage import USAGE, Meter
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
@@ -33,11 +37,15 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         *args: object,
         checkpoints: Checkpoints,
         samples: SamplesOfRun,
-        metrics: MetricBuffer,
+        metrics: MetricBuffer | None,
         meter: Meter,
+        group: Group,
+        state_by_name: bool,
         **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.group = group
+        self.state_by_name = state_by_name
         self.checkpoints = checkpoints
         self.samples = samples
         self.metrics = metrics
@@ -60,21 +68,66 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         facts: dict[str, JsonValue] = {SAMPLES_SEEN: self.samples.seen(step)}
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]
+        if not self.group.leads:
+            with TemporaryDirectory() as folder:
+                self._write_state(Path(folder), model, trial)
+            return
         with self.meter.checkpoint(), self.checkpoints.writing(step, facts) as folder:
-            self._scratch = folder
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._scratch = None
-            inner = folder / f"checkpoint-{step}"
-            for file in inner.iterdir():
-                file.rename(folder / file.name)
-            inner.rmdir()
+            self._write_state(folder, model, trial)
             # Points that the tracking server has not acknowledged yet belong to the state of the run.
-            (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in self.metrics.pending()]))
+            pending = self.metrics.pending() if self.metrics else []
+            (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
             (folder / USAGE).write_text(self.meter.read().model_dump_json())
         best = from_the_best(losses)[:1] == [step]
         say(f"checkpoint {step} saved" + (f", the best so far: validation loss {losses[step]:.4f}" if best else ""))
+
+    def _write_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
+        """What the library saves, into a folder itself; in a process that does not lead, what only that one knows."""
+        self._scratch = folder
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._scratch = None
+        inner = folder / f"checkpoint-{self.state.global_step}"
+        for file in inner.iterdir():
+            file.rename(folder / file.name)
+        inner.rmdir()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.state_by_name:
+            # The library saved the leader's shards alone.
+            file = Path(output_dir, OPTIMIZER_NAME)
+            save_optimizer(self.model, self.optimizer.optimizer, file, leads=self.group.leads)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint and self.state_by_name:
+            file = Path(checkpoint, OPTIMIZER_NAME)
+            load_optimizer(self.model, self.optimizer.optimizer, file, leads=self.group.leads)
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True))
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        if self.state_by_name:
+            load_weights(self.model, Path(checkpoint), leads=self.group.leads)
+        else:
+            super()._load_from_checkpoint(checkpoint, model)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """The random states of all processes, in the leader's folder: another may be on another machine."""
+        super()._save_rng_state(output_dir)
+        if self.group.size > 1:
+            own = Path(output_dir, f"rng_state_{self.group.rank}.pth").read_bytes()
+            for rank, state in enumerate(self.group.collect(own)):
+                Path(output_dir, f"rng_state_{rank}.pth").write_bytes(state)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The states of that checkpoint, or new ones where it was made by another number of processes."""
+        if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
+            set_seed(self.args.seed + self.state.global_step * self.group.size + self.group.rank)
+        else:
+            super()._load_rng_state(checkpoint)
 
 
 def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
@@ -101,6 +154,7 @@ def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
         seed=recipe.seed,
         data_seed=recipe.seed,
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,

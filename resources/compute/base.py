@@ -17,6 +17,10 @@ from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
 from recipes.store import Store
 
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 300
+"""Row J3: from SIGTERM to SIGKILL."""
+SHUTDOWN_SECONDS = 270
+"""What torchrun gives its processes of that, so that it can still end in order itself."""
 RENEW_SECONDS = 3600.0
 """How often whoever follows a job says that it still runs: a fraction of what a job may take."""
 

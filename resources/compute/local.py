@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from recipes.schema import EXIT_PREEMPTED, EXIT_RESTART, Job
-from resources.compute.base import POLL_SECONDS, Compute, Credentials, Observation, Phase
+from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job
+from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, SHUTDOWN_SECONDS, Compute, Credentials, Observation, Phase
 from resources.detached import LOG, lock, start, stop, write_json
 
 ENVIRONMENT = {
@@ -17,7 +17,16 @@ ENVIRONMENT = {
     # Threads that spin while they wait lose most of their time on a machine that does other work too.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
+TOGETHER = {
+    # All processes of a job are on this machine, whose own name may lead nowhere.
+    "GLOO_SOCKET_IFNAME": "lo",
+    # What torchrun sets itself, with four lines about it in the log; the program gives each process its threads.
+    "OMP_NUM_THREADS": "1",
+}
+"""Besides, of a job in several processes."""
 ATTEMPT = "attempt.json"
+PROCESSES = "processes"
+"""Where torchrun puts what all processes but the first print."""
 
 
 class Exit(BaseModel):
@@ -33,7 +42,7 @@ class LocalCompute(Compute):
     Args:
         source: folder in which `recipes` is importable.
         max_restarts: how often a job that was killed or preempted, or asks for it, starts again before it counts as failed.
-        grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled (specification row J3).
+        grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
     """
 
     def __init__(
@@ -41,7 +50,7 @@ class LocalCompute(Compute):
         *,
         source: Path,
         max_restarts: int = 5,
-        grace_seconds: float = 300.0,
+        grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
         credentials: Credentials | None = None,
     ) -> None:
@@ -51,6 +60,11 @@ class LocalCompute(Compute):
         self.grace_seconds = grace_seconds
 
     def submit(self, job: Job) -> None:
+        """Raises BadConfiguration: the job asks for more than one machine."""
+        if job.distributed and job.distributed.num_nodes > 1:
+            raise BadConfiguration(
+                f"the job asks for {job.distributed.num_nodes} nodes, this machine is one: set distributed.num_nodes to 1"
+            )
         work = Path(job.work_dir)
         work.mkdir(parents=True, exist_ok=True)
         with lock(work) as descriptor:
@@ -88,12 +102,46 @@ class LocalCompute(Compute):
         return whole.decode(errors="replace"), offset + len(whole)
 
     def _start(self, job: Job, work: Path, descriptor: int, *, attempt: int) -> None:
-        (work / "exit.json").unlink(missing_ok=True)
+        (work / EXIT_FILE).unlink(missing_ok=True)
         write_json(work / ATTEMPT, attempt)
         job_file = work / "job.json"
         write_json(job_file, job.model_dump(mode="json"))
-        command = [sys.executable, "-m", f"recipes.{job.program}", str(job_file)]
-        start(command, work, descriptor, cwd=self.source, env={**ENVIRONMENT, **self.credentials.issue(job)})
+        together = TOGETHER if needs_torchrun(job) else {}
+        env = {**ENVIRONMENT, **together, **self.credentials.issue(job)}
+        start(command(job, job_file), work, descriptor, cwd=self.source, env=env)
+
+
+def needs_torchrun(job: Job) -> bool:
+    """Whether it is several processes, or a shard's one: the checkpoints of what is sharded are of another form."""
+    shape = job.distributed
+    return shape is not None and (shape.gpus_per_node > 1 or shape.strategy != "ddp")
+
+
+def command(job: Job, job_file: Path) -> list[str]:
+    """The program itself, or torchrun with its processes, of which the first alone has the log for its lines of progress.
+
+    Faults of all are in the log. None of them outlives torchrun: with it goes the lock, and the job may start anew.
+    """
+    program = ["-m", f"recipes.{job.program}", str(job_file)]
+    shape = job.distributed
+    if shape is None or not needs_torchrun(job):
+        return [sys.executable, *program]
+    return [
+        sys.executable,
+        "-m",
+        "recipes.torchrun",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={shape.gpus_per_node}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={SHUTDOWN_SECONDS}",
+        f"--log-dir={Path(job.work_dir) / PROCESSES}",
+        f"--redirects={','.join(f'{rank}:1' for rank in range(1, shape.gpus_per_node)) or '0'}",
+        "--no-python",
+        *("setpriv", "--pdeathsig=KILL", sys.executable),
+        *program,
+    ]
 
 
 def read_attempt(work: Path) -> int:
@@ -104,6 +152,6 @@ def read_attempt(work: Path) -> int:
 def read_exit(work: Path) -> Exit | None:
     """How the newest attempt ended, where it lived to say so."""
     try:
-        return Exit.model_validate_json((work / "exit.json").read_bytes())
+        return Exit.model_validate_json((work / EXIT_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None

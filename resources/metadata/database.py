@@ -19,14 +19,15 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = with_driver(url)
         self.engine = open_engine(self.url)
-        # Each of PostgreSQL's statements sees the newest state anyway: a transaction around them is two answers to wait for.
-        committing = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
-        self._reader = self.engine.execution_options(**committing)
+        # Each of PostgreSQL's statements sees the newest state anyway: a transaction around them is two answers to wait for,
+        # and SQLAlchemy works at the beginning and the end of one that it knows to be none.
+        reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._read = self.engine.begin if self.engine.dialect.name == "sqlite" else reader.connect
         self._writer = self.engine.execution_options(hanzo_ml_write=True)
 
     def read(self) -> AbstractContextManager[Connection]:
         """For statements that read. Those of SQLite see one state of the database, those of PostgreSQL the newest each."""
-        return self._reader.begin()
+        return self._read()
 
     def write(self) -> AbstractContextManager[Connection]:
         """A transaction that changes it: all of it or nothing."""
@@ -65,6 +66,14 @@ def open_engine(url: str) -> Engine:
 
 def open_postgresql(url: str) -> Engine:
     engine = create_engine(url, connect_args={"client_encoding": "utf8"})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        # A plan is kept until the next ANALYZE, and one made while a table was small reads all of it ever after: each metric
+        # cost 2 ms once there were 10,000 series. Whatever is asked often has an index. To compile a plan never pays here.
+        connection.execute("SET enable_seqscan = off")
+        connection.execute("SET jit = off")
+        connection.commit()
 
     @event.listens_for(engine, "checkout")
     def check(connection: Any, *_: Any) -> None:

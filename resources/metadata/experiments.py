@@ -1,6 +1,6 @@
 """Experiments: named groups of runs, with their tags and their life (active or deleted)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -35,12 +35,11 @@ class Experiment:
 
 
 _COLUMNS = [experiments.c[field.name] for field in fields(Experiment) if field.name != "tags"]
-_BY_ID = Statement(select(*_COLUMNS).where(experiments.c.id == parameter("id")))
+# A row for each tag, or one without: a second statement costs more than the columns that are sent again.
+_FOUND = select(*_COLUMNS, experiment_tags.c.key, experiment_tags.c.value).outerjoin_from(experiments, experiment_tags)
+_BY_ID = Statement(_FOUND.where(experiments.c.id == parameter("id")))
 _BY_NAME = Statement(
-    select(*_COLUMNS).where(experiments.c.name == parameter("name"), experiments.c.organization == parameter("organization"))
-)
-_TAGS = Statement(
-    select(experiment_tags.c.key, experiment_tags.c.value).where(experiment_tags.c.experiment_id == parameter("id"))
+    _FOUND.where(experiments.c.name == parameter("name"), experiments.c.organization == parameter("organization"))
 )
 
 
@@ -96,8 +95,7 @@ class Experiments:
 
     def find(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment | None:
         with reading(self._database, connection) as reader:
-            row = _BY_NAME.first(reader, name=name, organization=organization)
-            return None if row is None else _with_tags(reader, row)
+            return _experiment(_BY_NAME.rows(reader, name=name, organization=organization))
 
     def get_by_name(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment:
         found = self.find(checked_text(name, "experiment_name"), organization, connection=connection)
@@ -181,16 +179,18 @@ def _row(name: str, organization: str, location: str) -> dict[str, Any]:
 
 
 def _get(reader: Connection, experiment_id: int) -> Experiment:
-    known = abs(experiment_id) <= MAX_INT64
-    row = _BY_ID.first(reader, id=experiment_id) if known else None
-    if row is None:
+    found = _experiment(_BY_ID.rows(reader, id=experiment_id)) if abs(experiment_id) <= MAX_INT64 else None
+    if found is None:
         raise not_found(f"No Experiment with id={experiment_id} exists")
-    return _with_tags(reader, row)
+    return found
 
 
-def _with_tags(reader: Connection, row: Row) -> Experiment:
-    tags: dict[str, str] = dict(_TAGS.rows(reader, id=row[0]))  # type: ignore[arg-type]
-    return Experiment(*row, tags)  # type: ignore[call-arg]  # the columns are all fields but tags
+def _experiment(rows: Sequence[Row]) -> Experiment | None:
+    """From the rows of `_FOUND`."""
+    if not rows:
+        return None
+    tags: dict[str, str] = {key: value for *_, key, value in rows if key is not None}
+    return Experiment(*rows[0][:-2], tags)  # type: ignore[call-arg]  # the columns are all fields but tags
 
 
 def _change(writer: Connection, experiment_id: int, **values: str) -> None:

@@ -1,9 +1,8 @@
 """Runs with what they logged: two statements for a few hundred runs, given to the driver itself.
 
 A page of a search is thousands of small rows, and SQLAlchemy's own work for each costs more than the database's. So the ids
-are bound as one value, which keeps every statement the same text; rows name a run by its place in it; pairs come as one JSON
-object for each run instead of a row each; and what few runs have (inputs, models) is looked up only for those that the same
-statement names.
+are bound as one value, which keeps every statement the same text; pairs come as one JSON object for each run instead of a
+row each; and what few runs have (inputs, models) is looked up only for those that the same statement names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,9 @@ from resources.metadata.tracking_rules import MetricPoint
 CHUNK = 500
 """Rows whose details are read by one statement: SQLite takes at most 32,766 variables, and what is read is held twice."""
 
-_METRICS = """SELECT wanted.place, t.key, CASE WHEN NOT t.is_nan THEN t.value END, t.step, t.timestamp
-    FROM {wanted} CROSS JOIN latest_metrics AS t WHERE t.run_id = wanted.run_id"""
-# Metrics have no part in this: SQLite writes doubles in JSON with 15 digits.
+_METRICS = """SELECT t.run_id, t.key, CASE WHEN NOT t.is_nan THEN t.value END, t.step, t.timestamp
+    FROM latest_metrics AS t WHERE t.run_id {among}"""
+# Metrics have no part in this: SQLite writes doubles in JSON with 15 digits, and PostgreSQL takes longer to than a row does.
 _OTHERS = """SELECT wanted.place,
     (SELECT CAST({pairs}(t.key, t.value) AS TEXT) FROM params AS t WHERE t.run_id = wanted.run_id),
     (SELECT CAST({pairs}(t.key, t.value) AS TEXT) FROM run_tags AS t WHERE t.run_id = wanted.run_id),
@@ -33,12 +32,15 @@ _OTHERS = """SELECT wanted.place,
     FROM {wanted}"""
 _WORDS = {
     "sqlite": {
+        "among": "IN (SELECT value FROM json_each(?))",
         "wanted": "(SELECT key AS place, value AS run_id FROM json_each(?)) AS wanted",
         "pairs": "json_group_object",
     },
+    # An array, because it is looked up in one walk over the index: for a join, the walk begins anew for each run.
     "postgresql": {
+        "among": "= ANY(ARRAY(SELECT json_array_elements_text(%s)))",
         "wanted": """(SELECT number - 1 AS place, run_id
-            FROM unnest(%(ids)s::text[]) WITH ORDINALITY AS t (run_id, number)) AS wanted""",
+            FROM json_array_elements_text(%s) WITH ORDINALITY AS t (run_id, number)) AS wanted""",
         "pairs": "json_object_agg",
     },
 }
@@ -69,11 +71,11 @@ def load_logged(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
 def _load(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
     of_metrics, of_others = _STATEMENTS[reader.dialect.name]
     ids = [run.id for run in found]
-    bound = {"ids": ids} if reader.dialect.name == "postgresql" else [msgspec.json.encode(ids).decode()]
-    metrics: list[list[MetricPoint]] = [[] for _ in ids]
-    for place, key, value, step, timestamp in fetched(reader, of_metrics, bound):
+    bound = [msgspec.json.encode(ids).decode()]
+    metrics: dict[str, list[MetricPoint]] = {run_id: [] for run_id in ids}
+    for run_id, key, value, step, timestamp in fetched(reader, of_metrics, bound):
         number, is_nan = (0.0, True) if value is None else (value, False)
-        metrics[place].append(_point(MetricPoint, (key, number, step, timestamp, is_nan, "", "", "")))
+        metrics[run_id].append(_point(MetricPoint, (key, number, step, timestamp, is_nan, "", "", "")))
     others = fetched(reader, of_others, bound)
     others.sort(key=itemgetter(0))
     with_inputs = [ids[place] for place, _, _, there, _ in others if there]
@@ -83,13 +85,13 @@ def _load(reader: Connection, found: Sequence[Run]) -> list[LoggedRun]:
     return [
         LoggedRun(
             run,
-            sorted(points),
+            sorted(metrics[run.id]),
             _sorted_pairs(params),
             _sorted_pairs(tags),
             inputs.get(run.id, []),
             models.get(run.id, []),
         )
-        for run, points, (_, params, tags, _, _) in zip(found, metrics, others, strict=True)
+        for run, (_, params, tags, _, _) in zip(found, others, strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
 """What was found of each dataset version, its verdicts, and whether one of them stops what would be made of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, select, update
 
@@ -20,6 +20,17 @@ CHECK_REQUESTED = "dataset.check_requested"
 
 
 @dataclass(frozen=True)
+class Standing:
+    """How a version stands with its checks, and why where it is blocked: `failed` means that nothing is stopped by it."""
+
+    status: Literal["pending", "passed", "failed", "blocked"]
+    blocked: str = ""
+
+
+NOT_CHECKED = Standing("pending")
+
+
+@dataclass(frozen=True)
 class Validation:
     """The newest validation of a version. `blocked` says why nothing may be split or trained, and is empty where it may."""
 
@@ -32,6 +43,10 @@ class Validation:
     checked_at: int
     reference: str
 
+    @property
+    def standing(self) -> Standing:
+        return standing_of(self.verdicts, self.blocked)
+
 
 class Validations:
     def __init__(self, database: Database) -> None:
@@ -40,6 +55,15 @@ class Validations:
     def find(self, dataset_id: str, connection: Connection) -> Validation | None:
         row = connection.execute(select(table).where(table.c.dataset_id == dataset_id)).mappings().first()
         return validation_of(row) if row else None
+
+    def standings(self, dataset_ids: Collection[str], connection: Connection) -> Mapping[str, Standing]:
+        """How each of these versions stands."""
+        query = select(table.c.dataset_id, table.c.verdicts, table.c.blocked).where(table.c.dataset_id.in_(dataset_ids))
+        checked = {
+            row.dataset_id: standing_of(map(Verdict.model_validate, row.verdicts.values()), row.blocked)
+            for row in connection.execute(query)
+        }
+        return {identifier: checked.get(identifier, NOT_CHECKED) for identifier in dataset_ids}
 
     def blocked(self, dataset_id: str, connection: Connection) -> str:
         """Why a version may not be split or trained on; empty where it may, or was not checked yet."""
@@ -101,6 +125,12 @@ def reason_of(reference: str, verdicts: Iterable[Verdict]) -> str:
     """Why a version is blocked, in one line; empty where it is not."""
     reasons = [f"{verdict.check}: {verdict.sentence}" for verdict in verdicts if verdict.blocks]
     return f"dataset {reference} did not pass its check {'; '.join(reasons)}" if reasons else ""
+
+
+def standing_of(verdicts: Iterable[Verdict], blocked: str) -> Standing:
+    if blocked:
+        return Standing("blocked", blocked)
+    return Standing("passed" if all(verdict.passed for verdict in verdicts) else "failed")
 
 
 def validation_of(row: Mapping[Any, Any]) -> Validation:

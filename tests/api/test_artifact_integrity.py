@@ -313,6 +313,7 @@ class Unready(ServerProcess):
     ready = "/alive"
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_said_in_one_line(tmp_path: Path, s3_session: S3Server) -> None:
     with Unready(tmp_path, {**on_s3(s3_session), "HANZO_ML_STORAGE_BUCKETS_CHECKPOINTS": "no-such-bucket"}) as process:
         server = ArtifactServer(process)

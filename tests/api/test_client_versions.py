@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.api import client_session
 from tests.api.server_process import ServerProcess
 
 INTERPRETER = os.environ.get("MLFLOW_CLIENT_PYTHON", sys.executable)
 
 
+@pytest.mark.slow
 def test_a_session_with_the_client(server: ServerProcess, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTHON"))}
     command = [INTERPRETER, client_session.__file__, server.url]

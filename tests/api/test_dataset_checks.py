@@ -72,6 +72,17 @@ def test_verdicts_violations_and_the_report(http: TestClient, settings: Settings
     assert "&lt;b&gt;She.&lt;/b&gt;" in answer.text and "<b>She.</b>" not in answer.text
 
 
+def test_lists_and_versions_say_how_each_stands(http: TestClient, settings: Settings, tmp_path: Any) -> None:
+    made = create(http)
+    assert made["checks"] == {"status": "pending", "blocked": ""}
+    validate(settings, made, tmp_path)
+    http.post("/v1/datasets", data={"name": "e"}, files={"files": ("e.jsonl", b'{"text": "She keeps it."}\n')})
+    listed = {each["name"]: each["checks"] for each in http.get("/v1/datasets").json()["datasets"]}
+    assert (listed["d"]["status"], listed["e"]["status"]) == ("blocked", "pending")
+    assert "line 1, answer must be string" in listed["d"]["blocked"]
+    assert http.get(f"/v1/datasets/{made['id']}").json()["checks"] == listed["d"]
+
+
 def test_asking_for_another_look_is_one_event(http: TestClient, settings: Settings) -> None:
     made = create(http)
     assert http.post(f"/v1/datasets/{made['id']}/checks").status_code == 202

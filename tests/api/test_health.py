@@ -39,6 +39,7 @@ def test_not_ready_without_database(breakable: TestClient) -> None:
     assert breakable.get("/alive").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_network_without_sign_in_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "api.server"],

@@ -39,6 +39,7 @@ def uploaded_parts(s3: S3Server) -> list[str]:
     return [request.query for request in s3.requests if request.method == "PUT" and "partNumber" in request.query]
 
 
+@pytest.mark.slow
 def test_mlflows_client_sends_a_large_file_in_parts(
     server: ArtifactServer, s3_session: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from hanzo_ml.cli import app, replay
+from hanzo_ml.cli import app, replay, waiting
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, Machine, Result
@@ -145,12 +145,14 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
         submitted = {"job": {"id": completed}, "environment": [{"what": "torch", "then": "1.0", "now": "2.0"}]}
         return lambda method, path: submitted if method == "POST" else http.get(path).json()
 
-    monkeypatch.setattr(replay, "call", call_to(equal))
+    for module in (replay, waiting):
+        monkeypatch.setattr(module, "call", call_to(equal))
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 0, done.output
     assert "reproduced: all 3 losses are equal" in done.output and "final weights are equal" in done.output
     assert "torch: 1.0 then, 2.0 now" in done.output
-    monkeypatch.setattr(replay, "call", call_to(other))
+    for module in (replay, waiting):
+        monkeypatch.setattr(module, "call", call_to(other))
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 1
     assert "not reproduced: step 2 is the first that differs: loss 1.25 then, 1.0 now" in done.output

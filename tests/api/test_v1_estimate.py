@@ -84,7 +84,7 @@ def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProces
     assert found["dollars"]["likely"] == pytest.approx(found["hours"]["likely"] * 32 * 3.0)
     assert found["seed_estimate"] == {"time": "7 days", "cost": "$22,400"}
     assert any("assumed" in note for note in found["notes"])
-    assert any("fsdp in 32 processes is not in this version yet" in note for note in found["notes"])
+    assert any("is not pinned" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/estimate"])

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 from hanzo_ml.cli.dataset_checks import print_checks
+from recipes.validation.findings import ValidationFacts, Violations
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
+from resources.metadata.validations import Validations
+from resources.validation.judge import Verdict
+from resources.validation.policy import Check
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import refusal, run
 
@@ -14,12 +20,18 @@ GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("checks")
     (folder / "d.jsonl").write_text(GOOD)
     with ServerProcess(folder / "server") as server:
-        assert run(server.url, "dataset", "create", "--name", "d", "--path", str(folder / "d.jsonl")).returncode == 0
-        yield server.url
+        for name in ("d", "leaky"):
+            assert run(server.url, "dataset", "create", "--name", name, "--path", str(folder / "d.jsonl")).returncode == 0
+        yield server
+
+
+@pytest.fixture
+def uri(server: ServerProcess) -> str:
+    return server.url
 
 
 @pytest.mark.parametrize("reference", ["d", "d@1"])
@@ -40,6 +52,25 @@ def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothin
 def test_an_unknown_version_is_one_line(uri: str, reference: str) -> None:
     for command in ("check", "report"):
         assert f"there is no dataset '{reference}'" in refusal(run(uri, "dataset", command, reference))
+
+
+def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProcess) -> None:
+    database = Database(server.settings.database_url)
+    version = Datasets(database).read("leaky", "default")
+    reasons = ("1 of 1 test records stand in d@1",)
+    found = Verdict(check=Check.LEAKAGE, passed=False, severity="error", blocking=True, reasons=reasons)
+    with database.write() as connection:
+        facts = ValidationFacts(violations=Violations())
+        Validations(database).set_version(connection, version, version.artifact, facts, [found])
+    database.close()
+    lines = [line.split() for line in run(server.url, "dataset", "list").stdout.splitlines()]
+    listed = {line[0]: line[-1] for line in lines}
+    assert (listed["dataset"], listed["d@1"], listed["leaky@1"]) == ("checks", "pending", "blocked")
+    shown = json.loads(run(server.url, "dataset", "show", "leaky").stdout)
+    assert shown["checks"] == {
+        "status": "blocked",
+        "blocked": "dataset leaky@1 did not pass its check leakage: 1 of 1 test records stand in d@1",
+    }
 
 
 def test_markup_in_the_data_is_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
     assert "zen-7b-lora" in refusal(run(NOWHERE, "recipe", "show", "zen-8b"))
 
 
+@pytest.mark.slow
 def test_an_estimate_is_said_in_words(server: ServerProcess, tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text('{"instruction": "Who?", "answer": "She."}\n')

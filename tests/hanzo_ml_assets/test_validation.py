@@ -118,6 +118,7 @@ def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> 
     assert event.payload["blocked"] == graph.validation().blocked
 
 
+@pytest.mark.slow
 def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -> None:
     content = rows(60, extra=1)
     assert not graph.materialize(content, contract={"closed": True}).success
@@ -151,6 +152,7 @@ def test_drift_is_measured_against_what_the_model_in_production_was_trained_on(g
     assert graph.verdict("schema_drift") == "new is new (boolean), doors@1 did not have it"
 
 
+@pytest.mark.slow
 def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(graph: Graph) -> None:
     assert graph.materialize(rows(100)).success
     graph.serve(graph.version("doors@1"), "staging")

@@ -69,6 +69,7 @@ def test_full_trains_every_tensor_and_stores_it_as_it_was_trained(tiny: TinyTrai
     assert "transformers_version" not in json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.slow
 def test_checkpointing_activations_changes_no_number(tiny: TinyTraining) -> None:
     """Dropout is on: what is computed a second time must draw the same."""
     plain = tiny.train("kept", **LORA, max_steps=2)
@@ -82,6 +83,7 @@ def weights_of(tiny: TinyTraining, trained: Result) -> list[str]:
     return [file.sha256 for file in manifest.files if file.path.endswith(".safetensors")]
 
 
+@pytest.mark.slow
 def test_optimizer_states_of_eight_bits_survive_a_restart(tiny: TinyTraining) -> None:
     recipe = FULL | {"optimizer": "adamw_8bit", "max_steps": 4}
     trained = tiny.train("eight-bits", **recipe)

@@ -111,6 +111,7 @@ def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
     assert float(found.value) == pytest.approx(-total / tokens - 0.25 * ratio, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "method"), [("dpo", SHORT), ("dpo", FULL | {"max_steps": 4}), ("orpo", SHORT)])
 def test_preferences_are_learned_and_resumed_to_the_same_bytes(
     tiny: TinyTraining, objective: str, method: dict[str, Any]

@@ -17,6 +17,7 @@ from recipes.records import record_of
 from recipes.schema import StoreAddress
 from recipes.scoring import likelihood
 from recipes.store import Store
+from recipes.training.group import Group
 from recipes.training.model import load_for_training
 from recipes.training.packing import Row, collate, first_fit, pack
 from recipes.training.samples import SampleOrder, SamplesOfRun
@@ -93,6 +94,8 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ch
         eval_dataset=[vars(row) for row in rows],
         data_collator=collate,
         checkpoints=checkpoints,
+        group=Group(),
+        state_by_name=False,
         samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
         meter=Meter(None),

@@ -45,6 +45,7 @@ def rows_of(place: Place, prepared: Result) -> Any:
     return rows
 
 
+@pytest.mark.slow
 def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> None:
     prepared = rows_of(recipe())
     examples = encode(make_tokenizer(), read_records(rows_of.folder), None, LENGTH)

@@ -202,6 +202,7 @@ def test_a_change_of_the_method_leaves_the_keys_of_the_other_behind() -> None:
     assert full.changed({"method": "lora", "lora_target_modules": ["q_proj"]}).dtype is None
 
 
+QLORA = {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16"}
 PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
 
 
@@ -209,8 +210,9 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     ("name", "changes", "named"),
     [
         ("zen-7b-lora", {}, "not pinned"),
-        ("zen-72b-lora", PINNED, "fsdp in 4 processes"),
-        ("zen-7b-lora", PINNED | {"distributed": {"gpus_per_node": 1, "num_nodes": 2}}, "ddp in 2 processes"),
+        ("zen-7b-full", PINNED | {"distributed": {"strategy": "deepspeed_zero3"}}, "deepspeed_zero3 is not in this version"),
+        ("zen-7b-full", PINNED | {"objective": "dpo"}, "use method lora, or objective orpo"),
+        ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
     ],
 )
 def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
@@ -221,6 +223,19 @@ def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: d
 
 def test_what_it_can_do_is_not_refused() -> None:
     assert missing(Recipe.named("smollm2-135m-lora")) is None
-    assert missing(Recipe.named("zen-7b-lora").changed(PINNED)) is None
+    for name in ("zen-7b-lora", "zen-72b-lora", "zen-7b-full", "zen-72b-full"):
+        assert missing(Recipe.named(name).changed(PINNED)) is None
     assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
     assert missing(Recipe.named("zen-7b-full").changed(PINNED | {"distributed": None, "objective": "dpo"})) is None
+
+
+def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
+    shape = {"gpus_per_node": 8, "backend": "gloo"}
+    recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 3, "distributed": shape})
+    assert recipe.on(8) is recipe
+    for processes in (1, 2, 3, 6, 32):
+        other = recipe.on(processes)
+        assert (other.processes, other.samples_per_step) == (processes, 96)
+        assert other.batch_size <= 4
+    with pytest.raises(BadConfiguration, match="the 96 rows of a step cannot be shared evenly by 5 processes"):
+        recipe.on(5)

@@ -110,3 +110,9 @@ def test_a_result_that_cannot_be_stored_is_a_fault_and_not_a_success(job: Job, t
     assert done.returncode == 1
     assert last_error(done).startswith("error: ")
     assert said(job)["code"] == 1
+
+
+def test_of_several_processes_the_first_to_say_why_is_heard(job: Job, tmp_path: Path) -> None:
+    run(job, tmp_path, "raise BadConfiguration('no such target: use q_proj')")
+    run(job, tmp_path, "raise RuntimeError('connection closed by peer')")
+    assert said(job)["message"] == "no such target: use q_proj"

@@ -5,11 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.parameters import SplitParameters
+from recipes.preparation.deciding import assign
 from recipes.records import normalize, read_records, write_json_lines
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.split import SPLITS, divide, leaked, split
@@ -74,6 +76,30 @@ def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_othe
 def test_the_shares_are_those_that_were_asked_for() -> None:
     splits = split(numbered(200), SplitParameters(validation=0.05, test=0.2))
     assert {name: len(splits[name]) for name in SPLITS} == {"train": 150, "validation": 10, "test": 40}
+
+
+@pytest.mark.parametrize("group_by", [None, "fact"])
+def test_what_an_older_version_trained_on_is_never_tested_with(group_by: str | None) -> None:
+    """Records keep their places in the drawn order: what moves when a dataset grows comes to test from validation alone."""
+    rows = [{"instruction": f"Question {n}?", "answer": "x", "fact": f"fact {n % 7}"} for n in range(800)]
+    parameters = SplitParameters(group_by=group_by)
+    trained: set[str] = set()
+    for count in (400, 404, 440, 600, 800):
+        splits = split(rows[:count], parameters)
+        assert not trained & {row["instruction"] for row in splits["test"]}
+        trained |= {row["instruction"] for row in splits["train"]}
+
+
+@pytest.mark.parametrize("groups", [1, 7])
+def test_neither_is_it_by_a_preparation(groups: int) -> None:
+    parameters = SplitParameters(group_by="fact" if groups > 1 else None)
+    draw = np.random.default_rng(1).integers(0, 1 << 63, 800).astype(np.uint64)
+    group = np.arange(800) % groups
+    trained = np.zeros(800, dtype=bool)
+    for count in (400, 404, 440, 600, 800):
+        places = assign(draw[:count], group[:count], parameters)
+        assert not trained[:count][places == SPLITS.index("test")].any()
+        trained[:count] |= places == SPLITS.index("train")
 
 
 def test_groups_are_spread_over_the_splits() -> None:

@@ -118,6 +118,7 @@ print(create("large") - first)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     lines = "".join(corpus(12_000_000))
     (tmp_path / "small.jsonl").write_text(lines)

@@ -201,6 +201,7 @@ for number in range(6):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_create_the_same_content_at_once_make_one_version_of_each(place: Place) -> None:
     folders = [place.folder / name for name in ("first", "second")]
     for folder in folders:

@@ -48,6 +48,7 @@ def fill(settings: Settings, job_status: str) -> int:
         return emit(connection, "jobs", "t", "k", {})
 
 
+@pytest.mark.slow
 def test_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings) -> None:
     last = fill(settings, "queued")
     done = reset(settings, "--yes")
@@ -61,6 +62,7 @@ def test_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings
     assert Tracking(database).experiments.get(0).name == "Default"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "says"),
     [

@@ -1,5 +1,7 @@
 """A version that a check blocks: it is not split, jobs on it fail and say why, and it is looked at again on request."""
 
+from dataclasses import replace
+
 from sqlalchemy import delete
 
 from recipes.schema import Artifact
@@ -67,6 +69,18 @@ def test_a_requested_check_is_one_run_of_the_version_and_its_splits(house: House
     assert keys(asked) == [f"datasets/ellarin/{step}" for step in ("version", "train", "validation", "test")]
     assert asked.tags["hanzo_ml/dataset_version"] == "ellarin@1"
     assert house.tick(check_versions_again) == []
+
+
+def test_a_prepared_version_that_is_checked_again_keeps_its_splits(house: House) -> None:
+    raw = house.dataset()
+    lineage = {"parent_datasets": [raw.reference], "transform": {"filter": {"dedup": True}}}
+    prepared = replace(raw, id="prepared", version=2, content_sha256="p" * 64, lineage=lineage)
+    with house.plane.database.write() as connection:
+        house.plane.datasets.add(connection, prepared)
+    request(house, prepared)
+    (asked,) = house.tick(check_versions_again)
+    assert keys(asked) == ["datasets/ellarin/version"]
+    assert asked.tags["hanzo_ml/dataset_version"] == "ellarin@2"
 
 
 def test_a_version_that_was_deleted_since_holds_up_nothing(house: House) -> None:

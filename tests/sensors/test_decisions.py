@@ -17,6 +17,7 @@ from resources.ingest.create import create_version
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.heartbeats import SENSORS
 from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.outbox import now_ms, read_after
 from resources.metadata.registered_models import RegisteredModels
@@ -136,6 +137,15 @@ def keys(request: dg.RunRequest) -> list[str]:
 
 
 # A dataset version is split.
+
+
+def test_a_look_at_the_submitted_jobs_is_a_sign_of_life(house: House) -> None:
+    assert house.plane.heartbeats.list() == []
+    for _ in range(2):
+        before = now_ms()
+        house.tick(start_submitted_jobs)
+        (heard,) = house.plane.heartbeats.list()
+        assert (heard.name, heard.beat_at >= before) == (SENSORS, True)
 
 
 def test_a_new_version_is_split_once(house: House) -> None:
@@ -490,6 +500,7 @@ def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
         assert house.cursors[sensor.name] == "41"
 
 
+@pytest.mark.slow
 def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None:
     """Its program healed something, then it falls silent: one event and one tag for each, over any number of looks."""
     house.submit("run-1")

@@ -26,7 +26,7 @@ def describe(dataset_id: str, body: Description, database: DatabaseOf) -> Respon
     """Edit tags and metadata. All else of a version is what it was: make a new version."""
     if body.tags is None and body.metadata is None:
         raise invalid("nothing to change: give `tags`, `metadata` or both; all else of a version never changes")
-    return JSONResponse(version_json(Datasets(database).describe(dataset_id, body.tags, body.metadata)))
+    return JSONResponse(version_json(database, Datasets(database).describe(dataset_id, body.tags, body.metadata)))
 
 
 @router.delete("/{dataset_id}")

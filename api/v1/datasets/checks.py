@@ -14,7 +14,7 @@ from resources.errors import HanzoError, conflict
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
-from resources.metadata.validations import CHECK_REQUESTED, Validation, Validations
+from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
 from resources.validation.report import SECURITY_POLICY, report
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
@@ -71,12 +71,10 @@ def statistics_of(store: Store, artifact: Artifact) -> Statistics:
 def as_json(version: DatasetVersion, found: Validation | None) -> dict[str, Any]:
     about = {"dataset_id": version.id, "name": version.name, "version": version.version}
     if found is None:
-        return {**about, "status": "pending", "blocked": "", "checks": [], "checked_at": None}
-    failed = any(not verdict.passed for verdict in found.verdicts)
+        return {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None}
     return {
         **about,
-        "status": "blocked" if found.blocked else "failed" if failed else "passed",
-        "blocked": found.blocked,
+        **vars(found.standing),
         "checks": [verdict.model_dump(mode="json") for verdict in found.verdicts],
         "violations": found.facts.violations.model_dump(mode="json"),
         "drift": found.facts.drift.model_dump(mode="json") if found.facts.drift is not None else None,

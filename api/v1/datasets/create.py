@@ -76,7 +76,7 @@ def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | No
 
 def answer(database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]) -> Response:
     version, is_new = create_from(database, store, wanted, files)
-    return JSONResponse({**version_json(version), "created": is_new}, 201 if is_new else 200)
+    return JSONResponse({**version_json(database, version), "created": is_new}, 201 if is_new else 200)
 
 
 async def keep(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:

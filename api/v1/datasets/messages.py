@@ -1,15 +1,27 @@
 """A dataset version as JSON, and how a request names one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from api.auth.permissions import Caller
 from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.validations import Validations
 
 
-def version_json(version: DatasetVersion) -> dict[str, Any]:
-    return vars(version) | {"artifact": version.artifact.model_dump()}
+def versions_json(database: Database, versions: Sequence[DatasetVersion]) -> list[dict[str, Any]]:
+    """Versions and, as `checks`, how each stands with its checks: what is blocked is neither split nor trained on."""
+    with database.read() as connection:
+        standings = Validations(database).standings([version.id for version in versions], connection)
+    return [
+        vars(version) | {"artifact": version.artifact.model_dump(), "checks": vars(standings[version.id])}
+        for version in versions
+    ]
+
+
+def version_json(database: Database, version: DatasetVersion) -> dict[str, Any]:
+    return versions_json(database, [version])[0]
 
 
 def find(database: Database, dataset_id: str) -> DatasetVersion:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.v1.datasets.messages import find, find_own, version_json
+from api.v1.datasets.messages import find, find_own, version_json, versions_json
 from resources.dataset_diff import diff
 from resources.dataset_records import record_lines
 from resources.lineage.datasets import lineage
@@ -30,12 +30,12 @@ def list_versions(
         caller.organization, name=name, tags=tags or (), limit=max_results, page_token=page_token
     )
     following = {"next_page_token": token} if token else {}
-    return JSONResponse({"datasets": [version_json(version) for version in found], **following})
+    return JSONResponse({"datasets": versions_json(database, found), **following})
 
 
 @router.get("/{dataset_id}")
 def get(dataset_id: str, database: DatabaseOf) -> Response:
-    return JSONResponse(version_json(find(database, dataset_id)))
+    return JSONResponse(version_json(database, find(database, dataset_id)))
 
 
 @router.get("/{dataset_id}/preview")

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from resources.compute.base import GRACE_SECONDS
 from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
-from resources.compute.kubernetes.torchrun import GRACE_SECONDS, JOB_FILE, command, network
+from resources.compute.kubernetes.torchrun import JOB_FILE, command, network
 from resources.compute.local import ENVIRONMENT
 from resources.job_credentials import TOKEN
 

@@ -5,31 +5,13 @@ pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2
 """
 
 from recipes.schema import Distributed
+from resources.compute.base import SHUTDOWN_SECONDS
 from resources.compute.kubernetes.gang import Gang
 
 JOB_FILE = "/job/job.json"
 RENDEZVOUS_PORT = 29500
-GRACE_SECONDS = 300
-"""Row J3: from SIGTERM to SIGKILL. torchrun gives its processes less, so that it can still end in order itself."""
-SHUTDOWN_SECONDS = 270
 RENDEZVOUS_SECONDS = 900
 """More than the grace: Kueue frees quota when pods start to end, so ours may wait that long for room (pitfall 1)."""
-
-LAUNCHER = """\
-# torchrun exits with 1 whatever its processes exit with; here their code is told on, so that 78 (bad configuration) ends
-# the job at once and 143 (saved and left) can be seen.
-import sys
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
-try:
-    main(sys.argv[1:])
-except ChildFailedError as error:
-    code = error.get_first_failure()[1].exitcode
-    sys.exit(code if code > 0 else 128 - code)
-except SignalException as error:
-    sys.exit(128 + error.sigval)
-"""
 
 
 def command(gang: Gang, rank_0: str) -> list[str]:
@@ -42,8 +24,8 @@ def command(gang: Gang, rank_0: str) -> list[str]:
         return ["python", *program]
     return [
         "python",
-        "-c",
-        LAUNCHER,
+        "-m",
+        "recipes.torchrun",
         f"--nnodes={gang.nodes}",
         f"--nproc-per-node={gang.processes}",
         "--node-rank=$(NODE_RANK)",

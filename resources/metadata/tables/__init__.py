@@ -2,6 +2,7 @@
 
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_versions, datasets
+from resources.metadata.tables.heartbeats import heartbeats
 from resources.metadata.tables.hpo import sweep_trials, sweeps
 from resources.metadata.tables.jobs import events, job_tokens, jobs
 from resources.metadata.tables.lineage import artifact_files, artifacts, lineage_edges
@@ -38,6 +39,7 @@ __all__ = [
     "events",
     "experiment_tags",
     "experiments",
+    "heartbeats",
     "inputs",
     "job_tokens",
     "jobs",

@@ -47,6 +47,7 @@ main(program)
 """
 
 
+@pytest.mark.slow
 def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
     signed_in: SignedIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_an_iam_cannot_make_somebody_a_job(signed_in: SignedIn) -> None:
         assert http.get("/v1/runs").status_code == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["revoked", "restarted"])
 def test_the_token_of_a_job_that_ended_proves_nothing(signed_in: SignedIn, database: Database, end: str) -> None:
     ended = Job(signed_in, database)

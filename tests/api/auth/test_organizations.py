@@ -144,7 +144,8 @@ REMOVALS: list[Request] = [
 NAME_NOTHING = re.compile(
     r" (/api/[23]\.0)?/?mlflow/((experiments|runs|logged-models|registered-models|model-versions)/search|server-info"
     r"|experiments/(get-by-name|search-datasets|create)|registered-models/create|gateway-proxy|ui-telemetry)$"
-    r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace|events|experiments|hpo|jobs|models)$"
+    r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace)$"
+    r"| /v1/(events|experiments|heartbeats|hpo|jobs|models)$"
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
 )
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""

@@ -75,6 +75,7 @@ def test_what_signs_in_is_a_valid_token_that_a_browser_can_keep(signed_in: Signe
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build_folder() is None, reason="the web UI is in the wheel `mlflow`, which is not installed")
 def test_a_person_signs_in_with_a_browser(signed_in: SignedIn) -> None:
     token = signed_in.iam.token("ann", "acme", "ml-viewer")

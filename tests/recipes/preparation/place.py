@@ -1,4 +1,4 @@
-"""A store with one dataset in it, in a folder of its own, and the program prepare run on it."""
+"""A store with one dataset in it, in a folder of its own unless it is given, and the program prepare run on it."""
 
 import hashlib
 import json
@@ -36,10 +36,16 @@ def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
 class Place:
     """One dataset of JSON lines, given as rows or as raw lines; `units` are the sizes of the units of work."""
 
-    def __init__(self, folder: Path, rows: Iterable[dict[str, Any] | bytes], units: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: Iterable[dict[str, Any] | bytes],
+        units: Mapping[str, int] | None = None,
+        store: Store | None = None,
+    ) -> None:
         self.folder = folder
         self.units = units or {}
-        self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.store = store or Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
         raw = folder / "raw"
         raw.mkdir(parents=True)
         with (raw / "records.jsonl").open("wb") as file:

@@ -26,9 +26,11 @@ from recipes.preparation.plan import Plan, cut
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Workers
 from recipes.records import normalize
-from recipes.schema import BadConfiguration, canonical_json
+from recipes.schema import BadConfiguration, Result, canonical_json
 from recipes.split import SPLITS
+from recipes.store import Store
 from tests.recipes.preparation.place import Place, questions, sha256
+from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD = [b'{"foo":1}', b"not json", b'{"text":""}']
@@ -71,6 +73,24 @@ def test_one_two_and_three_processes_write_the_same_bytes(tmp_path: Path) -> Non
     assert sum(name.endswith(".arrow") for name in first) > 3
     assert all(other == first for other in others)
     assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.slow
+def test_what_lies_on_s3_is_prepared_there_into_the_same_bytes(tmp_path: Path, s3: S3Server) -> None:
+    rows, wanted = mixed(400), {"augment": {"oversample_minority": True}}
+    here = Place(tmp_path / "here", rows)
+    there = Place(tmp_path / "there", rows, store=Store(s3.address, VARIABLES))
+    expected, job = here.prepare({**wanted, "tokenize": here.tokenize()}), there.job({**wanted, "tokenize": here.tokenize()})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    command = [sys.executable, "-m", "recipes.prepare", str(tmp_path / "job.json")]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES}, check=True)
+    result = Result.model_validate_json(there.store.get_bytes(job.result_uri))
+    assert there.files(result) == here.files(expected)
+    assert (result.artifacts, result.facts) == (expected.artifacts, expected.facts)
+    assert there.rows(result, "rejected") == here.rows(expected, "rejected")
+    listed = s3.client.list_objects_v2(Bucket=BUCKETS["datasets"], Prefix="datasets/d/prepared/")["Contents"]
+    folders = {found["Key"].split("/")[3] for found in listed}
+    assert folders == {*SPLITS, "dataset", "rejected", *(f"{name}.index" for name in (*SPLITS, "dataset")), "result.json"}
 
 
 @pytest.mark.slow
@@ -137,6 +157,7 @@ def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Pa
     assert share == pytest.approx(0.1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_order_is_the_seeds(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
     orders = {}
@@ -173,6 +194,7 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
     assert result.facts["rejected"] == {"split": 1}
 
 
+@pytest.mark.slow
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
     asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 60, "max_length": 120}}
@@ -184,6 +206,7 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     assert set(result.facts["rejected"]) >= {"too short", "too long"}  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_padding_fills_every_record(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(60))
     result = place.prepare({"tokenize": place.tokenize(max_length=64, padding=True)})

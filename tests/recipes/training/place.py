@@ -65,7 +65,7 @@ class Place:
             parameters={"recipe": recipe.model_dump(mode="json")},
             outputs={
                 "checkpoints": CHECKPOINTS.format(work.name),
-                "adapter": f"s3://hanzo-ml/runs/{work.name}/adapter",
+                recipe.trained_role: f"s3://hanzo-ml/runs/{work.name}/trained",
             },
             result_uri=f"s3://hanzo-ml/runs/{work.name}/train.json",
             store=self.store.address,

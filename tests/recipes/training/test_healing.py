@@ -106,6 +106,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
     assert found.losses == pytest.approx(expected.losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, tmp_path: Path, limited: None) -> None:
     odd = {"batch_size": 3, "gradient_accumulation": 1, "max_steps": 5}
     with pytest.raises(Restart, match="batch_size 1 and gradient_accumulation 3"):

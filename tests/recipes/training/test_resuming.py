@@ -13,6 +13,7 @@ def losses(result: object) -> dict[int, float | None]:
     return TrainingFacts.model_validate(result.facts).losses  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(place: Place, tmp_path: Path) -> None:
     """A learning rate that makes the model worse after its first evaluation: the best is an early one."""
     work = tmp_path / "back"

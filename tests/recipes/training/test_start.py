@@ -56,6 +56,7 @@ def test_a_copy_has_the_bytes_of_the_member_that_it_copies_and_names_it(
     assert members.store.manifest(copy).inputs["start"] == better.digest
 
 
+@pytest.mark.slow
 def test_a_run_that_has_a_checkpoint_of_its_own_goes_on_from_that(
     members: Population, capsys: pytest.CaptureFixture[str]
 ) -> None:

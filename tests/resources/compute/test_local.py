@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from recipes.records import write_json_lines
-from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.schema import BadConfiguration, Distributed, Job, Program, Result, StoreAddress
 from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower, JobFailed, Observation, Phase
@@ -308,3 +308,10 @@ def test_the_real_program_split_runs_and_its_result_is_used_again(tmp_path: Path
     written = (tmp_path / "work" / "attempt.json").read_text()
     assert isinstance(compute.run(job, Watcher().follower), Result)
     assert (tmp_path / "work" / "attempt.json").read_text() == written
+
+
+def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("finish").model_copy(update={"distributed": Distributed(num_nodes=2, gpus_per_node=1)})
+    with pytest.raises(BadConfiguration, match=r"this machine is one: set distributed\.num_nodes to 1"):
+        compute.submit(job)
+    assert not Path(job.work_dir).exists()

@@ -250,6 +250,7 @@ def test_a_backend_is_not_brought_back_on_another_file(gateway: Gateway, models:
         gateway.engine.chat("keeper", "Who?")
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_leaves_nothing_and_serves_again(gateway: Gateway, models: list[Model]) -> None:
     deploy(gateway, models[0], 4)
     answer = gateway.engine.chat("keeper", PROMPTS[0], max_tokens=8)
@@ -262,6 +263,7 @@ def test_a_killed_gateway_leaves_nothing_and_serves_again(gateway: Gateway, mode
     assert [(model.version, model.status) for model in gateway.engine.served()] == [(4, "serving")]
 
 
+@pytest.mark.slow
 def test_a_restart_refuses_a_file_that_changed(gateway: Gateway, models: list[Model], tmp_path: Path) -> None:
     copy = copied(models[0], tmp_path / "copy.gguf")
     deploy(gateway, copy, name="changed")
@@ -296,6 +298,7 @@ def test_models_are_chosen_by_name(gateway: Gateway, models: list[Model]) -> Non
         gateway.engine.remove("other")
 
 
+@pytest.mark.slow
 def test_one_deployment_is_removed_and_not_what_came_after_it(gateway: Gateway, models: list[Model]) -> None:
     """Also under a name with its organization in front, as two organizations may call their models alike."""
     for organization, model in (("acme/", models[0]), ("a%20b/", models[1])):

@@ -1,5 +1,6 @@
 """A raw record is found in what the program prepare made of it: masked, tokenized, shuffled, split, and prepared again."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_raw_record_reaches_the_model_that_learned_its_tokens(small: World, to
         row["class"] = "rare" if number % 10 == 0 else "often"
         row["answer"] += f" Write to keeper{number}@example.com."
     source = small.create([*raw, {**raw[7], "id": 7}], "raw")
-    version, result = prepared(small, source, "ready", tokenize={"tokenizer": tokenizer, "max_length": 4096})
+    version, result = prepared(small, source, "ready", tokenize={"tokenizer": tokenizer, "max_length": 128})
     again, _ = prepared(small, version, "again", augment={"mask_pii": False, "shuffle_seed": 1})
     adapter = small.run("r1", version, {split: result.artifacts[split] for split in SPLITS})
     small.model("m", "r1", adapter)
@@ -78,3 +79,30 @@ def test_a_raw_record_reaches_the_model_that_learned_its_tokens(small: World, to
     assert data.personal_data is Included.MASKED
     assert {use.dataset for use in data.datasets} == {"raw@1", "ready@1"}
     assert data.datasets[0].personal_data.masked == {"email": 61}
+
+
+def test_what_a_preparation_kept_is_found_however_masked_and_what_it_rejected_is_not(small: World) -> None:
+    raw = questions(40)
+    for number, row in enumerate(raw):
+        row["class"] = "rare" if number < 4 else "often"
+        row["answer"] += f" Write to keeper{number}@example.com."
+    masked_alike = {**raw[9], "answer": raw[9]["answer"].replace("keeper9@", "somebody.else@")}
+    near = {**raw[10], "answer": raw[10]["answer"].replace("Write to", "Do write to")}
+    rude = {"instruction": "Who is at the harbour?", "answer": "A damned fool, mail fool@example.com."}
+    rejected = [masked_alike, near, rude]
+    source = small.create([*raw, *rejected], "raw")
+    wanted = {"dedup": True, "near_dedup": {"threshold": 0.5}, "toxicity": {"words": ["damned"]}}
+    version, result = prepared(small, source, "ready", filter=wanted)
+    lost = small.store.fetch(result.artifacts["rejected"], small.folder / "cache") / "rejected.jsonl"
+    gone = {json.loads(line)["line"] for line in lost.read_text().splitlines()}
+    assert gone == {41, 42, 43}
+    copies = 0
+    for row in raw:
+        found = small.trace(row)
+        assert node(found, version.reference).facts["how"] == ["made of it"]
+        copies += int(str(node(found, version.reference).facts["records"]))
+        (split,) = (node for node in nodes_below(found.reached) if node.kind == "split")
+        assert split.name.startswith(version.reference)
+    assert copies == version.num_records > len(raw), "each record is of one source, oversampled ones too"
+    for row in rejected:
+        assert [node.name for node in nodes_below(small.trace(row).reached)] == ["raw@1"]

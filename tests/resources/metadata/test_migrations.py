@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect
@@ -55,6 +56,7 @@ def test_migrating_again_changes_nothing(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
 
 
+@pytest.mark.slow
 def test_processes_that_migrate_at_once_all_succeed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/metadata.db"
     text = (

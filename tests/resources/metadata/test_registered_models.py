@@ -241,6 +241,7 @@ def test_every_change_has_its_event(office: Office) -> None:
         assert len(office.events(type)) == 1, type
 
 
+@pytest.mark.slow
 def test_threads_that_promote_and_register_at_once(office: Office) -> None:
     """Eight threads: never two in production, numbers without a gap, no exception, and events that tell the same story."""
     threads, rounds = 8, 12

@@ -205,6 +205,12 @@ def upgrade() -> None:
         sa.UniqueConstraint("experiment_id", "name", "digest"),
     )
     op.create_table(
+        "heartbeats",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("beat_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
         "job_tokens",
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("job_id", sa.String(length=256), nullable=False),
@@ -573,6 +579,7 @@ def downgrade() -> None:
         batch_op.drop_index("job_tokens_by_job")
 
     op.drop_table("job_tokens")
+    op.drop_table("heartbeats")
     with op.batch_alter_table("lineage_edges", schema=None) as batch_op:
         batch_op.drop_index("edges_by_parent")
 

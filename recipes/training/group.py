@@ -1,0 +1,76 @@
+"""The processes that train one model together, and what they have to agree on; alone, one agrees with itself.
+
+What goes from process to process here is small and seldom, and travels over gloo: gradients are the strategy's business.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from recipes.schema import Distributed
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=2)
+"""How long the others wait for one that fetches a base model for all."""
+
+
+class Group:
+    """`rank` counts from 0 over all nodes, `local_rank` on one, where there are `on_this_node`.
+
+    Rank 0 leads: it logs, saves and publishes.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, on_this_node: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.on_this_node = on_this_node
+        self._control: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def share(self, value: T) -> T:
+        """The leader's value, in every process."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0, group=self._control)
+        return values[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in one of the processes."""
+        return any(self.collect(flag))
+
+    def collect(self, value: T) -> list[T]:
+        """The values of all, by rank, in every process."""
+        values: list[T] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    @contextmanager
+    def one_fetches(self) -> Iterator[None]:
+        """The block runs in one process of each node first, and then in the others, which find what it left."""
+        if self.local_rank != 0:
+            self.collect(None)
+        yield
+        if self.local_rank == 0:
+            self.collect(None)
+
+
+def join(shape: Distributed | None) -> Group:
+    """The group that torchrun started this process in, or this process alone. Gradients go over NCCL, on a CPU over gloo."""
+    if shape is None or not dist.is_torchelastic_launched():
+        return Group()
+    on_gpus = torch.cuda.is_available()
+    dist.init_process_group(shape.backend if on_gpus else "gloo")
+    local_rank = dist.get_node_local_rank()
+    if on_gpus:
+        torch.cuda.set_device(local_rank)
+    return Group(dist.get_rank(), dist.get_world_size(), local_rank, shape.gpus_per_node)

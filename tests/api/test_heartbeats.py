@@ -1,0 +1,24 @@
+"""GET /v1/heartbeats: who was heard, and how long ago."""
+
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from resources.metadata.database import Database
+from resources.metadata.heartbeats import SENSORS, Heartbeats
+from resources.metadata.outbox import now_ms
+from resources.metadata.tables import heartbeats
+from resources.settings import Settings
+
+
+def test_who_was_heard_and_how_long_ago(http: TestClient, settings: Settings) -> None:
+    assert http.get("/v1/heartbeats").json() == {"heartbeats": []}
+    database = Database(settings.database_url)
+    Heartbeats(database).beat(SENSORS)
+    with database.write() as connection:
+        connection.execute(update(heartbeats).values(beat_at=now_ms() - 90_000))
+    (heard,) = http.get("/v1/heartbeats").json()["heartbeats"]
+    assert heard["name"] == "sensors" and heard["seconds_ago"] >= 90
+    Heartbeats(database).beat(SENSORS)
+    database.close()
+    (again,) = http.get("/v1/heartbeats").json()["heartbeats"]
+    assert again["beat_at"] > heard["beat_at"]

@@ -1,0 +1,43 @@
+"""Commands that wait say where nobody is there to do the work, once, and go on waiting."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hanzo_ml.cli import waiting
+from hanzo_ml.cli.waiting import silence, wait_until
+from tests.api.server_process import ServerProcess
+
+OTHERS = {"name": "others", "beat_at": 1, "seconds_ago": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("ago", "waited", "said"),
+    [
+        (2.0, 500.0, ""),
+        (90.0, 5.0, ""),  # it may just be starting
+        (90.0, 31.0, "was last heard 90 s ago"),
+        (None, 5.0, ""),
+        (None, 31.0, "was never heard"),
+    ],
+)
+def test_only_a_silence_of_the_sensors_is_told(ago: float | None, waited: float, said: str) -> None:
+    heard: list[dict[str, Any]] = [OTHERS] if ago is None else [OTHERS, {**OTHERS, "name": "sensors", "seconds_ago": ago}]
+    note = silence(heard, waited)
+    assert said in note
+    assert bool(note) == bool(said)
+    assert "`hanzo-ml up`" in note or not said
+
+
+def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
+    answers: Iterator[str | None] = iter([None, None, None, "done"])
+    assert wait_until(lambda: next(answers)) == "done"
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("nobody takes this up: Dagster's daemon was never heard") == told.err.count("\n") == 1

@@ -1,0 +1,27 @@
+"""PostgreSQL looks rows up by an index while its tables are small and never analyzed: the plans of then are kept."""
+
+import pytest
+from sqlalchemy import text
+
+from resources.metadata.database import Database
+from resources.metadata.tracking import Tracking
+from resources.metadata.tracking_rules import metric_point
+
+SCANS = text("SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE relname IN ('runs', 'latest_metrics')")
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_metric_is_logged_without_reading_a_whole_table(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    points = [metric_point(f"m{number}", 0.5, 0, 0) for number in range(10)]
+    made = [tracking.runs.create(0) for _ in range(20)]
+    for run in made:
+        tracking.run_data.log_batch(run.id, points)
+    with tracking.write() as writer:
+        tracking.run_data.log_metric(made[0].id, metric_point("m0", 0.5, 1, 1), connection=writer)
+        scans = {row.relname: row.seq_scan for row in writer.execute(SCANS)}
+    assert scans == {"runs": 0, "latest_metrics": 0}
+    database.close()
