@@ -121,7 +121,7 @@ class Objects:
         logical = uri.removeprefix("s3://").partition("/")[0]
         if self._root is not None:
             bucket = self._root / self._location(uri).bucket
-            found = ((path.relative_to(bucket).as_posix(), path.lstat().st_size) for path in files_below(bucket / key))
+            found = ((path.relative_to(bucket).as_posix(), size) for path, size in files_below(bucket / key))
             return sorted((Entry(f"s3://{logical}/{path}", size) for path, size in found), key=lambda entry: entry.uri)
         with readable_errors(uri):
             metas = [meta for batch in obstore.list(store, prefix=key) for meta in batch]
@@ -178,11 +178,15 @@ async def rejoined(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncItera
         yield chunk
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """The complete files below a folder. No link is followed: behind one may lie anything."""
+def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The complete files below a folder, and their sizes. No link is followed: behind one may lie anything.
+
+    What another deletes meanwhile is not among them, as in a listing of S3.
+    """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
                 yield from files_below(Path(entry.path))
             elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
-                yield Path(entry.path)
+                with suppress(FileNotFoundError):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size

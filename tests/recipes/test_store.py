@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def test_half_an_artifact_does_not_exist(store: Store) -> None:
 
 KILLED = """
 import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from recipes.schema import StoreAddress
 from recipes.store import Store
@@ -214,6 +216,22 @@ def test_deleting_twice_is_deleting_once(store: Store, folder: Path) -> None:
     for _ in range(2):
         store.delete(URI)
     assert store.list(URI) == []
+
+
+def test_a_listing_bears_that_another_deletes_what_it_lists(in_folder: Store) -> None:
+    place = f"{URI}/many"
+
+    def come_and_go() -> None:
+        for turn in range(1_000):
+            for name in range(5):
+                in_folder.put_bytes(f"{place}/{turn % 7}/{name}", b"x")
+            in_folder.delete(f"{place}/{turn % 7}")
+
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(come_and_go)
+        while not ended.done():
+            in_folder.entries(URI)
+        ended.result()
 
 
 def test_what_is_not_there_is_a_file_not_found(store: Store) -> None:
