@@ -1,10 +1,12 @@
 """A dataset's assets: source -> version -> train, validation, test, prepared; with a check that nothing leaks."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
+from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
@@ -31,6 +33,15 @@ from resources.settings import Settings
 from resources.validation.judge import Verdict
 
 SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Division:
+    """A version's splits, how many records each has, and how many held-out questions stand in the training split."""
+
+    artifacts: Mapping[str, Artifact]
+    records: Mapping[str, int]
+    leaked: JsonValue
 
 
 def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -80,7 +91,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
                 group_name=group,
                 kinds={"jsonl"},
                 owners=owners,
-                description=f"The {split} split, the same for the same version and seed.",
+                description=f"The {split} split, the same for the same version and seed; a prepared version brings its own.",
                 code_version="1",
             )
             for split in SPLITS
@@ -101,25 +112,30 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         if found is None:
             found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
         refuse_what_is_blocked(context, definition, found, control_plane)
-        job = split_job(definition, found, control_plane)
-        result = control_plane.compute.run(job, follow(context, job))
-        leaks, verdict = find_leaks(context, definition, found, result.artifacts, control_plane)
-        record_splits(control_plane, found, result.artifacts, result.metrics, leaks, verdict)
+        if found.is_prepared:
+            divided = prepared_splits(found, control_plane)
+        else:
+            job = split_job(definition, found, control_plane)
+            divided = split_by(control_plane.compute.run(job, follow(context, job)))
+        leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
+        record_splits(control_plane, found, divided, leaks, verdict)
         for split in SPLITS:
-            artifact = result.artifacts[split]
+            artifact = divided.artifacts[split]
             yield dg.MaterializeResult(
                 asset_key=[*prefix, split],
                 metadata={
-                    "dagster/row_count": int(result.metrics[split]),
+                    "dagster/row_count": divided.records[split],
                     "dataset_version": found.reference,
                     "uri": artifact.uri,
                     "digest": artifact.digest,
                 },
                 data_version=dg.DataVersion(artifact.digest),
             )
-        leaked = result.facts["leaked"]
         yield dg.AssetCheckResult(
-            check_name="no_leak", asset_key=[*prefix, "test"], passed=leaked == 0, metadata={"leaked_records": str(leaked)}
+            check_name="no_leak",
+            asset_key=[*prefix, "test"],
+            passed=divided.leaked == 0,
+            metadata={"leaked_records": str(divided.leaked)},
         )
         yield check_result(verdict, [*prefix, "test"])
 
@@ -162,26 +178,34 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     )
 
 
+def split_by(result: Result) -> Division:
+    """What the program split made."""
+    records = {split: int(result.metrics[split]) for split in SPLITS}
+    return Division({split: result.artifacts[split] for split in SPLITS}, records, result.facts["leaked"])
+
+
+def prepared_splits(version: DatasetVersion, control_plane: ControlPlane) -> Division:
+    """The splits that a prepared version was made with: others would not be what was tokenized, and jobs were told of."""
+    artifacts = {split: version.split(split) for split in SPLITS}
+    leaked = control_plane.store.manifest(artifacts["test"]).facts["leaked"]
+    return Division(artifacts, {split: version.splits[split]["num_records"] for split in SPLITS}, leaked)
+
+
 def record_splits(
-    control_plane: ControlPlane,
-    version: DatasetVersion,
-    artifacts: dict[str, Artifact],
-    counts: dict[str, float],
-    leaks: Result,
-    verdict: Verdict,
+    control_plane: ControlPlane, version: DatasetVersion, divided: Division, leaks: Result, verdict: Verdict
 ) -> None:
     """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
     with control_plane.database.write() as connection:
         control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)
-        for artifact in [*artifacts.values(), *leaks.artifacts.values()]:
+        for artifact in [*divided.artifacts.values(), *leaks.artifacts.values()]:
             record(connection, artifact, control_plane.store.manifest(artifact))
         stored = {
             split: {
                 "path": artifact.uri + "/",
-                "num_records": int(counts[split]),
+                "num_records": divided.records[split],
                 "size_bytes": artifact.size_bytes,
                 "artifact": artifact.model_dump(),
             }
-            for split, artifact in artifacts.items()
+            for split, artifact in divided.artifacts.items()
         }
         control_plane.datasets.set_splits(connection, version, stored)

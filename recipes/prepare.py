@@ -86,7 +86,8 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str,
         facts["tokenizer"] = read_frozen(plan.work / TOKENIZER_FOLDER).fingerprint
     artifacts = {}
     for name in SPLITS:
-        said: dict[str, JsonValue] = {**facts, "split": name, "num_records": prepared.records[name]}
+        counted = {"num_records": prepared.records[name], "leaked": prepared.leaked}
+        said: dict[str, JsonValue] = {**facts, "split": name, **counted}
         artifacts[name] = store.publish(plan.work / PARTS / name, job.outputs[name], "split", inputs=inputs, facts=said)
         index(store, artifacts[name], plan, plan.work / PARTS / name)
         say(f"{name}: {prepared.records[name]} records")

@@ -1,7 +1,4 @@
-"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more.
-
-A prepared version has the splits of its preparation, which others would replace: its records alone are checked.
-"""
+"""Somebody asked for the checks of a version once more -> check it, and split it if no check blocks any more."""
 
 import dagster as dg
 
@@ -30,11 +27,10 @@ def check_versions_again(context: dg.SensorEvaluationContext, control_plane: Con
             except HanzoError:  # deleted since
                 continue
             home = home_of(context, "datasets", version.name)
-            steps = ("version",) if version.lineage["parent_datasets"] else ("version", *SPLITS)
             requests.append(
                 dg.RunRequest(
                     run_key=f"check-{event.seq}",
-                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in steps],
+                    asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
                     tags={VERSION_TAG: version.reference},
                 )
             )

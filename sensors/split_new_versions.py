@@ -1,10 +1,14 @@
-"""A dataset version was created -> check it, and split it if no check blocks."""
+"""A dataset version was created -> check it, and split it if no check blocks.
+
+A prepared version has its splits already: they are checked, and kept.
+"""
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.version_tag import VERSION_TAG
+from resources.metadata.validations import NOT_CHECKED
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 
 
@@ -21,7 +25,8 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
         for event in new_events(context, connection, "dataset.created"):
             cursor = event.seq
             version = control_plane.datasets.get(event.payload["dataset_id"], connection)
-            if version.splits or control_plane.validations.blocked(version.id, connection):
+            standing = control_plane.validations.standings([version.id], connection)[version.id]
+            if standing.blocked or (version.splits and standing != NOT_CHECKED):
                 continue
             home = home_of(context, "datasets", version.name)
             requests.append(

@@ -1,4 +1,4 @@
-"""A job was submitted -> start its training, as soon as its data is split, unless a check of its data blocks.
+"""A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
 
 The run key is the job's id: exactly once.
 """
@@ -76,10 +76,10 @@ def decide(
         return Decision(fail=error.message)
     if blocked := control_plane.validations.blocked(version.id, connection):
         return Decision(fail=f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
-    if not version.splits:
+    if not version.splits or not control_plane.validations.judged(version.id, connection):
         if run := failed_split(context.instance, version.reference):
-            return Decision(fail=f"dataset {version.reference} could not be split: see run {run} in Dagster")
-        return Decision(wait=f"waits for the splits of {version.reference}")
+            return Decision(fail=f"dataset {version.reference} could not be checked and split: see run {run} in Dagster")
+        return Decision(wait=f"waits for the checks and splits of {version.reference}")
     return Decision(start=True)
 
 

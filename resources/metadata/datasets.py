@@ -51,6 +51,11 @@ class DatasetVersion:
     def reference(self) -> str:
         return f"{self.name}@{self.version}"
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it was made together with its splits, by the program prepare. Nothing splits it anew."""
+        return bool(self.splits) and isinstance(self.lineage["transform"], Mapping)
+
     def split(self, name: str) -> Artifact:
         """The artifact of a split. Raises when the version has not been split yet."""
         if name not in self.splits:

@@ -70,6 +70,11 @@ class Validations:
         query = select(table.c.blocked).where(table.c.dataset_id == dataset_id)
         return str(connection.execute(query).scalar() or "")
 
+    def judged(self, dataset_id: str, connection: Connection) -> bool:
+        """Whether a version's records and splits have been looked at: a prepared one has its splits before that."""
+        query = select(table.c.leaks.is_not(None)).where(table.c.dataset_id == dataset_id)
+        return bool(connection.execute(query).scalar())
+
     def read_blocked(self, dataset_id: str) -> str:
         """`blocked` in a transaction of its own."""
         with self._database.read() as connection:

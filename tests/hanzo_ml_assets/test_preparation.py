@@ -8,8 +8,10 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.version_tag import VERSION_TAG
 from recipes.parameters import PrepareParameters
 from recipes.schema import canonical_json
 from resources.ingest.create import create_version
@@ -62,6 +64,33 @@ def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
     assert (version.reference, version.lineage["parent_datasets"]) == ("d@2", ["d@1"])
     assert set(version.splits) == {"train", "validation", "test"}
     assert plane.jobs.read(asked.id).status == "completed"
+
+
+def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(plane: ControlPlane) -> None:
+    """Also where somebody clicks its splits: others would not be what was tokenized."""
+    asked = submit(plane, filter={"language": "en"}, augment={"shuffle_seed": 7})
+    job = definitions().resolve_implicit_global_asset_job_def()
+    sandbox = ["datasets", "sandbox"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        job.execute_in_process(
+            instance=instance, asset_selection=[dg.AssetKey([*sandbox, "prepared"])], tags={PREPARATION_TAG: asked.id}
+        )
+        made = plane.datasets.read("d", "default")
+        checked = job.execute_in_process(
+            instance=instance,
+            asset_selection=[dg.AssetKey([*sandbox, step]) for step in ("version", *SPLITS)],
+            tags={VERSION_TAG: made.reference},
+        )
+        train = instance.get_latest_materialization_event(dg.AssetKey([*sandbox, "train"]))
+    assert checked.success
+    assert plane.datasets.read("d@2", "default") == made
+    assert train is not None and train.asset_materialization is not None
+    assert train.asset_materialization.metadata["digest"].value == made.split("train").digest
+    with plane.database.read() as connection:
+        found = plane.validations.find(made.id, connection)
+        assert plane.validations.judged(made.id, connection)
+    assert found is not None and found.leaks is not None
+    assert (found.standing.status, found.leaks.tested) == ("passed", made.splits["test"]["num_records"])
 
 
 def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: ControlPlane) -> None:

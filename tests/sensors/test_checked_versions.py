@@ -4,29 +4,16 @@ from dataclasses import replace
 
 from sqlalchemy import delete
 
-from recipes.schema import Artifact
-from recipes.validation.findings import ValidationFacts, Violations
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions
 from resources.metadata.validations import CHECK_REQUESTED
-from resources.validation.judge import Verdict
-from resources.validation.policy import Check
 from sensors.check_versions_again import check_versions_again
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.sensors.test_decisions import House, house, keys, repository
 
 __all__ = ["house", "repository"]
-STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", digest="d" * 64, size_bytes=9)
-
-
-def judge(house: House, version: DatasetVersion, passed: bool) -> None:
-    reasons = () if passed else ("line 3, answer must be string",)
-    verdict = Verdict(check=Check.CONTRACT, passed=passed, severity="error", blocking=True, reasons=reasons)
-    with house.plane.database.write() as connection:
-        facts = ValidationFacts(violations=Violations())
-        house.plane.validations.set_version(connection, version, STATISTICS, facts, [verdict])
 
 
 def request(house: House, version: DatasetVersion) -> int:
@@ -36,13 +23,13 @@ def request(house: House, version: DatasetVersion) -> int:
 
 def test_a_blocked_version_is_not_split_by_a_reset_cursor(house: House) -> None:
     version = house.dataset(split=False)
-    judge(house, version, passed=False)
+    house.judge(version, passed=False)
     assert house.tick(split_new_versions) == []
 
 
 def test_a_job_on_a_blocked_version_fails_with_the_reason_also_where_it_was_split_before(house: House) -> None:
     version = house.dataset()
-    judge(house, version, passed=False)
+    house.judge(version, passed=False)
     house.submit("job-1")
     assert house.tick(start_submitted_jobs) == []
     job = house.plane.jobs.read("job-1")
@@ -56,7 +43,7 @@ def test_a_job_on_a_blocked_version_fails_with_the_reason_also_where_it_was_spli
 def test_a_version_that_passes_again_is_trained_on(house: House) -> None:
     version = house.dataset()
     for passed in (False, True):
-        judge(house, version, passed)
+        house.judge(version, passed=passed)
     house.submit("job-1")
     assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"]
 
@@ -71,16 +58,25 @@ def test_a_requested_check_is_one_run_of_the_version_and_its_splits(house: House
     assert house.tick(check_versions_again) == []
 
 
-def test_a_prepared_version_that_is_checked_again_keeps_its_splits(house: House) -> None:
+def test_a_prepared_version_is_checked_once_though_it_has_its_splits_and_jobs_wait_for_that(house: House) -> None:
     raw = house.dataset()
     lineage = {"parent_datasets": [raw.reference], "transform": {"filter": {"dedup": True}}}
-    prepared = replace(raw, id="prepared", version=2, content_sha256="p" * 64, lineage=lineage)
+    house.tick(split_new_versions)
+    prepared = replace(
+        house.plane.datasets.read("ellarin", "default"), id="prepared", version=2, content_sha256="p" * 64, lineage=lineage
+    )
     with house.plane.database.write() as connection:
         house.plane.datasets.add(connection, prepared)
-    request(house, prepared)
-    (asked,) = house.tick(check_versions_again)
-    assert keys(asked) == ["datasets/ellarin/version"]
+    house.submit("job-1", dataset="ellarin@2")
+    assert house.tick(start_submitted_jobs) == []
+    assert house.plane.jobs.read("job-1").reason == "waits for the checks and splits of ellarin@2"
+    (asked,) = house.tick(split_new_versions)
+    assert keys(asked) == [f"datasets/ellarin/{step}" for step in ("version", "train", "validation", "test")]
     assert asked.tags["hanzo_ml/dataset_version"] == "ellarin@2"
+    house.judge(prepared)
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"]
+    house.reset()
+    assert house.tick(split_new_versions) == []
 
 
 def test_a_version_that_was_deleted_since_holds_up_nothing(house: House) -> None:

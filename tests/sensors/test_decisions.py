@@ -13,6 +13,7 @@ from hanzo_ml_assets.definitions import definitions
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.recipe import Recipe
 from recipes.schema import Artifact
+from recipes.validation.findings import Leaks, ValidationFacts, Violations
 from resources.ingest.create import create_version
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata import deployments
@@ -25,6 +26,8 @@ from resources.metadata.registry import ModelVersion, Pointer
 from resources.metadata.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from resources.metadata.undeployment import undeploy
+from resources.validation.judge import Verdict
+from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, fail_job
@@ -38,6 +41,7 @@ from tests.resources.metadata.test_registry import artifact, registration
 from tests.resources.metadata.test_registry import model as model_key
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"
+STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", digest="d" * 64, size_bytes=9)
 SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", digest="c" * 64, size_bytes=1)
 
 
@@ -86,6 +90,23 @@ class House:
         with self.plane.database.write() as connection:
             stored = {name: {"artifact": SPLIT.model_dump()} for name in ("train", "validation", "test")}
             self.plane.datasets.set_splits(connection, version, stored)
+        self.judge(version)
+
+    def judge(self, version: DatasetVersion, *, passed: bool = True) -> None:
+        """As after a version's checks: of its records one did not pass, or did; its splits leak nothing."""
+        contract = Verdict(
+            check=Check.CONTRACT,
+            passed=passed,
+            severity="error",
+            blocking=True,
+            reasons=() if passed else ("line 3, answer must be string",),
+        )
+        leakage = Verdict(check=Check.LEAKAGE, passed=True, severity="warn", blocking=False)
+        with self.plane.database.write() as connection:
+            facts = ValidationFacts(violations=Violations())
+            self.plane.validations.set_version(connection, version, STATISTICS, facts, [contract])
+            if passed:
+                self.plane.validations.set_leaks(connection, version, Leaks(tested=1, searched=1, exact=0, near=0), leakage)
 
     def submit(self, id: str, model: str = MODEL, **config: Any) -> str:
         self.plane.jobs.submit(
@@ -213,7 +234,7 @@ def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) ->
     version = house.dataset(split=False)
     house.submit("job-1")
     assert house.tick(start_submitted_jobs) == []
-    assert house.plane.jobs.read("job-1").reason == "waits for the splits of ellarin@1"
+    assert house.plane.jobs.read("job-1").reason == "waits for the checks and splits of ellarin@1"
     assert house.tick(start_submitted_jobs) == []
     house.split(version)
     (request,) = house.tick(start_submitted_jobs)
