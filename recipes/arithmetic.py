@@ -20,12 +20,16 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def computing_dtype(wanted: str) -> torch.dtype:
-    """The type to load a model in. Says so where it is not the wanted one."""
-    if torch.cuda.is_available() or computes(wanted, CPUINFO.read_text() if CPUINFO.is_file() else ""):
-        found: torch.dtype = getattr(torch, wanted)
-        return found
-    say(f"this processor has no instructions for {wanted}: computing in float32")
-    return torch.float32
+    """The type to compute in where a recipe wants that one."""
+    found: torch.dtype = getattr(torch, wanted)
+    here = torch.cuda.is_available() or computes(wanted, CPUINFO.read_text() if CPUINFO.is_file() else "")
+    return found if here else torch.float32
+
+
+def tell_fallback(wanted: str) -> None:
+    """Say so where a recipe's type is not the one that is computed in."""
+    if computing_dtype(wanted) is not getattr(torch, wanted):
+        say(f"this processor has no instructions for {wanted}: computing in float32")
 
 
 def computes(wanted: str, cpuinfo: str) -> bool:

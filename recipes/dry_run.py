@@ -18,7 +18,7 @@ from recipes.activations import saved_bytes
 from recipes.architecture import Architecture
 from recipes.known_architectures import shape_of
 from recipes.launch import sharding, torchrun
-from recipes.memory import forward_of, trained_tensors
+from recipes.memory import autocasts, forward_of, trained_tensors
 from recipes.recipe import Recipe
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
 from recipes.training.model import with_adapter
@@ -75,7 +75,7 @@ def build(recipe: Recipe, shape: Architecture) -> Any:
     """The base model on the meta device."""
     config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
     with torch.device("meta"):
-        dtype = getattr(torch, recipe.computing_dtype)
+        dtype = torch.float32 if autocasts(recipe) else getattr(torch, recipe.computing_dtype)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
 

@@ -14,7 +14,7 @@ from peft import PeftModel
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from recipes.arithmetic import computing_dtype
+from recipes.arithmetic import computing_dtype, tell_fallback
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, read_records
@@ -39,6 +39,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     """Score. Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) when a version was accepted before."""
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
+    tell_fallback(parameters.recipe.computing_dtype)
     torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
     records = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)

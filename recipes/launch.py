@@ -24,9 +24,13 @@ def sharding(recipe: Recipe) -> dict[str, Any]:
 
 
 def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
-    """transformers' DistributedConfig for FSDP2, which is `full_shard`: a block's weights are shards again once used."""
+    """transformers' DistributedConfig for FSDP2, which is `full_shard`: a block's weights are shards again once used.
+
+    Shards that are trained are of float32; in bfloat16 a block's weights are gathered and compute.
+    """
     if recipe.distributed and recipe.distributed.strategy == "fsdp" and recipe.processes > 1:
-        return {"fsdp_size": recipe.processes}
+        mixed = recipe.method == "full" and recipe.computing_dtype == "bfloat16"
+        return {"fsdp_size": recipe.processes, "fsdp_mixed_precision": mixed}
     return None
 
 

@@ -13,8 +13,8 @@ from recipes.gpus import GIB
 from recipes.recipe import Recipe
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
-ADAPTER = "float32"
-"""PEFT trains adapters in float32 whatever their base is loaded in (`autocast_adapter_dtype` of `get_peft_model`)."""
+TRAINED = "float32"
+"""What is trained, whatever it computes in: an adapter (`autocast_adapter_dtype` of `get_peft_model`), and all weights."""
 
 CONTEXT = 0.75 * GIB
 """Allowance for the CUDA context, kernels and cuBLAS workspaces; none of it shows in PyTorch's own figures."""
@@ -69,7 +69,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         BadConfiguration: an adapter's target is no module of this model.
     """
     trained = trained_tensors(recipe, shape)
-    trained_width = WIDTH[ADAPTER] if recipe.method != "full" else WIDTH[recipe.computing_dtype]
+    trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and is_deepspeed(recipe) else WIDTH[TRAINED]
     frozen = frozen_bytes(recipe, shape) if recipe.method != "full" else 0
     sizes = sum(tensors.total for tensors in trained) * trained_width
     strategy = recipe.distributed.strategy if recipe.distributed else None
@@ -86,7 +86,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         "gradients": sizes * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=is_deepspeed(recipe)) / of_states,
         "activations": float(saved_bytes(forward)),
-        "working": float(working_bytes(forward)),
+        "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),
         "gathered": gathered_bytes(recipe, shape) if of_weights > 1 else 0.0,
     }
     used = sum(parts.values())
@@ -94,6 +94,12 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         return MemoryBudget(**parts, allowance=HOST_PROCESS)
     apart = CONTEXT + (COMMUNICATION if shards > 1 else 0)
     return MemoryBudget(**parts, allowance=apart + FRAGMENTATION * used)
+
+
+def autocasts(recipe: Recipe) -> bool:
+    """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
+    sharded = recipe.distributed is not None and recipe.distributed.strategy != "ddp" and recipe.processes > 1
+    return recipe.method == "full" and recipe.computing_dtype != "float32" and not sharded
 
 
 def is_deepspeed(recipe: Recipe) -> bool:
@@ -162,12 +168,13 @@ def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
 
 
 def forward_of(recipe: Recipe, shape: Architecture) -> Forward:
+    """What autograd keeps. With autocast, norms and sums stay in float32: all is reckoned so, which is an upper bound."""
     adapts = recipe.method != "full"
     return Forward(
         architecture=shape,
         rows=recipe.sequences,
         length=recipe.sequence_length,
-        width=WIDTH[recipe.computing_dtype],
+        width=WIDTH["float32" if autocasts(recipe) else recipe.computing_dtype],
         rank=recipe.lora_rank if adapts else 0,
         targets=recipe.lora_target_modules if adapts else (),
         dropout=adapts and recipe.lora_dropout > 0,

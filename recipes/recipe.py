@@ -79,7 +79,9 @@ class Recipe(Frozen):
     )
     compute_dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="of qlora's arithmetic")
     double_quant: bool = Field(False, description="quantize NF4's constants too (qlora)")
-    dtype: Literal["float16", "bfloat16", "float32"] | None = Field(None, description="of all weights (full)")
+    dtype: Literal["bfloat16", "float32"] | None = Field(
+        None, description="of arithmetic and of the published weights (full); trained are float32 ones"
+    )
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     lora_dropout: float = Field(0.0, ge=0, lt=1)

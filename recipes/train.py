@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer, PrinterCallback, set_seed
 
 from recipes import base_model
+from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import read_incidents
 from recipes.launch import fully_sharded
@@ -60,6 +61,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     refuse_what_is_missing(recipe)
     refuse_what_the_machine_lacks(recipe)
     group = join(job.distributed)
+    if group.leads:
+        tell_fallback(recipe.computing_dtype)
     incidents = read_incidents(store, job.outputs["checkpoints"])
     recipe = incidents.fitted(recipe).on(group.size)
     cache = Path(job.cache_dir)
@@ -145,7 +148,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
             trainer.take_weights(chosen[1])
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
-    trained = publish_trained(trained_model, tokenizer, store, job, base, work)
+    trained = publish_trained(trained_model, tokenizer, store, job, base, recipe, work)
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": base},

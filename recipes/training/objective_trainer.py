@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Objective
 from recipes.training.trainer import CheckpointingTrainer
 
@@ -15,13 +16,15 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
         super().__init__(*args, data_collator=objective.collate, **kwargs)
         self.objective = objective
+        self.autocast_dtype = autocast_dtype(objective.recipe)
         self._told: dict[str, list[float]] = defaultdict(list)
         objective.begin(self.model)
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **kwargs: Any) -> Any:
-        found = self.objective.loss(model, inputs)
-        if found is None:
-            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            found = self.objective.loss(model, inputs)
+            if found is None:
+                return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
         for name, value in found.metrics.items():

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,17 +21,19 @@ def publish_trained(
     store: Store,
     job: Job,
     base: Artifact,
+    recipe: Recipe,
     work: Path,
 ) -> Artifact:
     """The final adapter or weights with the tokenizer. The digest depends on the training alone, not on place or time.
 
-    Weights are stored in the type that they were trained in, so that what is evaluated is what was trained.
+    Weights are stored in the recipe's type, in which they computed, so that what is evaluated is what will be served.
     """
     role = "adapter" if isinstance(model, PeftModel) else "weights"
     folder = work / role
     if isinstance(model, PeftModel):
         save_adapter(model, tokenizer, base.uri, folder)
     else:
+        model.to(getattr(torch, recipe.computing_dtype))
         save(model, store.fetch(base, Path(job.cache_dir)), folder)
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()} | {"base": base.digest}
     return store.publish(folder, job.outputs[role], role, inputs=inputs)
@@ -39,6 +42,8 @@ def publish_trained(
 def whole(folder: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
     """The model in this process alone, on the base model in `folder`, with the weights of a checkpoint, or as it began."""
     model = load_for_training(folder, recipe.model_copy(update={"distributed": None}))
+    if recipe.method == "full":
+        model.to(getattr(torch, recipe.computing_dtype))  # now: the checkpoint's float32 ones come beside it
     if checkpoint:
         copy_weights(model, f"checkpoint {checkpoint[0]}", checkpoint[1])
     return model

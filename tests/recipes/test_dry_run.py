@@ -54,7 +54,8 @@ def test_it_starts_with_the_processes_that_its_gang_has(tried: dict[str, dict[st
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), [("zen-72b-lora", 4), ("zen-7b-full", 8), ("zen-72b-full", 32)])
 def test_fsdp_shards_over_all_processes(tried: dict[str, dict[str, Any]], name: str, processes: int) -> None:
-    assert tried[name]["sharding"] == {"distributed_config": {"fsdp_size": processes}}
+    shards = {"fsdp_size": processes, "fsdp_mixed_precision": name.endswith("full")}
+    assert tried[name]["sharding"] == {"distributed_config": shards}
 
 
 @pytest.mark.slow

@@ -28,7 +28,14 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 240.0
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
-STRATEGIES = [("ddp", {}), ("fsdp", {}), ("fsdp", FULL)]
+MIXED = FULL | {"dtype": "bfloat16"}
+STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
+    ("ddp", {}, 1e-4),
+    ("fsdp", {}, 1e-4),
+    ("fsdp", FULL, 1e-4),
+    ("fsdp", MIXED, 1e-2),  # one process rounds in other places, where the processor computes in bfloat16
+]
+"""With how far their losses may be from those of one process, relative to them."""
 RECORDING = """
 import hashlib
 from recipes.training.objectives.sft import Sft
@@ -110,12 +117,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
-@pytest.mark.parametrize(("strategy", "method"), STRATEGIES)
-def test_two_processes_compute_what_one_does_on_the_same_rows(runs: Runs, strategy: str, method: dict[str, Any]) -> None:
-    name = f"{strategy}-{len(method)}"
+@pytest.mark.parametrize(("strategy", "method", "tolerance"), STRATEGIES)
+def test_two_processes_compute_what_one_does_on_the_same_rows(
+    runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
+) -> None:
+    name = f"{strategy}-{method.get('dtype', 'adapter')}"
     one = runs.train(runs.job(f"{name}-one", batch_size=2, gradient_accumulation=2, **method))
     two = runs.train(runs.job(f"{name}-two", batch_size=2, distributed=shape(strategy, 2), **method))
-    assert losses_of(two) == pytest.approx(losses_of(one), rel=1e-4)
+    assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
 
 
