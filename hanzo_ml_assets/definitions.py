@@ -20,21 +20,23 @@ from sensors.withdraw_deployments import withdraw_deployments
 
 @dg.definitions
 def definitions() -> dg.Definitions:
+    control_plane = ControlPlane()
+    sensors = [
+        split_new_versions,
+        check_versions_again,
+        start_submitted_jobs,
+        start_submitted_preparations,
+        run_sweeps,
+        evaluate_completed_jobs,
+        deploy_promotions,
+        retry_dead_runs,
+        stop_cancelled_jobs,
+        watch_training,
+        withdraw_deployments,
+    ]
     platform = dg.Definitions(
-        sensors=[
-            split_new_versions,
-            check_versions_again,
-            start_submitted_jobs,
-            start_submitted_preparations,
-            run_sweeps,
-            evaluate_completed_jobs,
-            deploy_promotions,
-            retry_dead_runs,
-            stop_cancelled_jobs,
-            watch_training,
-            withdraw_deployments,
-        ],
-        resources={"control_plane": ControlPlane()},
+        sensors=[sensor.on(control_plane) for sensor in sensors],
+        resources={"control_plane": control_plane},
         executor=dg.in_process_executor,  # the heavy work is always in a process of its own
     )
     return dg.Definitions.merge(dg.load_from_defs_folder(path_within_project=Path(__file__).parent), platform)

@@ -8,14 +8,10 @@ from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.validations import CHECK_REQUESTED
 from sensors.event_cursor import SELDOM_SECONDS, home_of, new_events, position
+from sensors.sensor import sensor
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=SELDOM_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Checks dataset versions again on request.",
-)
+@sensor(interval=SELDOM_SECONDS, description="Checks dataset versions again on request.")
 def check_versions_again(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     cursor = position(context)

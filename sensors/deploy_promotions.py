@@ -7,14 +7,10 @@ from hanzo_ml_assets.deployment import PROMOTED
 from resources.metadata.deployments import of_promotion
 from resources.metadata.model_key import ModelKey
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.sensor import sensor
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Deploys each version that is promoted to production.",
-)
+@sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production.")
 def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     promotions = []

@@ -11,16 +11,12 @@ from resources.metadata.jobs import TRAINING
 from resources.metadata.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.sensor import sensor
 
 STEPS = ("evaluation", "version", "merged", "gguf")
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Evaluates, registers and exports each completed training run.",
-)
+@sensor(interval=INTERVAL_SECONDS, description="Evaluates, registers and exports each completed training run.")
 def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     cursor = position(context)

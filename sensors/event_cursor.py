@@ -13,7 +13,7 @@ INTERVAL_SECONDS = 1
 """The daemon looks at its sensors every 5 seconds at most; this only says that each look counts."""
 
 SELDOM_SECONDS = 15
-"""Of what nobody waits for: a look costs a quarter of a second of a processor, because Dagster opens its database anew."""
+"""Of what nobody waits for: Dagster's daemon writes down each look several times."""
 
 
 def position(context: dg.SensorEvaluationContext) -> int:

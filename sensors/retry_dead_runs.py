@@ -13,6 +13,7 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.sensor import sensor
 
 RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"
@@ -23,10 +24,8 @@ SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
+@sensor(
+    interval=INTERVAL_SECONDS,
     description="Goes on with each run whose worker died, and fails the job of each run that failed for good.",
 )
 def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:

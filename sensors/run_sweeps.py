@@ -10,16 +10,13 @@ from resources.errors import HanzoError
 from resources.hpo.advance import advance
 from resources.metadata.sweeps import Sweeps
 from sensors.event_cursor import SELDOM_SECONDS
+from sensors.sensor import sensor
 from sensors.stop_cancelled_jobs import IN_PROGRESS
 
 NOT_GONE = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
-@dg.sensor(
-    minimum_interval_seconds=SELDOM_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Runs the trials of each sweep that was started.",
-)
+@sensor(interval=SELDOM_SECONDS, description="Runs the trials of each sweep that was started.", requests_runs=False)
 def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     def is_gone(job_id: str) -> bool:
         filters = dg.RunsFilter(tags={"dagster/partition": job_id}, statuses=NOT_GONE)

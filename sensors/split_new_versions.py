@@ -10,14 +10,10 @@ from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.metadata.validations import NOT_CHECKED
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.sensor import sensor
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Checks and splits each new dataset version.",
-)
+@sensor(interval=INTERVAL_SECONDS, description="Checks and splits each new dataset version.")
 def split_new_versions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     cursor = position(context)

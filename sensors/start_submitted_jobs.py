@@ -16,6 +16,7 @@ from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import TRAINING, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
 from sensors.retry_dead_runs import may_be_retried
+from sensors.sensor import sensor
 
 MAX_NEW_RUNS = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
@@ -30,12 +31,7 @@ class Decision:
     fail: str = ""
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Starts each submitted training job once its dataset is split.",
-)
+@sensor(interval=INTERVAL_SECONDS, description="Starts each submitted training job once its dataset is split.")
 def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
     requests: list[dg.RunRequest] = []

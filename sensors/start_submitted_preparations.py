@@ -6,14 +6,10 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import PREPARATION
 from sensors.event_cursor import INTERVAL_SECONDS, MAX_EVENTS, home_of
+from sensors.sensor import sensor
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=INTERVAL_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Starts each submitted preparation of a dataset version.",
-)
+@sensor(interval=INTERVAL_SECONDS, description="Starts each submitted preparation of a dataset version.")
 def start_submitted_preparations(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     # By state, not by event: a job that a tick had no room for is seen again, and one that was started has its run key.
     with control_plane.database.read() as connection:

@@ -5,6 +5,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
+from sensors.sensor import sensor
 
 IN_PROGRESS = [
     dg.DagsterRunStatus.QUEUED,
@@ -14,11 +15,7 @@ IN_PROGRESS = [
 ]
 
 
-@dg.sensor(
-    minimum_interval_seconds=SELDOM_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Ends the run of each cancelled job.",
-)
+@sensor(interval=SELDOM_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
 def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     cursor = position(context)
     with control_plane.database.read() as connection:

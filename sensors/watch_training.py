@@ -16,15 +16,16 @@ from resources.metadata.metrics import Metrics
 from resources.metadata.outbox import now_ms
 from resources.metadata.run_alerts import tell_alert, tell_incidents
 from resources.run_health import Limits, Signs, alerts
+from sensors.sensor import sensor
 
 LOOK_SECONDS = 30
 LOSS = "train/loss"
 
 
-@dg.sensor(
-    minimum_interval_seconds=LOOK_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
+@sensor(
+    interval=LOOK_SECONDS,
     description="Tells of each running training job what it healed, and whether its metrics and checkpoints come.",
+    requests_runs=False,
 )
 def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:

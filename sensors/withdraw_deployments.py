@@ -10,14 +10,10 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from resources.engine.errors import EngineError, UnknownModel
 from resources.metadata.deployments import withdrawing, withdrawn
 from sensors.event_cursor import SELDOM_SECONDS
+from sensors.sensor import sensor
 
 
-@dg.sensor(
-    asset_selection=dg.AssetSelection.all(),
-    minimum_interval_seconds=SELDOM_SECONDS,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Takes what left production out of service.",
-)
+@sensor(interval=SELDOM_SECONDS, description="Takes what left production out of service.", requests_runs=False)
 def withdraw_deployments(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
         leaving = withdrawing(connection)

@@ -46,11 +46,11 @@ def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
     found = definitions()
     repository = found.get_repository_def()
     with dg.DagsterInstance.ephemeral() as instance:
-        context = dg.build_sensor_context(instance=instance, repository_def=repository, resources={"control_plane": plane})
-        training = start_submitted_jobs(context)
+        context = dg.build_sensor_context(instance=instance, repository_def=repository)
+        training = start_submitted_jobs.on(plane)(context)
         assert isinstance(training, dg.SensorResult)
         assert not training.run_requests
-        started = start_submitted_preparations(context)
+        started = start_submitted_preparations.on(plane)(context)
         assert isinstance(started, dg.SensorResult)
         (request,) = started.run_requests or []
         assert request.run_key == asked.id

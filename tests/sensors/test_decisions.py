@@ -31,6 +31,7 @@ from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, fail_job
+from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -59,15 +60,14 @@ class House:
         self.instance = dg.DagsterInstance.ephemeral()
         self.cursors: dict[str, str | None] = {}
 
-    def tick(self, sensor: dg.SensorDefinition) -> list[dg.RunRequest]:
+    def tick(self, sensor: Sensor) -> list[dg.RunRequest]:
         """One look of a sensor, which goes on from where its last one ended."""
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursors.get(sensor.name),
             repository_def=self.repository,
-            resources={"control_plane": self.plane},
         )
-        result = sensor(context)
+        result = sensor.on(self.plane)(context)
         assert isinstance(result, dg.SensorResult)
         self.cursors[sensor.name] = result.cursor
         self.asset_events = list(result.asset_events)
@@ -391,6 +391,8 @@ def test_a_promotion_of_what_was_deleted_since_is_passed_over(house: House) -> N
 def test_what_left_production_is_withdrawn_once_the_engine_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(port))
+    house.plane.database.close()
+    house.plane = ControlPlane()  # settings are read once
     house.register("run-1")
     seq = house.promote(1)
     house.begin_deployment(1, seq, "serving")
