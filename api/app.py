@@ -4,6 +4,7 @@ Adding routes is one line in `MLFLOW_ROUTERS` or `ROUTERS`. What does not belong
 """
 
 import logging
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -41,6 +42,7 @@ from api.mlflow import (
     server_info,
     version_files,
 )
+from api.planner_statistics import keep_in_background
 from api.prometheus.request_histogram import RequestHistogram
 from api.prometheus.requests import RequestTimes
 from api.prometheus.totals import DatabaseTotals
@@ -139,8 +141,11 @@ def create_app(settings: Settings) -> FastAPI:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
         remove_in_background(settings.store, settings.storage.variables)
+        stopped = threading.Event()
+        keep_in_background(database, stopped)
         async with trail.running():
             yield
+        stopped.set()
         await run_in_threadpool(writer.close)
         await run_in_threadpool(readers.shutdown)
         database.close()

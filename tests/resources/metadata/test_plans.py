@@ -1,9 +1,10 @@
-"""PostgreSQL looks rows up by an index while its tables are small and never analyzed: the plans of then are kept."""
+"""PostgreSQL looks rows up by an index while its tables are small and never analyzed, and learns of it when they grow."""
 
 import pytest
 from sqlalchemy import text
 
 from resources.metadata.database import Database
+from resources.metadata.planner_statistics import analyze_what_has_grown
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 
@@ -24,4 +25,21 @@ def test_a_metric_is_logged_without_reading_a_whole_table(postgres_url: str) -> 
         tracking.run_data.log_metric(made[0].id, metric_point("m0", 0.5, 1, 1), connection=writer)
         scans = {row.relname: row.seq_scan for row in writer.execute(SCANS)}
     assert scans == {"runs": 0, "latest_metrics": 0}
+    database.close()
+
+
+def test_what_has_grown_is_analyzed_once(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    run = tracking.runs.create(0)
+    for start in range(0, 2000, 100):
+        tracking.run_data.log_batch(run.id, params=[(f"p{number}", "v") for number in range(start, start + 100)])
+    with database.read() as connection:
+        connection.execute(text("SELECT pg_stat_force_next_flush()"))
+    assert "params" in analyze_what_has_grown(database)
+    with database.read() as connection:
+        known = connection.execute(text("SELECT reltuples FROM pg_class WHERE relname = 'params'")).scalar_one()
+    assert known == 2000
+    assert "params" not in analyze_what_has_grown(database)
     database.close()
