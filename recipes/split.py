@@ -30,6 +30,11 @@ def split_named(value: object) -> str | None:
     return name if name in SPLITS else None
 
 
+def draw(text: str, seed: int) -> str:
+    """The place of a question in the order by which it comes to a split; test has the first, then validation."""
+    return hashlib.sha256(f"{seed}\0{text}".encode()).hexdigest()
+
+
 def split(rows: Sequence[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
     """Rows -> split name -> rows. The same rows and parameters give the same splits, in the same order, everywhere.
 
@@ -45,15 +50,15 @@ def split(rows: Sequence[dict[str, Any]], parameters: SplitParameters) -> dict[s
     for row in rows:
         clusters.setdefault(normalize(question(row, layout)), []).append(row)
 
-    def draw(text: str) -> str:
-        return hashlib.sha256(f"{parameters.seed}\0{text}".encode()).hexdigest()
+    def drawn(text: str) -> str:
+        return draw(text, parameters.seed)
 
     ranks: dict[str, int] = {}
     order = []
-    for text in sorted(clusters, key=draw):
+    for text in sorted(clusters, key=drawn):
         group = str(clusters[text][0].get(parameters.group_by, "")) if parameters.group_by else ""
         ranks[group] = ranks.get(group, 0) + 1
-        order.append((ranks[group] if parameters.group_by else 0, draw(text), text))
+        order.append((ranks[group] if parameters.group_by else 0, drawn(text), text))
     names = [text for _, _, text in sorted(order)]
     test = round(len(names) * parameters.test)
     validation = round(len(names) * parameters.validation)
@@ -61,7 +66,7 @@ def split(rows: Sequence[dict[str, Any]], parameters: SplitParameters) -> dict[s
     for name, texts in chosen.items():
         if not texts:
             raise BadConfiguration(f"{len(names)} distinct records are too few: the {name} split would be empty")
-    return {name: [row for text in sorted(chosen[name], key=draw) for row in clusters[text]] for name in SPLITS}
+    return {name: [row for text in sorted(chosen[name], key=drawn) for row in clusters[text]] for name in SPLITS}
 
 
 def split_by_column(rows: Sequence[dict[str, Any]], column: str) -> dict[str, list[dict[str, Any]]]:

@@ -72,15 +72,17 @@ def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(pl
     job = definitions().resolve_implicit_global_asset_job_def()
     sandbox = ["datasets", "sandbox"]
     with dg.DagsterInstance.ephemeral() as instance:
+
+        def check(reference: str) -> dg.ExecuteInProcessResult:
+            steps = [dg.AssetKey([*sandbox, step]) for step in ("version", *SPLITS)]
+            return job.execute_in_process(instance=instance, asset_selection=steps, tags={VERSION_TAG: reference})
+
+        assert check("d@1").success
         job.execute_in_process(
             instance=instance, asset_selection=[dg.AssetKey([*sandbox, "prepared"])], tags={PREPARATION_TAG: asked.id}
         )
         made = plane.datasets.read("d", "default")
-        checked = job.execute_in_process(
-            instance=instance,
-            asset_selection=[dg.AssetKey([*sandbox, step]) for step in ("version", *SPLITS)],
-            tags={VERSION_TAG: made.reference},
-        )
+        checked = check(made.reference)
         train = instance.get_latest_materialization_event(dg.AssetKey([*sandbox, "train"]))
     assert checked.success
     assert plane.datasets.read("d@2", "default") == made
@@ -91,6 +93,7 @@ def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(pl
         assert plane.validations.judged(made.id, connection)
     assert found is not None and found.leaks is not None
     assert (found.standing.status, found.leaks.tested) == ("passed", made.splits["test"]["num_records"])
+    assert found.leaks.searched == 2, "its own training records, and those of what it was made of"
 
 
 def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: ControlPlane) -> None:
