@@ -18,8 +18,8 @@ def sharding(recipe: Recipe) -> dict[str, Any]:
     """What hands a strategy to the libraries, by the name of their argument; none for ddp and one process."""
     if shards := fully_sharded(recipe):
         return {"distributed_config": shards}
-    if recipe.distributed and recipe.distributed.strategy.startswith("deepspeed"):
-        return {"deepspeed": zero(recipe, stage=int(recipe.distributed.strategy[-1]))}
+    if stage := zero_stage(recipe):
+        return {"deepspeed": zero(recipe, stage, holds=recipe.dtype or "float32")}
     return {}
 
 
@@ -34,13 +34,23 @@ def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
     return None
 
 
-def zero(recipe: Recipe, stage: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for ZeRO; the optimizer is the trainer's."""
-    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(recipe.computing_dtype)
+def zero_stage(recipe: Recipe) -> int | None:
+    """Of DeepSpeed's ZeRO: with 2 gradients and optimizer states are spread over the processes, with 3 weights too."""
+    strategy = recipe.distributed.strategy if recipe.distributed else "ddp"
+    return int(strategy[-1]) if strategy.startswith("deepspeed") else None
+
+
+def zero(recipe: Recipe, stage: int, holds: str) -> dict[str, Any]:
+    """DeepSpeed's configuration for ZeRO; the optimizer is the trainer's.
+
+    It holds weights in the type `holds`, and trains a copy in float32 where that is narrower.
+    """
+    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(holds)
+    gather = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
     return {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
         "gradient_accumulation_steps": recipe.gradient_accumulation,
         "gradient_clipping": recipe.max_grad_norm,
-        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **gather},
         **({precision: {"enabled": True}} if precision else {}),
     }

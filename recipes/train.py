@@ -15,11 +15,12 @@ from recipes import base_model
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import read_incidents
-from recipes.launch import fully_sharded
+from recipes.launch import sharding, zero_stage
 from recipes.parameters import TrainParameters
 from recipes.runner import Preempted, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
+from recipes.training import zero
 from recipes.training.facts import facts_of
 from recipes.training.group import join
 from recipes.training.healing import restart_smaller, roll_back
@@ -87,7 +88,9 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     if resume is None and (start := job.inputs.get("start")):
         with group.one_fetches():
             weights = store.fetch(start, cache)
-        if trains_shards(recipe):
+        if zero_stage(recipe) == 3 and recipe.method == "full":
+            zero.load_weights(model, weights, leads=group.leads)
+        elif trains_shards(recipe):
             load_weights(model, weights, leads=group.leads)
         else:
             copy_weights(model, f"input 'start' ({start.uri})", weights)
@@ -104,7 +107,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     logged = [LogToTracking(metrics, work_of_step(recipe, folder), meter)] if metrics else []
     trainer = ObjectiveTrainer(
         model=model,
-        args=arguments(recipe, work),
+        args=arguments(recipe, work, model),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
         objective=objective,
@@ -139,7 +142,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
     else:
         chosen = checkpoints.best() if recipe.publish == "best" else None
-    if fully_sharded(recipe):  # no process has all weights, and the others have ended
+    if sharding(recipe):  # no process has all weights, and the others have ended
         chosen = chosen or checkpoints.latest()
         trained_model, published = whole(folder, recipe, chosen), chosen[0] if chosen else 0
     else:

@@ -9,9 +9,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from transformers.distributed import DistributedConfig
 
 from recipes.arithmetic import computing_dtype
-from recipes.launch import fully_sharded
+from recipes.launch import fully_sharded, sharding, zero_stage
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.training.zero import spread_as_they_are_read
 
 NF4_BLOCK = 64
 
@@ -23,6 +24,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     steps of 5e-6 (zen-72b-full) hardly one would arrive (Micikevicius et al. 2018, section 3.1; row H7).
 
     With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2); an adapter is whole in each.
+    With deepspeed_zero3 each holds its part too. DeepSpeed makes the copies in float32 that it trains of all weights itself.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model, or one is of a width that this machine cannot do.
@@ -30,13 +32,14 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     dtype = computing_dtype(recipe.computing_dtype)
     if shards := fully_sharded(recipe):
         shards["fsdp_mixed_precision"] &= dtype is torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32 if recipe.method == "full" else dtype,
-        attn_implementation="sdpa",
-        quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
-        distributed_config=DistributedConfig(**shards) if shards else None,
-    )
+    with spread_as_they_are_read(recipe, dtype):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32 if recipe.method == "full" and not zero_stage(recipe) else dtype,
+            attn_implementation="sdpa",
+            quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
+            distributed_config=DistributedConfig(**shards) if shards else None,
+        )
     refuse_widths_of_nf4(model, recipe)
     return model if recipe.method == "full" else with_adapter(model, recipe)
 
@@ -44,7 +47,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
     """In what a model of float32 weights computes its losses, where that is another type; shards see to it themselves."""
     dtype = computing_dtype(recipe.computing_dtype)
-    casts = recipe.method == "full" and not fully_sharded(recipe) and dtype is not torch.float32
+    casts = recipe.method == "full" and not sharding(recipe) and dtype is not torch.float32
     return dtype if casts else None
 
 

@@ -1,21 +1,34 @@
 """What the program train can do of what a recipe can ask for: the rest is refused, rather than left out in silence."""
 
-from recipes.recipe import Recipe
+from recipes.launch import zero_stage
+from recipes.recipe import PREFERENCES, Recipe
 from recipes.schema import BadConfiguration
 
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
     shape = recipe.distributed
-    if shape and shape.strategy not in ("ddp", "fsdp"):
-        return f"strategy {shape.strategy} is not in this version yet: use fsdp, which shards as much, or ddp"
     if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
     if shape and shape.strategy == "fsdp" and (recipe.method, recipe.objective) == ("full", "dpo"):
         return "dpo keeps a copy of all weights, which fsdp does not shard: use method lora, or objective orpo"
+    if shape and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
+        return f"{shape.strategy} {problem}"
     if recipe.base_model.sha256 is None:
         name = recipe.base_model.uri
         return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+    return None
+
+
+def untried_with_deepspeed(recipe: Recipe) -> str | None:
+    if recipe.method == "qlora":
+        return "has not been tried beside weights in NF4: use ddp, or method lora"
+    if recipe.optimizer != "adamw":
+        return f"keeps the moments of adamw over restarts, and not those of {recipe.optimizer}: use optimizer adamw"
+    if recipe.computing_dtype == "float16":
+        return "does not keep float16's loss scale over restarts: use bfloat16"
+    if recipe.objective in PREFERENCES:
+        return f"has not been tried with objective {recipe.objective}: use fsdp or ddp"
     return None
 
 

@@ -14,6 +14,7 @@ from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS, from_the_best
 from recipes.runner import say
+from recipes.training import zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
@@ -93,7 +94,23 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             file.rename(folder / file.name)
         inner.rmdir()
 
+    def _prepare_for_training(self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None) -> object:
+        if not self.is_deepspeed_enabled:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
+        if resume_from_checkpoint:
+            zero.load_state(self.deepspeed, Path(resume_from_checkpoint, OPTIMIZER_NAME))
+            self.lr_scheduler.load_state_dict(torch.load(Path(resume_from_checkpoint, SCHEDULER_NAME), weights_only=True))
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+        return prepared
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_deepspeed_enabled:
+            zero.save_state(self.deepspeed, Path(output_dir, OPTIMIZER_NAME), leads=self.group.leads)
+            if self.group.leads:
+                torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+            return
         super()._save_optimizer_and_scheduler(output_dir)
         if self.state_by_name:
             # The library saved the leader's shards alone.
@@ -130,7 +147,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             super()._load_rng_state(checkpoint)
 
 
-def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
+def arguments(recipe: Recipe, work: Path, model: torch.nn.Module) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
@@ -159,4 +176,5 @@ def arguments(recipe: Recipe, work: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         report_to=[],
+        **zero.configuration(recipe, model),
     )

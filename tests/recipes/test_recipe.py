@@ -203,6 +203,7 @@ def test_a_change_of_the_method_leaves_the_keys_of_the_other_behind() -> None:
 
 
 QLORA = {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16"}
+ZERO = {"distributed": {"strategy": "deepspeed_zero3"}}
 PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
 
 
@@ -210,7 +211,10 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     ("name", "changes", "named"),
     [
         ("zen-7b-lora", {}, "not pinned"),
-        ("zen-7b-full", PINNED | {"distributed": {"strategy": "deepspeed_zero3"}}, "deepspeed_zero3 is not in this version"),
+        ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
+        ("zen-7b-full", PINNED | ZERO | {"dtype": "float16"}, "float16's loss scale over restarts: use bfloat16"),
+        ("zen-7b-full", PINNED | ZERO | {"objective": "orpo"}, "not been tried with objective orpo"),
+        ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
         ("zen-7b-full", PINNED | {"objective": "dpo"}, "use method lora, or objective orpo"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
     ],
@@ -225,6 +229,7 @@ def test_what_it_can_do_is_not_refused() -> None:
     assert missing(Recipe.named("smollm2-135m-lora")) is None
     for name in ("zen-7b-lora", "zen-72b-lora", "zen-7b-full", "zen-72b-full"):
         assert missing(Recipe.named(name).changed(PINNED)) is None
+        assert missing(Recipe.named(name).changed(PINNED | ZERO)) is None
     assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
     assert missing(Recipe.named("zen-7b-full").changed(PINNED | {"distributed": None, "objective": "dpo"})) is None
 

@@ -34,6 +34,10 @@ STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("fsdp", {}, 1e-4),
     ("fsdp", FULL, 1e-4),
     ("fsdp", MIXED, 1e-2),  # one process rounds in other places, where the processor computes in bfloat16
+    ("deepspeed_zero2", FULL, 1e-4),
+    ("deepspeed_zero2", MIXED, 1e-2),
+    ("deepspeed_zero3", {}, 1e-4),
+    ("deepspeed_zero3", FULL, 1e-4),
 ]
 """With how far their losses may be from those of one process, relative to them."""
 RECORDING = """
@@ -128,7 +132,10 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {"lora_dropout": 0.1}), ("fsdp", FULL)])
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [("ddp", {"lora_dropout": 0.1}), ("fsdp", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", MIXED)],
+)
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     runs: Runs, strategy: str, method: dict[str, Any]
 ) -> None:
@@ -156,7 +163,10 @@ def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     assert runs.losses(f"{strategy}-killed") == list(losses_of(whole).items())
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL)])
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", FULL)],
+)
 def test_a_run_goes_on_with_one_process_and_with_two_again(
     runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
