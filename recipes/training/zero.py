@@ -30,8 +30,9 @@ def spread_as_they_are_read(recipe: Recipe, dtype: torch.dtype) -> Iterator[None
         yield
         return
     begin()
-    alive = HfDeepSpeedConfig(zero(recipe, stage=3, holds=str(dtype).removeprefix("torch.")))  # noqa: F841
+    asked = HfDeepSpeedConfig(zero(recipe, stage=3, holds=name_of(dtype)))
     yield
+    del asked  # the library knows it for as long as somebody holds it
 
 
 def configuration(recipe: Recipe, model: torch.nn.Module) -> dict[str, Any]:
@@ -40,10 +41,14 @@ def configuration(recipe: Recipe, model: torch.nn.Module) -> dict[str, Any]:
     if stage is None:
         return {}
     begin()
-    # Of an adapter what is trained is in float32, whatever its base is held in.
-    trained = next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
-    found = zero(recipe, stage, holds=str(trained).removeprefix("torch."))
+    # An adapter is in float32, whatever its base is held in.
+    holds = next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
+    found = zero(recipe, stage, holds=name_of(holds))
     return {"deepspeed": found, "bf16": "bf16" in found}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def begin() -> None:
@@ -55,13 +60,13 @@ def begin() -> None:
 
 def save_state(engine: Any, file: Path, *, leads: bool) -> None:
     """Weights in float32 and their moments. The leader alone writes."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed import utils
 
     link_moments(engine.optimizer)
     found: dict[str, Any] = {"step": next(iter(engine.optimizer.optimizer.state.values()))["step"].cpu(), "weights": {}}
     for name, parameter in trained(engine):
-        whole = {"weight": safe_get_full_fp32_param(parameter)}
-        whole |= {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        whole = {"weight": utils.safe_get_full_fp32_param(parameter)}
+        whole |= {key: utils.safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if leads:
             found["weights"][name] = {key: value.cpu() for key, value in whole.items()}
     if leads:
@@ -77,7 +82,7 @@ def load_state(engine: Any, file: Path) -> None:
 
 
 def begin_moments(optimizer: Any, step: torch.Tensor) -> None:
-    """What an optimizer has after its first step, and a new one has not."""
+    """Room for what an optimizer has after its first step, and a new one has not."""
     sharded = hasattr(optimizer, "fp32_partitioned_groups_flat")
     parts = optimizer.fp32_partitioned_groups_flat if sharded else optimizer.single_partition_of_fp32_groups
     for part in parts:
@@ -95,9 +100,10 @@ def link_moments(optimizer: Any) -> None:
 
 def put(parameter: torch.nn.Parameter, *, weight: torch.Tensor, **moments: torch.Tensor) -> None:
     """Set a weight, its copy in float32 and its moments."""
-    from deepspeed import utils, zero
+    import deepspeed
+    from deepspeed import utils
 
-    with zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
         parameter.copy_(weight)
     if not hasattr(parameter, "ds_tensor"):
         utils.safe_set_full_fp32_param(parameter, weight)
@@ -118,13 +124,13 @@ def own_part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
 
 def load_weights(model: torch.nn.Module, folder: Path, *, leads: bool) -> None:
     """Weights of a file into a model that was spread as it was read (stage 3). The leader alone reads."""
-    from deepspeed.zero import GatheredParameters
+    import deepspeed
 
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")) if leads else ():
         weights |= load_file(file)
     for name, parameter in model.named_parameters():
-        with GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
             if leads:
                 parameter.copy_(weights[name])
 

@@ -91,6 +91,6 @@ def test_deepspeed_is_told_stage_precision_and_batch(strategy: Any, stage: int) 
     found = sharding(recipe)["deepspeed"]
     assert found["zero_optimization"]["stage"] == stage
     assert found["bf16"] == {"enabled": True}
-    adapter = Recipe.named("zen-7b-lora").changed({"distributed": shape.model_dump()})
+    adapter = Recipe.named("smollm2-135m-lora").changed({"distributed": shape.model_dump()})
     assert "bf16" not in sharding(adapter)["deepspeed"]  # beside a base in bfloat16 an adapter is trained in float32
     assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (4, 4)

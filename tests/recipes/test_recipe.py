@@ -203,7 +203,7 @@ def test_a_change_of_the_method_leaves_the_keys_of_the_other_behind() -> None:
 
 
 QLORA = {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16"}
-ZERO = {"distributed": {"strategy": "deepspeed_zero3"}}
+ZERO = {"distributed": {"strategy": "deepspeed_zero3"}, "hardware": {"cpu": 8}}
 PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
 
 

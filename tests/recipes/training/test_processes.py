@@ -197,6 +197,17 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
     assert sum(consumed["elastic"].values()) == 24 * 4
 
 
+def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(runs: Runs) -> None:
+    settings: dict[str, Any] = {**FULL, "batch_size": 2, "max_steps": 1}
+    start = runs.train(runs.job("zero3-start", **settings)).artifacts["weights"]
+    still = settings | {"learning_rate": 1e-30, "distributed": shape("deepspeed_zero3", 2)}
+    job = runs.job("zero3-started", **still)
+    made = runs.train(job.model_copy(update={"inputs": {**job.inputs, "start": start}})).artifacts["weights"]
+    folders = [runs.place.store.fetch(weights, runs.folder / "cache") for weights in (start, made)]
+    first, second = (folder.joinpath("model.safetensors").read_bytes() for folder in folders)
+    assert first == second
+
+
 def step_of(line: str) -> int:
     """The step of a line of progress, 0 of any other."""
     found = re.search(r" step (\d+)/\d+ loss ", line)
