@@ -98,7 +98,9 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
 
 def autocasts(recipe: Recipe) -> bool:
     """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
-    sharded = recipe.distributed is not None and recipe.distributed.strategy != "ddp" and recipe.processes > 1
+    sharded = is_deepspeed(recipe) or (
+        recipe.distributed is not None and recipe.distributed.strategy != "ddp" and recipe.processes > 1
+    )
     return recipe.method == "full" and recipe.computing_dtype != "float32" and not sharded
 
 
@@ -140,13 +142,14 @@ def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, m
 
     `adamw`: in the parameters' own type, and a step counter for each tensor (torch.optim.AdamW). `adamw_8bit`: one byte
     each and a constant for each block (Dettmers et al. 2022). `paged_adamw`: in the host's memory, paged in as needed. With
-    `master`, weights of 16 bits have a copy and moments in float32: 12 bytes a parameter (ZeRO, section 3.1).
+    `master`, there is a copy of the weights and moments in float32, whatever they are held in: 12 bytes a parameter (ZeRO,
+    section 3.1; DeepSpeed 0.19 copies weights in float32 too).
     """
     if optimizer == "paged_adamw":
         return 0
     if optimizer == "adamw_8bit":
         return OPTIMIZER_MAP + sum(tensors.copies * states_8bit(tensors.elements) for tensors in trained)
-    each = 12 if master and width < 4 else 2 * width
+    each = 12 if master else 2 * width
     return sum(tensors.copies * (tensors.elements * each + 4) for tensors in trained)
 
 

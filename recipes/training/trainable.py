@@ -25,8 +25,6 @@ def untried_with_deepspeed(recipe: Recipe) -> str | None:
         return "has not been tried beside weights in NF4: use ddp, or method lora"
     if recipe.optimizer != "adamw":
         return f"keeps the moments of adamw over restarts, and not those of {recipe.optimizer}: use optimizer adamw"
-    if recipe.dtype == "float16":
-        return "does not keep float16's loss scale over restarts: use bfloat16"
     if recipe.objective in PREFERENCES:
         return f"has not been tried with objective {recipe.objective}: use fsdp or ddp"
     return None

@@ -110,15 +110,15 @@ def put(parameter: torch.nn.Parameter, *, weight: torch.Tensor, **moments: torch
         for key, moment in moments.items():
             utils.safe_set_full_optimizer_state(parameter, moment, key)
         return
-    utils.safe_set_local_fp32_param(parameter, own_part(parameter, weight))
+    size, rank = parameter.ds_tensor.numel(), dist.get_rank()
+    utils.safe_set_local_fp32_param(parameter, part_of(weight, size, rank))
     for key, moment in moments.items():
-        utils.safe_set_local_optimizer_state(parameter, own_part(parameter, moment), key)
+        utils.safe_set_local_optimizer_state(parameter, part_of(moment, size, rank), key)
 
 
-def own_part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor of a parameter's shape, with zeros at its end where it does not come out even."""
-    size = parameter.ds_tensor.numel()
-    part = whole.flatten()[dist.get_rank() * size :][:size]
+def part_of(whole: torch.Tensor, size: int, rank: int) -> torch.Tensor:
+    """The `size` elements of a tensor that are a process's, with zeros after its end."""
+    part = whole.flatten()[rank * size :][:size]
     return torch.nn.functional.pad(part, (0, size - part.numel()))
 
 

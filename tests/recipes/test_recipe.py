@@ -212,7 +212,6 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
     [
         ("zen-7b-lora", {}, "not pinned"),
         ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
-        ("zen-7b-full", PINNED | ZERO | {"dtype": "float16"}, "float16's loss scale over restarts: use bfloat16"),
         ("zen-7b-full", PINNED | ZERO | {"objective": "orpo"}, "not been tried with objective orpo"),
         ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
         ("zen-7b-full", PINNED | {"objective": "dpo"}, "use method lora, or objective orpo"),
