@@ -87,9 +87,10 @@ def alone(folder: Path, examples: list[Example]) -> tuple[float, int]:
 def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> CheckpointingTrainer:
     address = StoreAddress(root=work.as_uri(), buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
     checkpoints = Checkpoints(work / "checkpoints", Store(address), "s3://hanzo-ml/checkpoints/packing", 1)
+    model = load_for_training(folder, recipe)
     return CheckpointingTrainer(
-        model=load_for_training(folder, recipe),
-        args=arguments(recipe, work),
+        model=model,
+        args=arguments(recipe, work, model),
         train_dataset=[vars(row) for row in rows],
         eval_dataset=[vars(row) for row in rows],
         data_collator=collate,
