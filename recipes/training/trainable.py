@@ -21,6 +21,7 @@ def missing(recipe: Recipe) -> str | None:
 
 
 def untried_with_deepspeed(recipe: Recipe) -> str | None:
+    """What keeps a recipe from DeepSpeed's strategies, which have been tried with sft, lora or full, and adamw."""
     if recipe.method == "qlora":
         return "has not been tried beside weights in NF4: use ddp, or method lora"
     if recipe.optimizer != "adamw":
