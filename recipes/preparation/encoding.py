@@ -125,7 +125,7 @@ class Encoder:
         assert self.parameters.tokenize is not None
         if isinstance(result, Unfit):
             return Reject(line, "chat template", str(result))
-        length, limit = len(result.ids), self.parameters.tokenize.max_length
+        length, limit = len(result), self.parameters.tokenize.max_length
         if self.filter.min_length and length < self.filter.min_length:
             return Reject(line, "too short", f"{length} tokens, min_length is {self.filter.min_length}")
         if self.filter.max_length and length > self.filter.max_length:

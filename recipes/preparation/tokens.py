@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from recipes.layouts import Layout, Unfit
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.conversation import ChatTemplate
+from recipes.preparation.pieces import BYTES, PieceTokenizer, packed
 from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
 
 TOKEN_FIELDS = (
@@ -30,10 +31,20 @@ on; `length` counts the tokens without padding."""
 
 @dataclass(frozen=True)
 class Tokens:
-    """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on."""
+    """One record. `runs` are pairs of lengths: so many tokens that are read only, so many that are learned, and so on.
 
-    ids: list[int]
+    `packed` are the ids as 32-bit numbers, as they stand in the files: lists of Python's numbers took longer than encoding.
+    """
+
+    packed: bytes
     runs: list[int]
+
+    def __len__(self) -> int:
+        return len(self.packed) // BYTES
+
+    @property
+    def ids(self) -> list[int]:
+        return np.frombuffer(self.packed, np.int32).tolist()
 
     def cut(self, length: int) -> "Tokens":
         """The first `length` tokens."""
@@ -41,7 +52,7 @@ class Tokens:
         for run in self.runs:
             runs.append(min(run, left))
             left -= runs[-1]
-        return Tokens(self.ids[:length], runs)
+        return Tokens(self.packed[: length * BYTES], runs)
 
     @property
     def teaches(self) -> bool:
@@ -59,8 +70,9 @@ class RecordTokenizer:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._frozen = frozen
         self._template: ChatTemplate | None = None
+        self._pieces = PieceTokenizer(self._tokenizer)
         around = self._tokenizer.encode("", add_special_tokens=True).ids
-        self._head = around[:1] if around and around[0] != frozen.eos else []
+        self._head = packed(around[:1] if around and around[0] != frozen.eos else [])
 
     @property
     def template(self) -> ChatTemplate:
@@ -80,12 +92,12 @@ class RecordTokenizer:
         """Each record's tokens in full length, or why it has none."""
         found: list[Tokens | Unfit | None] = [None] * len(rows)
         plain: list[str] = []
-        owners: list[tuple[int, list[int]]] = []  # of two texts each: record, and the tokens before the first
+        owners: list[tuple[int, bytes]] = []  # of two texts each: record, and the tokens before the first
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
                 if layout is Layout.INSTRUCTION:
                     plain += (self.template.question(row["instruction"]), row["answer"])
-                    owners.append((number, []))
+                    owners.append((number, b""))
                 elif layout is Layout.COMPLETION:
                     plain += (row["prompt"], row["completion"])
                     owners.append((number, self._head))
@@ -98,11 +110,10 @@ class RecordTokenizer:
                     raise Unfit(f"{layout} is for preference training, which takes its texts as they are")
             except Unfit as problem:
                 found[number] = problem
-        encoded: list[Encoding] = self._tokenizer.encode_batch_fast(plain, add_special_tokens=False)
-        end = [self.eos]
-        for place, (number, head) in enumerate(owners):
-            read, learned = encoded[2 * place].ids, encoded[2 * place + 1].ids
-            found[number] = Tokens(head + read + learned + end, [len(head) + len(read), len(learned) + 1])
+        encoded, end = self._pieces.encode(plain), packed([self.eos])
+        for (number, head), read, learned in zip(owners, encoded[::2], encoded[1::2], strict=True):
+            before = head + read
+            found[number] = Tokens(before + learned + end, [len(before) // BYTES, len(learned) // BYTES + 1])
         return found  # type: ignore[return-value]  # every place was filled above
 
     def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
@@ -115,20 +126,20 @@ class RecordTokenizer:
             if known:
                 runs += [known[0] - done, known[-1] + 1 - known[0]]
                 done = known[-1] + 1
-        return Tokens(encoding.ids, [*runs, len(encoding.ids) - done, 0])
+        return Tokens(packed(encoding.ids), [*runs, len(encoding.ids) - done, 0])
 
 
 def token_columns(records: Sequence[Tokens], pad_to: int | None, padding: int) -> list[pa.Array]:
     """The columns of `TOKEN_FIELDS`; with `pad_to`, every record gets that many tokens."""
-    lengths = np.array([len(record.ids) for record in records], dtype=np.int32)
+    lengths = np.array([len(record) for record in records], dtype=np.int32)
     if pad_to is not None:
-        missing = [pad_to - length for length in lengths.tolist()]
+        fill = packed([padding])
         records = [
-            Tokens(record.ids + [padding] * rest, [*record.runs, rest, 0])
-            for record, rest in zip(records, missing, strict=True)
+            Tokens(record.packed + fill * rest, [*record.runs, rest, 0])
+            for record, rest in zip(records, (pad_to - lengths).tolist(), strict=True)
         ]
-    ends = np.cumsum([0, *(len(record.ids) for record in records)], dtype=np.int32)
-    ids = np.fromiter(chain.from_iterable(record.ids for record in records), np.int32, count=int(ends[-1]))
+    ends = np.cumsum([0, *map(len, records)], dtype=np.int32)
+    ids = np.frombuffer(b"".join(record.packed for record in records), np.int32)
     runs = np.fromiter(chain.from_iterable(record.runs for record in records), np.int64)
     mask = np.repeat(np.tile([False, True], len(runs) // 2), runs)
     offsets = pa.array(ends)

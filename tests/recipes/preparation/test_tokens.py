@@ -7,6 +7,7 @@ import pytest
 
 from recipes.layouts import Layout, Unfit
 from recipes.parameters import TokenizeParameters
+from recipes.preparation.pieces import packed
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokens import RecordTokenizer, Tokens
 from recipes.schema import BadConfiguration, StoreAddress
@@ -100,10 +101,10 @@ def test_a_template_that_writes_the_day_is_refused_unless_the_day_is_given(tmp_p
     ],
 )
 def test_a_cut_record_keeps_its_mask(length: int, ids: list[int], runs: list[int], teaches: bool) -> None:
-    cut = Tokens([1, 2, 3, 4], [2, 2]).cut(length)
+    cut = Tokens(packed([1, 2, 3, 4]), [2, 2]).cut(length)
     assert (cut.ids, cut.runs, cut.teaches) == (ids, runs, teaches)
 
 
 def test_the_first_token_teaches_nothing() -> None:
-    assert not Tokens([1], [0, 1]).teaches
-    assert Tokens([1, 2], [0, 2]).teaches
+    assert not Tokens(packed([1]), [0, 1]).teaches
+    assert Tokens(packed([1, 2]), [0, 2]).teaches
