@@ -13,7 +13,7 @@ import pyarrow as pa
 from recipes.fingerprint import canonical_line, record_hash
 from recipes.layouts import KEYS, Layout, Unfit, layout_of, said
 from recipes.preparation.near_duplicates import Signer
-from recipes.preparation.personal_data import mask, suspects
+from recipes.preparation.personal_data import Kinds, mask, suspects
 from recipes.preparation.plan import Plan, Range, written
 from recipes.preparation.rejects import Reject
 from recipes.preparation.tables import write_table
@@ -88,9 +88,9 @@ class Reader:
                 yield self._batch(lines)
 
     def _batch(self, lines: list[bytes]) -> pa.RecordBatch:
-        suspicious = suspects(pa.array(lines, pa.large_binary())).tolist() if self.masking else [False] * len(lines)
+        suspected: list[Kinds] = suspects(pa.array(lines, pa.large_binary())) if self.masking else [()] * len(lines)
         numbers, layouts, records, digests, sources = [], [], [], [], []
-        for raw, suspect in zip(lines, suspicious, strict=True):
+        for raw, kinds in zip(lines, suspected, strict=True):
             self.line += 1
             line = raw.strip()
             if not line:
@@ -99,9 +99,9 @@ class Reader:
                 row = self._decode(line)
                 layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
                 source = record_hash(canonical_line(row))
-                if suspect:
+                if kinds:
                     found = self.masked.total()
-                    row = mask(row, self.masked)
+                    row = mask(row, self.masked, kinds)
                     line = canonical_json(row) if self.masked.total() > found else line
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))

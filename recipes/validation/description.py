@@ -91,9 +91,10 @@ class Description:
 
     def _see_personal_data(self, block: Block) -> None:
         # Of the texts alone: to the pattern that looks first, the digits of a number in JSON are those of a card.
-        suspicious = suspects(pa.array(["\n".join(texts_in(row)) for row in block.rows], pa.large_string()))
-        for row in np.flatnonzero(suspicious).tolist():
-            mask(block.rows[row], self._personal)
+        suspected = suspects(pa.array(["\n".join(texts_in(row)) for row in block.rows], pa.large_string()))
+        for row, kinds in zip(block.rows, suspected, strict=True):
+            if kinds:
+                mask(row, self._personal, kinds)
 
     def _sign(self, block: Block) -> None:
         if self._measures.near_duplicates is None:
