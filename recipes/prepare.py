@@ -7,7 +7,6 @@ before a kill is not done again.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,13 @@ from pydantic import JsonValue
 
 from recipes.parameters import PrepareParameters
 from recipes.preparation.encoding import TOKENIZER_FOLDER
-from recipes.preparation.ordering import PARTS, SOURCES
+from recipes.preparation.ordering import KNOWN_BY, PARTS
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
-from recipes.record_index import publish_index
+from recipes.record_index import publish_hashes
 from recipes.runner import main, say
 from recipes.schema import Artifact, Job, Result
 from recipes.split import SPLITS
@@ -108,16 +107,10 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str,
 
 def index(store: Store, artifact: Artifact, plan: Plan, folder: Path) -> None:
     """Index the records in `folder` by themselves and by what they were made of, so that those are found in them too."""
-    files = sorted(folder.glob("*.jsonl"))
-    sources = {file.stem: file for file in plan.work.joinpath(SOURCES).rglob("*.npy")}
-    origins = (source for file in files for source in np.load(sources[file.stem]).tolist())
-    lines = (line for file in files for line in read_lines(file))
-    publish_index(store, artifact, lines, plan.work / "index" / artifact.digest, origins)
-
-
-def read_lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as lines:
-        yield from lines
+    known = {file.stem: file for file in plan.work.joinpath(KNOWN_BY).rglob("*.npy")}
+    hashes = np.concatenate([np.load(known[file.stem]) for file in sorted(folder.glob("*.jsonl"))])
+    sources, records, texts = (np.ascontiguousarray(column) for column in hashes.T)
+    publish_hashes(store, artifact, texts, records, plan.work / "index" / artifact.digest, sources)
 
 
 def together(plan: Plan) -> Path:

@@ -37,6 +37,7 @@ FEW = 16
 """Keys that are looked for each at its place; for more, the whole segment is read."""
 
 Entries = NDArray[np.void]
+Hashes = NDArray[np.uint64]
 
 
 def index_uri(artifact_uri: str) -> str:
@@ -60,15 +61,19 @@ class Segments:
 
     def finish(self) -> bytes:
         """What is left; no bytes where nothing is."""
-        segment = sorted_segment(self._keys, self._values)
+        segment = sorted_segment(hashes_in(self._keys), hashes_in(self._values))
         self._keys, self._values = array("Q"), array("Q")
         return segment
 
 
-def sorted_segment(keys: "array[int]", values: "array[int]") -> bytes:
+def hashes_in(collected: "array[int]") -> Hashes:
+    return np.frombuffer(collected, np.uint64)
+
+
+def sorted_segment(keys: Hashes, values: Hashes) -> bytes:
     """The entries of records 0, 1, ... in the order of their keys."""
     entries = np.empty(len(keys), ENTRY)
-    entries["key"], entries["value"] = np.frombuffer(keys, np.uint64), np.frombuffer(values, np.uint64)
+    entries["key"], entries["value"] = keys, values
     entries["number"] = np.arange(len(entries))
     return entries[np.argsort(entries["key"], kind="stable")].tobytes()
 
@@ -174,10 +179,18 @@ def publish_index(
         found = fingerprint_of(line)
         texts.append(found.text)
         hashes.append(found.record)
+    made_of = None if origins is None else hashes_in(array("Q", origins))
+    publish_hashes(store, artifact, hashes_in(texts), hashes_in(hashes), scratch, made_of)
+
+
+def publish_hashes(
+    store: Store, artifact: Artifact, texts: Hashes, hashes: Hashes, scratch: Path, origins: Hashes | None = None
+) -> None:
+    """`publish_index` for records whose fingerprints are known: `texts` and `hashes` are their two parts."""
     scratch.mkdir(parents=True, exist_ok=True)
     scratch.joinpath(RECORDS).write_bytes(sorted_segment(texts, hashes))
     if origins is not None:
-        scratch.joinpath(ORIGINS).write_bytes(sorted_segment(array("Q", origins), texts))
+        scratch.joinpath(ORIGINS).write_bytes(sorted_segment(origins, texts))
     store.publish(scratch, index_uri(artifact.uri), KIND, inputs={"records": artifact.digest})
 
 

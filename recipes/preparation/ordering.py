@@ -10,19 +10,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recipes.fingerprint import Fingerprint
 from recipes.preparation import encoding
 from recipes.preparation.duplicates import halves
 from recipes.preparation.hashing import mixed
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS
+from recipes.record_index import fingerprint_of
 from recipes.split import SPLITS
 
 STAGE = "scatter"
 PARTS = "parts"
 DECIDED = "decided"
 KEY = "key"
-SOURCES = "sources"
+KNOWN_BY = "known_by"
+"""Of each record of a part: the hash of what it was made of, and its own fingerprint's two, for the index."""
 KEPT = ("record", "source")
 BATCH, LINES = 8192, 256
 """Records that are copied together: of tokens, and of texts, which may be long."""
@@ -93,18 +96,21 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
         columns = [column for column, _ in TOKEN_FIELDS]
         tokens = table.select(columns).combine_chunks().take(order)
         write_table(texts.with_suffix(".arrow"), pa.schema(list(TOKEN_FIELDS)), tokens.to_batches(max_chunksize=BATCH))
-    # Not beside the records: it is of their index, and not of the dataset.
-    sources = plan.work / SOURCES / SPLITS[split] / f"{name}.npy"
-    with written(sources) as part_file, part_file.open("wb") as file:
-        np.save(file, table.column("source").take(order).to_numpy())
-    write_lines(texts, table.column("record"), order)
+    with written(texts) as part_file:
+        fingerprints = write_lines(part_file, table.column("record"), order)
+        # Not beside the records: it is of their index, and not of the dataset. Before them: where they are, all is done.
+        sources = table.column("source").take(order).to_numpy()
+        with written(plan.work / KNOWN_BY / SPLITS[split] / f"{name}.npy") as known, known.open("wb") as file:
+            np.save(file, np.column_stack([sources, np.array(fingerprints, np.uint64).reshape(-1, 2)]))
     return len(table)
 
 
-def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> None:
+def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> list[Fingerprint]:
     """One record a line."""
-    together = records.combine_chunks()
-    with written(path) as part, part.open("wb") as file:
+    together, fingerprints = records.combine_chunks(), []
+    with path.open("wb") as file:
         for begin in range(0, len(order), LINES):
             chosen = together.take(order[begin : begin + LINES]).to_pylist()
+            fingerprints += map(fingerprint_of, chosen)
             file.write(b"".join(record + b"\n" for record in chosen))
+    return fingerprints
