@@ -52,7 +52,8 @@ class PieceTokenizer:
         if self._pattern is None:
             return self._whole(texts)
         found = [b""] * len(texts)
-        unfinished = self._look_up([(number, self._cut(text)) for number, text in enumerate(texts)], found)
+        # One text after the other: what was looked up is gone before the next is cut, and the processor's cache is enough.
+        unfinished = self._look_up(((number, self._cut(text)) for number, text in enumerate(texts)), found)
         new = self._learn([pieces for _, pieces in unfinished]) if unfinished else []
         left = [number for number, _ in self._look_up(unfinished, found)]
         for number, ids in zip(left, self._whole([texts[number] for number in left]), strict=True):
@@ -74,7 +75,7 @@ class PieceTokenizer:
             pieces += [part] if number % 2 else self._pattern.findall(part)
         return pieces
 
-    def _look_up(self, cut: Sequence[tuple[int, list[str]]], found: list[bytes]) -> list[tuple[int, list[str]]]:
+    def _look_up(self, cut: Iterable[tuple[int, list[str]]], found: list[bytes]) -> list[tuple[int, list[str]]]:
         """Leave the ids of texts by their numbers; those of which a piece is not known come back."""
         known, unfinished = self._known.__getitem__, []
         for number, pieces in cut:
