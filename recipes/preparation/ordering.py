@@ -107,7 +107,8 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
 
 def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> list[Fingerprint]:
     """One record a line."""
-    together, fingerprints = records.combine_chunks(), []
+    together = records.combine_chunks()
+    fingerprints: list[Fingerprint] = []
     with path.open("wb") as file:
         for begin in range(0, len(order), LINES):
             chosen = together.take(order[begin : begin + LINES]).to_pylist()

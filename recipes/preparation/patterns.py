@@ -1,8 +1,8 @@
 """How byte-level tokenizers cut a text before they look anything up, as patterns of Python's `re`.
 
-A tokenizer's own pattern knows Unicode's categories, which `re` does not: here they are spelled out, for the characters of the
-Basic Multilingual Plane whose category is what it was in Unicode 3.2, and so the same in every library. Any other character
-is cut off by itself, and whoever meets one leaves the text to the tokenizer.
+A tokenizer's own pattern knows Unicode's categories, which `re` does not: here they are spelled out, for the characters of
+the Basic Multilingual Plane whose category is what it was in Unicode 3.2, and so the same in every library. Any other
+character is cut off by itself, and whoever meets one leaves the text to the tokenizer.
 """
 
 import json

@@ -97,9 +97,7 @@ KINDS = (
     Kind(
         "secret",
         rf"(?i:{NAMED})(?:\\[nrtf]|[^A-Za-z0-9=:]){{0,5}}[=:]",
-        re.compile(
-            rf"(?i)(?P<keep>\b[\w-]*(?:{NAMED})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?!\[REDACTED\])[^\s\"',;]{{8,}}"
-        ),
+        re.compile(rf"(?i)(?P<keep>\b[\w-]*(?:{NAMED})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?!\[REDACTED\])[^\s\"',;]{{8,}}"),
     ),
     Kind(
         "email",

@@ -4,7 +4,6 @@ A tokenizer cuts a text into pieces, about a word each, and makes tokens of each
 others before: here a text is cut by the same pattern, and a piece is given to the tokenizer once.
 """
 
-import os
 import re
 import unicodedata
 from array import array
@@ -44,7 +43,9 @@ class PieceTokenizer:
         # The longest first, as the tokenizer looks for them.
         contents = sorted((token.content for token in added), key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, contents)) or '(?!)'})")
-        self._beginning = os.path.commonprefix(contents)
+        # Where a text does not even hold what all of them begin with, it need not be looked through for them.
+        first = min(contents, default="")[:1]
+        self._mark = first if all(content.startswith(first) for content in contents) else ""
         self._known: dict[str, bytes] = {}
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
@@ -68,7 +69,7 @@ class PieceTokenizer:
         assert self._pattern is not None
         if self._composes and not (text.isascii() or unicodedata.is_normalized("NFC", text)):
             return [text]
-        if self._beginning not in text:
+        if self._mark not in text:
             return self._pattern.findall(text)
         pieces: list[str] = []
         for number, part in enumerate(self._added.split(text)):

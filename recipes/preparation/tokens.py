@@ -44,7 +44,7 @@ class Tokens:
 
     @property
     def ids(self) -> list[int]:
-        return np.frombuffer(self.packed, np.int32).tolist()
+        return list(memoryview(self.packed).cast("i"))
 
     def cut(self, length: int) -> "Tokens":
         """The first `length` tokens."""
