@@ -5,7 +5,7 @@ What belongs here: bytes into the store. What does not: what the bytes mean.
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from resources.metadata.chunk_claims import ChunkClaims
 BATCH_BYTES = 8 << 20
 """What is claimed together, and with `Chunker`'s buffer the memory of a file that is written."""
 UPLOADS = 8
-"""Chunks that are on their way to the store at once."""
+"""Threads: two of them at most hash and cut a file, the others have a chunk on its way to the store each."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ def chunk_store(store: Store, claims: ChunkClaims, holder: str, place: str) -> I
 
 
 class ChunkedFile:
-    """One file on its way into the store."""
+    """One file on its way into the store.
+
+    It is hashed and cut by a thread of the pool, one piece behind: those leave Python's lock to whoever reads the records.
+    """
 
     def __init__(self, chunks: ChunkStore, path: str) -> None:
         self._chunks = chunks
@@ -64,20 +67,31 @@ class ChunkedFile:
         self._digest = hashlib.sha256()
         self._batch: dict[str, bytes] = {}
         self._found: list[Chunk] = []
+        self._behind: Future[None] | None = None
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        self._digest.update(data)
+        """Take more bytes. Raises what went wrong with those before."""
+        self._catch_up()
         self.size += len(data)
-        for chunk in self._chunker.push(data):
-            self._add(chunk)
+        self._behind = self._chunks.pool.submit(self._take, data)
 
     def close(self) -> FileRecord:
         """Store what is left. The whole file is in the store when this returns."""
+        self._catch_up()
         for chunk in self._chunker.finish():
             self._add(chunk)
         self._flush()
         return FileRecord(path=self._path, sha256=self._digest.hexdigest(), size=self.size, chunks=tuple(self._found))
+
+    def _catch_up(self) -> None:
+        if self._behind is not None:
+            self._behind.result()
+
+    def _take(self, data: bytes) -> None:
+        self._digest.update(data)
+        for chunk in self._chunker.push(data):
+            self._add(chunk)
 
     def _add(self, data: bytes) -> None:
         sha256 = hashlib.sha256(data).hexdigest()
