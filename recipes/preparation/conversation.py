@@ -52,13 +52,13 @@ class ChatTemplate:
         self._end_token = end_token
         # A template that puts a plain question between two constant texts is asked for them once: 60 us less a record.
         before, found, after = self._prompt(PROBE).partition(PROBE)
-        self._around = (before, after) if found and self._prompt("a b") == f"{before}a b{after}" else None
+        self.around = (before, after) if found and self._prompt("a b") == f"{before}a b{after}" else None
 
     def question(self, text: str) -> str:
         """The conversation up to where the assistant starts to answer."""
-        if self._around is None or text != text.strip() or MARKUP in text:
+        if self.around is None or text != text.strip() or MARKUP in text:
             return self._prompt(text)
-        return text.join(self._around)
+        return text.join(self.around)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]]:
         """A whole conversation, and where the assistant speaks in it.

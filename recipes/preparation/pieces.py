@@ -46,7 +46,14 @@ class PieceTokenizer:
         # Where a text does not even hold what all of them begin with, it need not be looked through for them.
         first = min(contents, default="")[:1]
         self._mark = first if all(content.startswith(first) for content in contents) else ""
+        self._constant: dict[str, bytes] = {}
         self._known: dict[str, bytes] = {}
+
+    def expect(self, text: str) -> None:
+        """Take what stands between added tokens here, such as a system prompt, for one piece: many texts will have it."""
+        parts = [part for part in self._added.split(text) if len(part) > 1]
+        self._constant.update(zip(parts, self._whole(parts), strict=True))
+        self._known.update(self._constant)
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, packed."""
@@ -73,7 +80,7 @@ class PieceTokenizer:
             return self._pattern.findall(text)
         pieces: list[str] = []
         for number, part in enumerate(self._added.split(text)):
-            pieces += [part] if number % 2 else self._pattern.findall(part)
+            pieces += [part] if number % 2 or part in self._constant else self._pattern.findall(part)
         return pieces
 
     def _look_up(self, cut: Iterable[tuple[int, list[str]]], found: list[bytes]) -> list[tuple[int, list[str]]]:
@@ -89,7 +96,7 @@ class PieceTokenizer:
     def _learn(self, cut: Sequence[list[str]]) -> list[str]:
         """Give the tokenizer what is new in these texts, and remember it. Returns the new pieces."""
         if len(self._known) > MOST:
-            self._known.clear()
+            self._known = dict(self._constant)
         new = [piece for piece in dict.fromkeys(chain.from_iterable(cut)) if piece not in self._known]
         if len(new) * FEW > sum(map(len, cut)):
             counts = Counter(chain.from_iterable(cut))

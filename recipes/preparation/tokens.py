@@ -86,6 +86,8 @@ class RecordTokenizer:
                 parameters.system_prompt,
                 str(special["eos_token"]),
             )
+            for constant in self._template.around or ():
+                self._pieces.expect(constant)
         return self._template
 
     def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | Unfit]:

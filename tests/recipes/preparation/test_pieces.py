@@ -41,6 +41,7 @@ def trained(cutter: Any, **token: Any) -> Tokenizer:
         "''s 'LL 12 1234",
         "\u00e9\u00e9\u00e9 \u0301\u0301",
         " \r\n ",
+        "\U0001f600\U0001f600!",
     ]
     tokenizer.train_from_iterator([*SENTENCES, *(text * 3 for text in layout)] * 2, trainer)
     return tokenizer
@@ -100,7 +101,8 @@ SCRAPS = [
     ),
     *(*SPECIAL, "<|im_end|>>", "<|im", "<", "|>"),
 ]
-TEXTS = st.lists(st.sampled_from(SCRAPS) | st.text(max_size=3), max_size=12).map("".join)
+PROMPTS = ["<|im_start|>system\nBe  brief. \n<|im_end|>\n<|im_start|>user\n", "\U0001f600<|im_start|>s"]
+TEXTS = st.lists(st.sampled_from([*SCRAPS, *PROMPTS]) | st.text(max_size=3), max_size=12).map("".join)
 
 
 def whole(tokenizer: Tokenizer, texts: list[str]) -> list[bytes]:
@@ -115,6 +117,8 @@ def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) ->
         tokenizer.normalizer = normalizers.NFC()
     assert pattern_of(tokenizer) is in_python(pattern)
     remembering = PieceTokenizer(tokenizer)
+    for prompt in PROMPTS:
+        remembering.expect(prompt)
 
     @given(st.lists(TEXTS, max_size=4))
     @settings(max_examples=150, deadline=None)
