@@ -45,7 +45,7 @@ def test_its_memory_is_known_from_the_base_model_s_own_configuration(
     weights = found["memory"]["parts"]["weights"]
     # Embedding, two blocks of q, k, v, o, gate, up, down and two norms, and the last norm, in float32.
     vocabulary = 400
-    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     assert weights <= 4 * (vocabulary * 64 + 2 * block + 64)
     assert weights > 4 * 2 * block
     assert found["memory"]["where"] == "the host"

@@ -196,7 +196,8 @@ def test_one_that_diverges_before_its_first_checkpoint_leaves_what_it_has_for_th
 
 
 def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, tmp_path: Path) -> None:
-    result = place.train(tmp_path / "best", publish="best", learning_rate=20.0)
+    """It learns nothing that float32 could show: of equal losses the first is the best."""
+    result = place.train(tmp_path / "best", publish="best", learning_rate=1e-15)
     found = facts(result)
     assert found.published_step == found.best_step != 8
     best = tmp_path / "best" / "checkpoints" / str(found.best_step) / "adapter_model.safetensors"
