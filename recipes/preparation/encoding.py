@@ -19,13 +19,14 @@ from recipes.preparation.rejects import Reject
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS, RecordTokenizer, Tokens, token_columns
 from recipes.preparation.toxicity import ToxicityFilter
+from recipes.records import normalize
 from recipes.split import SPLITS, draw, split_named
 
 STAGE = "encode"
 DISTINCT = "distinct"
 TOKENIZER_FOLDER = "tokenizer"
 BATCH = 1024
-NOT_A_WORD = r"[^\pL\pN_]+"
+NOT_A_WORD = r"[^A-Za-z0-9_]+"
 
 FIELDS = (
     ("record", pa.large_binary()),
@@ -186,5 +187,7 @@ def draws(questions: list[str], seed: int) -> list[int]:
 
     In the order of `recipes.split.draw`: what a version holds out, a version that is prepared of it holds out too.
     """
-    words = pc.replace_substring_regex(pc.utf8_lower(pa.array(questions, pa.large_string())), NOT_A_WORD, " ")
-    return [int(draw(text.strip(), seed)[:16], 16) for text in words.to_pylist()]
+    words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NOT_A_WORD, " ").to_pylist()
+    # Of other letters every library has its own idea.
+    normal = (word.strip() if asked.isascii() else normalize(asked) for asked, word in zip(questions, words, strict=True))
+    return [int(draw(text, seed)[:16], 16) for text in normal]

@@ -322,7 +322,7 @@ def test_the_layout_of_a_preference_record_is_kept_without_tokens(tmp_path: Path
     assert canonical_json(result.facts["rejected"]) == b"{}"
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Mn", "Mc", "Me"), exclude_characters="İΣ")))
+@given(st.text(st.characters(codec="utf-8")) | st.text(st.characters(codec="ascii")))
 def test_a_question_has_the_same_place_in_the_order_of_both_ways_to_split(asked: str) -> None:
     assert f"{draws([asked], 42)[0]:016x}" == draw(normalize(asked), 42)[:16]
 
