@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
+from recipes.launch import sharding, zero_stage
 from recipes.recipe import Recipe
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -69,7 +70,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         BadConfiguration: an adapter's target is no module of this model.
     """
     trained = trained_tensors(recipe, shape)
-    trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and is_deepspeed(recipe) else WIDTH[TRAINED]
+    trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
     frozen = frozen_bytes(recipe, shape) if recipe.method != "full" else 0
     sizes = sum(tensors.total for tensors in trained) * trained_width
     strategy = recipe.distributed.strategy if recipe.distributed else None
@@ -84,7 +85,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         "adapter": (sizes if recipe.method != "full" else 0) / of_weights,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
         "gradients": sizes * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
-        "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=is_deepspeed(recipe)) / of_states,
+        "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
         "activations": float(saved_bytes(forward)),
         "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),
         "gathered": gathered_bytes(recipe, shape) if of_weights > 1 else 0.0,
@@ -98,14 +99,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
 
 def autocasts(recipe: Recipe) -> bool:
     """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
-    sharded = is_deepspeed(recipe) or (
-        recipe.distributed is not None and recipe.distributed.strategy != "ddp" and recipe.processes > 1
-    )
-    return recipe.method == "full" and recipe.computing_dtype != "float32" and not sharded
-
-
-def is_deepspeed(recipe: Recipe) -> bool:
-    return recipe.distributed is not None and recipe.distributed.strategy.startswith("deepspeed")
+    return recipe.method == "full" and recipe.computing_dtype != "float32" and not sharding(recipe)
 
 
 def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from transformers.distributed import DistributedConfig
 
 from recipes.arithmetic import computing_dtype
-from recipes.launch import fully_sharded, sharding, zero_stage
+from recipes.launch import fully_sharded, zero_stage
+from recipes.memory import autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.zero import spread_as_they_are_read
@@ -47,8 +48,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
     """In what a model of float32 weights computes its losses, where that is another type; shards see to it themselves."""
     dtype = computing_dtype(recipe.computing_dtype)
-    casts = recipe.method == "full" and not sharding(recipe) and dtype is not torch.float32
-    return dtype if casts else None
+    return dtype if autocasts(recipe) and dtype is not torch.float32 else None
 
 
 def refuse_widths_of_nf4(model: PreTrainedModel, recipe: Recipe) -> None:
