@@ -39,7 +39,7 @@ async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncCli
                 "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
             )
             try:
-                response = await http.send(outgoing, stream=True)
+                response = await send_to(http, outgoing)
                 if response.headers.get("Content-Type", "").startswith("text/event-stream"):
                     return Relay(response, counted.pop_all(), headers_of(response, served))
                 content = await response.aread()
@@ -48,6 +48,15 @@ async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncCli
                 pass
         await asyncio.sleep(PAUSE_SECONDS)
     raise EngineUnavailable(f"the backend of '{served.name}' broke off {ATTEMPTS} times: try again soon")
+
+
+async def send_to(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
+    """The beginning of a backend's answer. Raises httpx.TransportError where the backend breaks off."""
+    try:
+        return await http.send(outgoing, stream=True)
+    except AttributeError as error:
+        # anyio 4 asks a connection that was closed the moment it was made for the name of its peer, and finds no socket.
+        raise httpx.ConnectError(f"the connection was closed as it was made: {error}", request=outgoing) from error
 
 
 class Relay(StreamingResponse):
