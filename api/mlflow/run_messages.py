@@ -1,18 +1,22 @@
 """Our runs as MLflow's JSON messages. Structs and not dicts: a page has tens of thousands of them, at half the price."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from sqlalchemy import Connection
 
 from api.mlflow.messages import pairs
 from api.mlflow.statuses import TO_MLFLOW
 from resources.metadata.inputs import DatasetInput
-from resources.metadata.logged_runs import LoggedRun
+from resources.metadata.logged_runs import LoggedRun, load_logged
 from resources.metadata.run_states import Run
+from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import MetricPoint
+
+_encode = msgspec.json.Encoder().encode
 
 
 class PointMessage(msgspec.Struct, gc=False):
@@ -48,17 +52,40 @@ class DataMessage(msgspec.Struct):
     tags: list[PairMessage]
 
 
-class RunMessage(msgspec.Struct):
-    info: InfoMessage
+class LogMessage(msgspec.Struct):
+    """Of a run's message, what moves its revision."""
+
     data: DataMessage
     inputs: dict[str, list[Any]]
     outputs: dict[str, list[Any]]
 
 
+class RunMessage(LogMessage):
+    info: InfoMessage
+
+
 def run_message(logged: LoggedRun) -> RunMessage:
+    log = log_message(logged)
+    return RunMessage(data=log.data, inputs=log.inputs, outputs=log.outputs, info=info_message(logged.run))
+
+
+def run_texts(tracking: Tracking, reader: Connection, found: Sequence[Run]) -> list[msgspec.Raw]:
+    """The messages of runs as JSON, in their order. What they logged is read only where it is not kept from before."""
+
+    def texts(missing: Sequence[Run]) -> Iterable[bytes]:
+        return (_encode(log_message(logged)) for logged in load_logged(reader, missing))
+
+    logs = tracking.renderings.of(found, texts)
+    # Of two JSON objects one: the second goes on where the first would end.
+    return [
+        msgspec.Raw(b'{"info":' + _encode(info_message(run)) + b"," + log[1:]) for run, log in zip(found, logs, strict=True)
+    ]
+
+
+def log_message(logged: LoggedRun) -> LogMessage:
     data = DataMessage(point_messages(logged.metrics), pair_messages(logged.params), pair_messages(logged.tags))
     inputs, outputs = connected(logged) if logged.inputs or logged.models else ({}, {})
-    return RunMessage(info_message(logged.run), data, inputs, outputs)
+    return LogMessage(data, inputs, outputs)
 
 
 def info_message(run: Run) -> InfoMessage:

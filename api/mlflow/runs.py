@@ -9,7 +9,7 @@ from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, OfRun, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_number
-from api.mlflow.run_messages import info_message, run_message
+from api.mlflow.run_messages import info_message, run_message, run_texts
 from api.mlflow.statuses import Status, our_status, translate
 from api.requests import StrictRoute
 from resources.errors import invalid
@@ -77,8 +77,8 @@ def get(
     if not named:
         raise invalid("Missing value for required parameter 'run_id'.")
     with tracking.read() as reader:
-        found = tracking.run_search.get(tracking.runs.get(named, connection=reader), connection=reader)
-    return answer(run=run_message(found))
+        [text] = run_texts(tracking, reader, [tracking.runs.get(named, connection=reader)])
+    return answer(run=text)
 
 
 @router.post("/update")
@@ -102,16 +102,19 @@ def restore(body: OfRun, tracking: TrackingOf) -> Response:
 
 @router.post("/search")
 def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response:
-    page = tracking.run_search.search(
-        [experiment_number(text) for text in body.experiment_ids],
-        conditions=translate(parse_filter(body.filter, RUN_GRAMMAR)),
-        orders=parse_orders(body.order_by, RUN_GRAMMAR),
-        lifecycle_stages=VIEWS[body.run_view_type],
-        limit=body.max_results,
-        page_token=body.page_token or None,
-        organization=caller.organization,
-    )
-    return answer(runs=[run_message(logged) for logged in page.runs], next_page_token=page.next_page_token)
+    with tracking.read() as reader:
+        page = tracking.run_search.find(
+            [experiment_number(text) for text in body.experiment_ids],
+            conditions=translate(parse_filter(body.filter, RUN_GRAMMAR)),
+            orders=parse_orders(body.order_by, RUN_GRAMMAR),
+            lifecycle_stages=VIEWS[body.run_view_type],
+            limit=body.max_results,
+            page_token=body.page_token or None,
+            organization=caller.organization,
+            connection=reader,
+        )
+        found = run_texts(tracking, reader, page.runs)
+    return answer(runs=found, next_page_token=page.next_page_token)
 
 
 @router.post("/log-parameter", dependencies=[Depends(own_run)])

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from benchmarks.tracking.cases import CASES, GOALS, Case, Loaded, prepare_reads
-from benchmarks.tracking.floors import copied_rows, sqlite_rows
+from benchmarks.tracking.floors import committed_rows, copied_rows, sqlite_rows
 from benchmarks.tracking.load import median
 from benchmarks.tracking.processes import processor_seconds, with_children
 from benchmarks.tracking.scale import measure_scale
@@ -98,6 +98,8 @@ def measure(
                 prepare_reads(loaded[name], options.runs)
         floor = copied_rows(postgres.url("postgres")) if postgres is not None else sqlite_rows(folder)
         print(f"  floor: {floor:,.0f} rows/s written without a server")
+        if postgres is not None:
+            print(f"  floor: {committed_rows(postgres.url('postgres')):,.0f} commits/s of one row without a server")
         results: Results = {}
         for case in cases:
             names = [name for name in loaded if not (case.reads and name == BARE)]

@@ -12,6 +12,8 @@ BATCH = 1000
 HISTORY = 100_000
 NOW = 1_700_000_000_000
 EXPERIMENT = "search"
+FRESH = 400
+PAGE = 100
 
 
 @dataclass
@@ -109,6 +111,22 @@ def search_all(server: Loaded, clients: int, seconds: float) -> Measured:
     return asked(server, clients, seconds, searching(server, {"max_results": 1000}))
 
 
+def search_first(server: Loaded, clients: int, seconds: float) -> Measured:
+    """Pages of runs that nobody has asked for before: a server may keep what it has answered once."""
+    client = Client(server.port)
+    experiment = str(client.json("POST", "experiments/create", {"name": f"{EXPERIMENT}-{time.time_ns()}"})["experiment_id"])
+    add_runs(client, experiment, FRESH)
+    body: dict[str, object] = {"experiment_ids": [experiment], "max_results": PAGE}
+    taken: list[float] = []
+    while len(taken) < FRESH / PAGE:
+        began = time.perf_counter()
+        page = client.json("POST", "runs/search", body)
+        taken.append(time.perf_counter() - began)
+        body["page_token"] = page.get("next_page_token", "")
+    client.close()
+    return Measured(median(taken) * 1000, len(taken))
+
+
 def searching(server: Loaded, query: dict[str, object]) -> Call:
     return "POST", API + "runs/search", json.dumps({"experiment_ids": [server.experiment], **query}).encode()
 
@@ -158,6 +176,7 @@ CASES = (
     Case("log-batch", 1, "metrics/s", True, log_batch),
     Case("log-batch", 4, "metrics/s", True, log_batch),
     Case("search", 1, "ms", False, search, reads=True),
+    Case("search-first", 1, "ms", False, search_first, reads=True),
     Case("search-all", 1, "ms", False, search_all, reads=True),
     Case("get-history", 1, "s", False, history, reads=True),
     Case("get-run", 1, "ms", False, get_run, reads=True),
@@ -168,22 +187,22 @@ GOALS = {"mlflow": 15.0, "fasttrackml": 2.0}
 """Times better than these, in every case."""
 
 
+def add_runs(client: Client, experiment: str, runs: int) -> str:
+    """Runs of 10 params, 10 metrics and 3 tags each. Returns the last one's id."""
+    for number in range(runs):
+        run = new_run(client, experiment)
+        metrics = [{"key": f"m{k}", "value": number * 7919 % 2000 / 2000 + k, "timestamp": NOW} for k in range(10)]
+        params = [{"key": f"p{k}", "value": f"v{number % 5}"} for k in range(10)]
+        tags = [{"key": f"t{k}", "value": f"v{number % 7}"} for k in range(3)]
+        client.json("POST", "runs/log-batch", {"run_id": run, "metrics": metrics, "params": params, "tags": tags})
+    return run
+
+
 def prepare_reads(server: Loaded, runs: int) -> None:
-    """Runs of 10 params, 10 metrics and 3 tags each, and one with a long history."""
+    """Runs to search in, and one with a long history."""
     client = Client(server.port)
     server.experiment = str(client.json("POST", "experiments/create", {"name": EXPERIMENT})["experiment_id"])
-    for number in range(runs):
-        server.small = new_run(client, server.experiment)
-        client.json(
-            "POST",
-            "runs/log-batch",
-            {
-                "run_id": server.small,
-                "metrics": [{"key": f"m{k}", "value": number * 7919 % 2000 / 2000 + k, "timestamp": NOW} for k in range(10)],
-                "params": [{"key": f"p{k}", "value": f"v{number % 5}"} for k in range(10)],
-                "tags": [{"key": f"t{k}", "value": f"v{number % 7}"} for k in range(3)],
-            },
-        )
+    server.small = add_runs(client, server.experiment, runs)
     server.run = new_run(client)
     for start in range(0, HISTORY, BATCH):
         part = [

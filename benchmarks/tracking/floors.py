@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from benchmarks.tracking.cases import BATCH
 
 BATCHES = 200
+COMMITS = 1000
 TABLE = (
     "CREATE TABLE floor (series bigint, step bigint, timestamp bigint, value double precision, PRIMARY KEY (series, step))"
 )
@@ -53,6 +54,16 @@ def sqlite_rows(folder: Path) -> float:
     taken = time.perf_counter() - began
     connection.close()
     return BATCHES * BATCH / taken
+
+
+def committed_rows(url: str) -> float:
+    """Transactions of one row a second into PostgreSQL, by one connection: what a call that waits for its commit costs."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE single (value double precision)")
+        began = time.perf_counter()
+        for n in range(COMMITS):
+            connection.execute("INSERT INTO single VALUES (%s)", (n / 7,), prepare=True)
+        return COMMITS / (time.perf_counter() - began)
 
 
 def copied_rows(url: str) -> float:

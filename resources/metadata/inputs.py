@@ -14,6 +14,7 @@ from resources.metadata.filter_language import Condition
 from resources.metadata.filter_sql import Parameters, compare
 from resources.metadata.run_data import require_active
 from resources.metadata.run_models import write_run_models
+from resources.metadata.run_revisions import revise
 from resources.metadata.tables import inputs, run_inputs, runs
 from resources.metadata.tracking_rules import MAX_DATASET_DIGEST, MAX_DATASET_NAME, check_length, checked_text
 from resources.metadata.transactions import insert_into, reading, writing
@@ -81,6 +82,7 @@ class Inputs:
             numbers = {key: _ensure(writer, experiment_id, named[key].dataset) for key in sorted(named)}
             rows = [{"run_id": run_id, "input_id": numbers[key], "tags": dict(named[key].tags)} for key in sorted(named)]
             if rows:
+                revise(writer, run_id)
                 writer.execute(insert_into(writer, run_inputs).on_conflict_do_nothing(), rows)
             write_run_models(writer, run_id, "input", dict.fromkeys(model_ids, 0))
 

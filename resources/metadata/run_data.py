@@ -9,6 +9,7 @@ from resources.errors import HanzoError, not_found
 from resources.metadata import run_rows_sqlite
 from resources.metadata.database import Database
 from resources.metadata.logged_model_points import write_model_points
+from resources.metadata.run_revisions import revise
 from resources.metadata.run_writes import (
     MAX_PARAMS,
     NAME_TAG,
@@ -69,6 +70,7 @@ class RunData:
     def delete_tag(self, run_id: str, key: str, *, connection: Connection | None = None) -> None:
         with writing(self._database, connection) as writer:
             require_active(writer, run_id)
+            revise(writer, run_id)
             tag = (run_tags.c.run_id == run_id) & (run_tags.c.key == checked_text(key, "key"))
             if writer.execute(delete(run_tags).where(tag)).rowcount == 0:
                 raise not_found(f"No tag with name: {key} in run with id {run_id}")
@@ -131,6 +133,7 @@ def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
     """Set tags in the order of their keys, so that two writers cannot wait for each other; the name tag renames."""
     if not new:
         return
+    revise(writer, run_id)
     statement = insert_into(writer, run_tags)
     upsert = statement.on_conflict_do_update(index_elements=["run_id", "key"], set_={"value": statement.excluded.value})
     writer.execute(upsert, [{"run_id": run_id, "key": key, "value": new[key]} for key in sorted(new)])

@@ -7,6 +7,7 @@ from typing import Literal
 from sqlalchemy import Connection, select
 
 from resources.metadata.logged_model_states import no_model
+from resources.metadata.run_revisions import revise
 from resources.metadata.tables import logged_models, run_models
 from resources.metadata.tracking_rules import checked_text
 from resources.metadata.transactions import insert_into
@@ -34,6 +35,7 @@ def write_run_models(writer: Connection, run_id: str, direction: Direction, step
     for model_id in ids:
         if model_id not in known:
             raise no_model(model_id)
+    revise(writer, run_id)
     statement = insert_into(writer, run_models)
     upsert = statement.on_conflict_do_update(
         index_elements=["run_id", "model_id", "direction"], set_={"step": statement.excluded.step}

@@ -27,6 +27,7 @@ STATEMENTS = {
     b"new_series": b"""INSERT INTO latest_metrics (run_id, key, step, timestamp, value, is_nan)
         SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::float8[], $6::bool[])
         RETURNING run_id, key, id""",
+    b"revised": b"UPDATE runs SET revision = revision + 1 WHERE id = ANY($1)",
     b"newest": b"""UPDATE latest_metrics AS t
         SET step = new.step, timestamp = new.timestamp, value = new.value, is_nan = new.is_nan
         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::float8[], $5::bool[])
@@ -84,6 +85,8 @@ def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit:
         _copy(pipeline, fresh)
     else:
         other += fresh
+    if changes.runs:
+        pipeline.add(b"revised", (texts(changes.runs),))
     if moved:
         pipeline.add(b"newest", _numbers(moved))
     if other:

@@ -35,6 +35,7 @@ _TAGS = (
     "INSERT INTO run_tags (run_id, key, value) VALUES ",
     " ON CONFLICT (run_id, key) DO UPDATE SET value = excluded.value",
 )
+_REVISED = "UPDATE runs SET revision = revision + 1 WHERE id IN (SELECT value FROM json_each(?))"
 _NAME = "UPDATE runs SET name = ? WHERE id = ?"
 
 
@@ -59,6 +60,8 @@ def read(pooled: PoolProxiedConnection, wanted: Wanted) -> Known:
 def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit: bool) -> None:
     """Write the rows, and end the transaction where `commit` says so."""
     cursor = _cursor(pooled)
+    if changes.runs:
+        cursor.execute(_REVISED, (_json(sorted(changes.runs)),))
     ids = {name: series.id for name, series in known.series.items()}
     for run_id, key, number in _insert(cursor, _NEWEST, [(*name, *value) for name, value in changes.newest.items()]):
         ids[run_id, key] = number

@@ -50,6 +50,14 @@ MAX_JOINS = 30
 
 
 @dataclass(frozen=True)
+class FoundRuns:
+    """A page of a search, without what the runs logged."""
+
+    runs: list[Run]
+    next_page_token: str | None
+
+
+@dataclass(frozen=True)
 class RunPage:
     runs: list[LoggedRun]
     next_page_token: str | None
@@ -85,6 +93,32 @@ class RunSearch:
         organization: str | None = None,
         connection: Connection | None = None,
     ) -> RunPage:
+        """`find`, with what the runs logged."""
+        with reading(self._database, connection) as reader:
+            page = self.find(
+                experiment_ids,
+                conditions=conditions,
+                orders=orders,
+                lifecycle_stages=lifecycle_stages,
+                limit=limit,
+                page_token=page_token,
+                organization=organization,
+                connection=reader,
+            )
+            return RunPage(load_logged(reader, page.runs), page.next_page_token)
+
+    def find(
+        self,
+        experiment_ids: Sequence[int],
+        *,
+        conditions: Sequence[Condition] = (),
+        orders: Sequence[Order] = (),
+        lifecycle_stages: Sequence[str] = ("active",),
+        limit: int = 1000,
+        page_token: str | None = None,
+        organization: str | None = None,
+        connection: Connection | None = None,
+    ) -> FoundRuns:
         """Runs of these experiments, the newest first unless `orders` say otherwise."""
         keyset = _sorting(tuple(orders)).keyset
         position = keyset.position(page_token)
@@ -101,8 +135,8 @@ class RunSearch:
             values |= {f"after_{place}": value for place, value in enumerate(position or ())}
             known = None if position is None else tuple(value is not None for value in position)
             rows = _statement(shape, known).rows(reader, **values)
-            found = [Run(*row[: len(runs.c)]) for row in rows[:limit]]
-            return RunPage(load_logged(reader, found), keyset.next_token(rows, limit))
+            columns = len(runs.c)
+            return FoundRuns([Run(*row[:columns]) for row in rows[:limit]], keyset.next_token(rows, limit))
 
     def get(self, run: Run, *, connection: Connection | None = None) -> LoggedRun:
         """What one run logged."""

@@ -26,6 +26,7 @@ class Run:
     organization: str
     artifact_uri: str
     lifecycle_stage: str
+    revision: int
 
 
 def status_change(run: Run, status: str | None, end_time: int | None) -> dict[str, Any]:

@@ -74,8 +74,12 @@ class Known:
 
 @dataclass
 class Changes:
-    """The rows to write. Points are kept once each; `fresh` ones lie behind every stored point of their series."""
+    """The rows to write. Points are kept once each; `fresh` ones lie behind every stored point of their series.
 
+    `runs` are those of which something changes.
+    """
+
+    runs: set[str] = field(default_factory=set)
     params: dict[Key, str] = field(default_factory=dict)
     tags: dict[Key, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -193,6 +197,7 @@ def _check(write: RunWrite, known: Known, changes: Changes) -> None:
 
 def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
     run_id = write.run_id
+    changes.runs.add(run_id)
     for key, value in write.params.items():
         if (run_id, key) not in known.params:
             changes.params[run_id, key] = value

@@ -17,6 +17,7 @@ from resources.metadata.database import Database
 from resources.metadata.experiments import Experiments, check_active
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.run_data import NAME_TAG, check_run_active, write_tags
+from resources.metadata.run_revisions import first_revision
 from resources.metadata.run_states import Run, checked_name, chosen_name, known_status, status_change
 from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import runs
@@ -148,6 +149,7 @@ class Runs:
             organization=experiment.organization,
             artifact_uri=run_files(experiment.artifact_location, run_id),
             lifecycle_stage="active",
+            revision=first_revision(),
         )
         row = insert_into(writer, runs).values(**vars(run)).on_conflict_do_nothing()
         if writer.execute(row.returning(runs.c.id)).first() is None:

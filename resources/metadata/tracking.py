@@ -14,6 +14,7 @@ from resources.metadata.metric_sampling import MetricSampling
 from resources.metadata.metrics import Metrics
 from resources.metadata.model_history import ModelHistory
 from resources.metadata.run_data import RunData
+from resources.metadata.run_revisions import Renderings
 from resources.metadata.run_search import RunSearch
 from resources.metadata.runs import Runs
 
@@ -28,6 +29,7 @@ class Tracking:
         self.runs = Runs(database)
         self.run_data = RunData(database)
         self.run_search = RunSearch(database)
+        self.renderings = Renderings()
         self.metrics = Metrics(database)
         self.metric_sampling = MetricSampling(database)
         self.inputs = Inputs(database)

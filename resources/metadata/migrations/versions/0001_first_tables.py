@@ -335,11 +335,13 @@ def upgrade() -> None:
         sa.Column("organization", sa.String(length=250), nullable=False),
         sa.Column("artifact_uri", sa.Text(), nullable=False),
         sa.Column("lifecycle_stage", sa.String(length=20), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["experiment_id"],
             ["experiments.id"],
         ),
         sa.PrimaryKeyConstraint("id"),
+        postgresql_with={"fillfactor": 80},
     )
     with op.batch_alter_table("runs", schema=None) as batch_op:
         batch_op.create_index("runs_by_experiment", ["experiment_id", "start_time"], unique=False)
