@@ -13,7 +13,7 @@ Call = tuple[str, str, bytes]
 MakeCalls = Callable[[int, int], Call]
 """The n-th call of a client: from the number of the client, and n."""
 PREPARED = 500
-"""Calls that a client makes before the clock runs: to write a batch of a thousand metrics takes as long as a quick answer."""
+"""Calls that a client makes before the clock runs: to write a batch of a thousand metrics takes as long as an answer."""
 
 
 class Client:
