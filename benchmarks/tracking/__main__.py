@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -36,6 +37,8 @@ Results = dict[tuple[str, int], dict[str, Result]]
 
 
 def main() -> int:
+    # A benchmark that is ended early ends its servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = parsed()
     cache = Settings.load().home / "benchmarks"
     missed: list[str] = []

@@ -83,25 +83,38 @@ class Client:
 def latencies(port: int, clients: int, seconds: float, calls: MakeCalls) -> list[float]:
     """Seconds of every call that clients, each in a process of its own, made in that time, after a short warm-up."""
     context = multiprocessing.get_context("fork")
-    found: multiprocessing.Queue[list[float]] = context.Queue()
+    found: multiprocessing.Queue[list[float] | Exception] = context.Queue()
     start = context.Barrier(clients)
     processes = [
-        context.Process(target=_one, args=(port, seconds, calls, number, start, found), daemon=True)
+        context.Process(target=_measure, args=(port, seconds, calls, number, start, found), daemon=True)
         for number in range(clients)
     ]
     for process in processes:
         process.start()
-    every = [latency for _ in processes for latency in found.get(timeout=seconds + 300)]
+    every: list[float] = []
+    for _ in processes:
+        measured = found.get(timeout=seconds + 300)
+        if isinstance(measured, Exception):
+            raise measured
+        every += measured
     for process in processes:
         process.join()
     return every
 
 
-def _one(port: int, seconds: float, calls: MakeCalls, number: int, start: Any, found: Any) -> None:
-    client = Client(port)
-    client.call(calls(number, 0))
+def _measure(port: int, seconds: float, calls: MakeCalls, number: int, start: Any, found: Any) -> None:
+    try:
+        found.put(_latencies_of_one(port, seconds, calls, number, start))
+    except Exception as error:
+        found.put(error)
+
+
+def _latencies_of_one(port: int, seconds: float, calls: MakeCalls, number: int, start: Any) -> list[float]:
+    # Before the connection is there: a server closes one that says nothing for seconds.
     prepared = [calls(number, n) for n in range(1, PREPARED + 1)]
     start.wait()
+    client = Client(port)
+    client.call(calls(number, 0))
     taken: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -110,7 +123,7 @@ def _one(port: int, seconds: float, calls: MakeCalls, number: int, start: Any, f
         began = time.perf_counter()
         client.call(call)
         taken.append(time.perf_counter() - began)
-    found.put(taken)
+    return taken
 
 
 def median(values: Sequence[float]) -> float:
