@@ -199,7 +199,8 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
         hardware=plan.record.hardware,
         distributed=recipe.distributed,
-        checkpoint=recipe.checkpoint,
+        checkpoint=recipe.checkpoint.under(plan.job.schedule),
+        schedule=plan.job.schedule,
     )
 
 

@@ -23,7 +23,7 @@ from hanzo_ml_assets.checkpoint import Plan, plan_of, training_job, wanted
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
-from recipes.schema import BadConfiguration, Frozen, StoreAddress, first_problem
+from recipes.schema import BadConfiguration, Frozen, Schedule, StoreAddress, first_problem
 from recipes.store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.errors import HanzoError
@@ -46,6 +46,7 @@ class Submission(Frozen):
     dataset: str | None = None
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
+    schedule: Schedule | None = None
 
 
 def dry_run(document: Mapping[str, Any]) -> str:

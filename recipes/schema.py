@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,8 @@ from pydantic import (
 )
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+PREEMPTIBLE_INTERVAL = "20m"
+"""Between two checkpoints of a job whose nodes may be taken away."""
 
 
 class Frozen(BaseModel):
@@ -155,6 +157,15 @@ class Distributed(Frozen):
     rdma: Literal["auto", "enabled", "disabled"] = "auto"
 
 
+class Schedule(Frozen):
+    """Limits that the scheduler enforces (specification rows G2, G5), over all starts of a job."""
+
+    max_duration: Duration = "48h"
+    checkpoint_interval: Duration | None = Field(None, description="instead of the recipe's")
+    preemptible: bool = False
+    priority: Literal["low", "medium", "high"] = "medium"
+
+
 class CheckpointPolicy(Frozen):
     """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
 
@@ -168,13 +179,12 @@ class CheckpointPolicy(Frozen):
     save_on_preempt: bool = True
     resume_from: Literal["latest", "best"] | Annotated[int, Field(ge=1)] = "latest"
 
-
-class Schedule(Frozen):
-    """Limits that the scheduler enforces (specification row G2)."""
-
-    max_duration: Duration = "48h"
-    preemptible: bool = False
-    priority: Literal["low", "medium", "high"] = "medium"
+    def under(self, schedule: Schedule) -> Self:
+        """The policy of a job: with the interval that it asks for, else every 20 minutes where it may be preempted (Z15)."""
+        given = schedule.checkpoint_interval
+        if given is None and schedule.preemptible:
+            given = min(self.interval, PREEMPTIBLE_INTERVAL, key=seconds_of)
+        return self.model_copy(update={"interval": given}) if given else self
 
 
 class Tracking(Frozen):

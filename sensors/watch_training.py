@@ -56,7 +56,7 @@ def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
         newest_metric=max((point.timestamp for point in latest), default=None),
         newest_checkpoint=newest_manifest(store, place),
     )
-    interval = seconds_of(read_record(store, record).recipe.checkpoint.interval)
+    interval = seconds_of(read_record(store, record).recipe.checkpoint.under(job.schedule).interval)
     limits = Limits(seconds_of(settings.stalled_after) * 1000, interval * settings.checkpoint_slack * 1000)
     incidents = read_incidents(store, place)
     with control_plane.database.write() as connection:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from recipes.schema import BadConfiguration, Schedule
 from resources.detached import LOG
 from resources.errors import invalid
 from resources.estimate.admission import admit
@@ -40,6 +40,7 @@ class NewJob(BaseModel):
     dataset: str | None = None
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
+    schedule: Schedule | None = None
 
 
 @router.post("", status_code=201)

@@ -1,13 +1,14 @@
 """LocalCompute: a job as a process of this machine, which outlives whoever started it."""
 
 import sys
+import time
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job
+from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, seconds_of
 from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, SHUTDOWN_SECONDS, Compute, Credentials, Observation, Phase
-from resources.detached import LOG, lock, start, stop, write_json
+from resources.detached import LOG, is_running, lock, start, stop, write_json
 
 ENVIRONMENT = {
     "TQDM_DISABLE": "1",
@@ -25,6 +26,8 @@ TOGETHER = {
 }
 """Besides, of a job in several processes."""
 ATTEMPT = "attempt.json"
+BEGAN = "began.json"
+"""When the time of a job began to run, in seconds since 1970: a restart gets what was left."""
 PROCESSES = "processes"
 """Where torchrun puts what all processes but the first print."""
 
@@ -70,16 +73,26 @@ class LocalCompute(Compute):
         with lock(work) as descriptor:
             # Asked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job):
+                # Who submits again what had used up its time gives it that time once more.
+                if is_over(job, work) or not (work / BEGAN).is_file():
+                    write_json(work / BEGAN, time.time())
                 self._start(job, work, descriptor, attempt=1)
 
     def observe(self, job: Job) -> Observation:
         work = Path(job.work_dir)
+        over = is_over(job, work)
+        if over and is_running(work):
+            self.cancel(job)  # it may save a checkpoint, or end well, in its grace
         with lock(work) as descriptor:
             attempt = read_attempt(work)
             if descriptor is None:
                 return Observation(Phase.RUNNING, attempt)
             if self.result(job):
                 return Observation(Phase.SUCCEEDED, attempt)
+            if over:
+                limit = job.schedule.max_duration
+                detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+                return Observation(Phase.FAILED, attempt, detail)
             ended = read_exit(work)
             detail = ended.message if ended else "killed"
             code = ended.code if ended else None
@@ -142,6 +155,12 @@ def command(job: Job, job_file: Path) -> list[str]:
         *("setpriv", "--pdeathsig=KILL", sys.executable),
         *program,
     ]
+
+
+def is_over(job: Job, work: Path) -> bool:
+    """Whether a job has used up the time that it may take (row G5)."""
+    path = work / BEGAN
+    return path.is_file() and time.time() > float(path.read_text()) + seconds_of(job.schedule.max_duration)
 
 
 def read_attempt(work: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select, update
 
 from recipes.results import trained_role
-from recipes.schema import Artifact
+from recipes.schema import Artifact, Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
@@ -44,6 +44,11 @@ class JobRecord:
     reason: str
     artifacts: Mapping[str, Any]
     evaluation: Mapping[str, Any] | None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The limits that its submission gave."""
+        return Schedule.model_validate(self.config.get("schedule") or {})
 
     @property
     def replay_of(self) -> str | None:

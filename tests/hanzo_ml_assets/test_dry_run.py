@@ -98,7 +98,10 @@ def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path)
 
 
 def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
-    changed = {"parameters": {"max_steps": 5, "hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}}}
+    changed = {
+        "parameters": {"max_steps": 5, "hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}},
+        "schedule": {"max_duration": "2h", "preemptible": True, "priority": "high"},
+    }
     text = run(**changed)
     control_plane = ControlPlane()
     config = NewJob.model_validate(ASSISTANT | changed).model_dump(mode="json", exclude_none=True)
@@ -107,6 +110,7 @@ def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     job = training_job(plan, control_plane)
     control_plane.database.close()
     assert list(yaml.safe_load_all(text)) == render(job, control_plane.settings.scheduler)
+    assert (job.schedule.max_duration, job.schedule.priority, job.checkpoint.interval) == ("2h", "high", "20m")
 
 
 def test_the_same_command_prints_the_same_and_another_one_another(home: Path, run: Any) -> None:

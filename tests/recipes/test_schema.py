@@ -15,11 +15,13 @@ from recipes.results import TrainingFacts
 from recipes.schema import (
     Artifact,
     BadConfiguration,
+    CheckpointPolicy,
     FileRecord,
     Job,
     Manifest,
     Program,
     Result,
+    Schedule,
     StoreAddress,
     canonical_json,
 )
@@ -195,3 +197,22 @@ def test_a_checkpoint_interval_that_is_no_duration_is_refused_with_the_recipe(tm
     """Not after the model was downloaded and loaded, when training is about to start."""
     with pytest.raises(BadConfiguration, match="interval"):
         Recipe.load(changed_recipe(tmp_path, checkpoint={"interval": interval}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "schedule", "interval"),
+    [
+        ({}, {}, "1h"),
+        ({}, {"preemptible": True}, "20m"),
+        ({"interval": "5m"}, {"preemptible": True}, "5m"),
+        ({"interval": "2h"}, {}, "2h"),
+        ({"interval": "5m"}, {"checkpoint_interval": "30m"}, "30m"),
+        ({}, {"checkpoint_interval": "3h", "preemptible": True}, "3h"),
+    ],
+)
+def test_how_often_a_job_saves_is_as_its_schedule_says(
+    policy: dict[str, Any], schedule: dict[str, Any], interval: str
+) -> None:
+    """Row Z15: every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
+    given = CheckpointPolicy(keep_last=2, **policy)
+    assert given.under(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from recipes.records import write_json_lines
-from recipes.schema import BadConfiguration, Distributed, Job, Program, Result, StoreAddress
+from recipes.schema import BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower, JobFailed, Observation, Phase
-from resources.compute.local import LocalCompute
+from resources.compute.local import BEGAN, LocalCompute
 from resources.detached import PID, is_running
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +125,34 @@ def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: Loca
     assert result.metrics == {"starts": 1.0}
     assert [line.split(" ", 1)[1] for line in seen.lines] == ["begun", "finishing"]
     assert seen.phases[-1].phase is Phase.SUCCEEDED
+
+
+def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("term", schedule=Schedule(max_duration="1s"))
+    seen = Watcher()
+    with pytest.raises(JobFailed, match=r"it took longer than schedule.max_duration, 1s: what it saved stays"):
+        compute.run(job, seen.follower)
+    assert "asked to stop" in seen.lines[-1] and starts(job) == 1
+    assert not is_running(Path(job.work_dir))
+    go_on(job)
+    more = job.model_copy(update={"schedule": Schedule(max_duration="1h")})
+    assert compute.run(more, Watcher().follower).metrics == {"starts": 2.0}
+
+
+def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("wait", schedule=Schedule(max_duration="1h"))
+    work = Path(job.work_dir)
+    compute.submit(job)
+    until("the start", lambda: starts(job) == 1)
+    began = (work / BEGAN).read_text()
+    kill(job)
+    until("the restart", lambda: compute.observe(job) and starts(job) == 2)
+    kill(job)
+    until("the end", lambda: not is_running(work))
+    compute.submit(job)  # as a supervisor does that was killed too
+    assert (work / BEGAN).read_text() == began
+    go_on(job)
+    until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
 
 def test_work_that_is_done_is_not_done_again_and_other_work_under_its_id_is(
