@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue, ValidationError
 
+from recipes.checkpoint_compression import compress, decompress, is_compressed
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
 from recipes.schema import Manifest
@@ -21,6 +23,8 @@ from recipes.store import MANIFEST, BrokenArtifact, Store, describe, what_is_bro
 
 KIND = "checkpoint"
 DOWNLOAD = ".download"
+UPLOAD = ".upload"
+"""What is uploaded in another form than it has here; one thread uploads."""
 RETRY_SECONDS = (1.0, 4.0)
 """Pauses before an upload that failed is tried again; after the last it has failed for good."""
 
@@ -32,20 +36,24 @@ class Checkpoints:
         folder: local; survives a restart on the same machine.
         store, uri: where uploads go, and where a new machine finds them.
         keep_last: how many of the newest stay, locally and in the store, besides the best one.
+        compression: of what is uploaded.
     """
 
-    def __init__(self, folder: Path, store: Store, uri: str, keep_last: int) -> None:
+    def __init__(
+        self, folder: Path, store: Store, uri: str, keep_last: int, compression: Literal["zstd"] | None = None
+    ) -> None:
         self.folder = folder
         self.store = store
         self.uri = uri
         self.keep_last = keep_last
+        self.compression = compression
         self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
         self._newest_upload: Future[None] | None = None
         self._scratch: Path | None = None
 
     def below(self, name: str) -> "Checkpoints":
         """Checkpoints of their own in a folder below these, which stay as they are."""
-        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last)
+        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, self.compression)
 
     @contextmanager
     def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None) -> Iterator[Path]:
@@ -95,14 +103,21 @@ class Checkpoints:
             time.sleep(pause)
 
     def _upload_once(self, step: int, manifest: Manifest) -> None:
+        folder = self.folder / str(step)
         try:
-            self.store.publish_described(self.folder / str(step), f"{self.uri}/{step}", manifest)
+            if self.compression:
+                plain, folder = folder, self.folder / UPLOAD
+                shutil.rmtree(folder, ignore_errors=True)
+                manifest = compress(plain, manifest, folder)
+            self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
         except FileNotFoundError:
             if step in self._kept_locally():
                 raise
             # Retention was faster than the upload: a newer one is queued behind it, and nobody else would ever find what
             # has arrived, since it has no manifest.
             self.store.delete(f"{self.uri}/{step}")
+        finally:
+            shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
         stored = {found: self._stored_loss(found) for found in self.stored_steps()}
         for old in set(stored) - kept(stored, self.keep_last):
             self.store.delete(f"{self.uri}/{old}")
@@ -198,8 +213,12 @@ class Checkpoints:
             return False
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.copytree(source, scratch)
-        (scratch / MANIFEST).write_bytes(self.store.manifest(artifact).to_bytes())
+        manifest = self.store.manifest(artifact)
+        if is_compressed(manifest):
+            manifest = decompress(source, manifest, scratch)
+        else:
+            shutil.copytree(source, scratch)
+        (scratch / MANIFEST).write_bytes(manifest.to_bytes())
         os.replace(scratch, self.folder / str(step))
         shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
         say(f"checkpoint {step} restored from {uri}")

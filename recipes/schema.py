@@ -177,6 +177,10 @@ class CheckpointPolicy(Frozen):
     interval_steps: int = Field(1000, ge=1)
     keep_last: int = Field(3, ge=1)
     save_on_preempt: bool = True
+    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    compression: Literal["zstd"] | None = Field(
+        None, exclude_if=lambda value: value is None, description="of what is uploaded"
+    )
     resume_from: Literal["latest", "best"] | Annotated[int, Field(ge=1)] = "latest"
 
     def under(self, schedule: Schedule) -> Self:

@@ -82,9 +82,10 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
 
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
-    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], job.checkpoint.keep_last)
+    policy = job.checkpoint
+    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], policy.keep_last, policy.compression)
     with group.one_fetches():
-        checkpoints, resume = where_to_resume(checkpoints, job.checkpoint.resume_from)
+        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from)
     if resume is None and (start := job.inputs.get("start")):
         with group.one_fetches():
             weights = store.fetch(start, cache)
@@ -112,7 +113,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         eval_dataset=rows["validation"],
         objective=objective,
         processing_class=tokenizer,
-        callbacks=[CheckpointWhenDue(job.checkpoint, group), SaveTheBest(), stop, divergence, *logged],
+        callbacks=[CheckpointWhenDue(policy, group), SaveTheBest(), stop, divergence, *logged],
         checkpoints=checkpoints,
         samples=samples,
         metrics=metrics,

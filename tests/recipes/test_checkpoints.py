@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes.checkpoints import Checkpoints, broken
+from recipes.checkpoints import UPLOAD, Checkpoints, broken
 from recipes.schema import Job, Program, StoreAddress
 from recipes.store import MANIFEST, Store
 
@@ -232,6 +234,47 @@ def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: 
     assert_whole(checkpoints.latest(), 1)
 
 
+def compressing(store: Store, tmp_path: Path, keep_last: int = 3) -> Checkpoints:
+    return Checkpoints(tmp_path / "local", store, URI, keep_last, "zstd")
+
+
+@pytest.mark.parametrize("open_again", [opened, compressing])
+def test_a_compressed_upload_is_smaller_and_restored_as_it_was(
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+) -> None:
+    """Whether what is resumed compresses too makes no difference."""
+    checkpoints = compressing(store, tmp_path)
+    save(checkpoints, 1, 2)
+    assert_whole((2, tmp_path / "local" / "2"), 2)
+    uploaded = {uri.removeprefix(f"{URI}/2/"): store.get_bytes(uri) for uri in store.list(f"{URI}/2")}
+    assert uploaded.keys() == {MANIFEST, *(f"{name}.zst" for name in FILES)}
+    assert all(len(uploaded[f"{name}.zst"]) < len(content(2, name)) for name in FILES)
+    kept = (tmp_path / "local" / "2" / MANIFEST).read_bytes()
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(open_again(store, tmp_path).latest(), 2)
+    assert (tmp_path / "local" / "2" / MANIFEST).read_bytes() == kept
+
+
+def test_a_compressed_upload_that_is_broken_falls_back(store: Store, tmp_path: Path) -> None:
+    save(compressing(store, tmp_path), 1, 2)
+    flip(stored(store, 2, "optimizer.pt.zst"), 100)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(compressing(store, tmp_path).latest(), 1)
+
+
+def test_a_compression_that_was_killed_leaves_nothing_that_counts(store: Store, tmp_path: Path) -> None:
+    left = tmp_path / "local" / UPLOAD
+    (left / "rng").mkdir(parents=True)
+    (left / "rng" / "state.bin.zst").write_bytes(b"half of it")
+    (left / "of the last one").write_bytes(b"")
+    checkpoints = compressing(store, tmp_path)
+    assert checkpoints.latest() is None
+    save(checkpoints, 1)
+    assert not left.exists() and not any("of the last one" in uri for uri in store.list(URI))
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(compressing(store, tmp_path).latest(), 1)
+
+
 class Slow(Store):
     """A store whose files arrive when the test says so."""
 
@@ -257,10 +300,13 @@ def test_an_upload_in_progress_is_no_checkpoint_until_its_manifest_is_there(stor
     assert checkpoints.stored_steps() == [1]
 
 
-def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(
+    store: Store, tmp_path: Path, compression: Literal["zstd"] | None
+) -> None:
     """Files without a manifest are invisible, so nobody would ever delete them."""
     slow = Slow(store.address)
-    checkpoints = opened(slow, tmp_path, keep_last=1)
+    checkpoints = Checkpoints(tmp_path / "local", slow, URI, 1, compression)
     for step in (1, 2):
         with checkpoints.writing(step) as folder:
             for name in ("a.bin", "b.bin"):

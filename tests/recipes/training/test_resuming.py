@@ -1,5 +1,6 @@
 """Where a run goes on: the best checkpoint outlives the last few, and going back to one loses none."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,18 @@ def test_the_best_checkpoint_stays_beside_the_last_and_a_run_goes_back_to_it(pla
     way.discard_from(8)
     after = place.train(work, eval_steps=5, learning_rate=1e-15, checkpoint={**policy, "resume_from": "best"})
     assert TrainingFacts.model_validate(after.facts).resumed_from == 7
+
+
+@pytest.mark.slow
+def test_a_machine_that_has_nothing_goes_on_from_a_compressed_upload(place: Place, tmp_path: Path) -> None:
+    work = tmp_path / "compressed"
+    policy = {"interval": "1h", "interval_steps": 1, "keep_last": 2, "compression": "zstd"}
+    first = place.train(work, checkpoint=policy)
+    checkpoints = place.checkpoints(work)
+    assert any(uri.endswith("optimizer.pt.zst") for uri in place.store.list(f"{checkpoints.uri}/8"))
+    checkpoints.discard_from(8)
+    shutil.rmtree(work)
+    again = place.train(work, checkpoint=policy)
+    assert TrainingFacts.model_validate(again.facts).resumed_from == 7
+    assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
+    assert losses(again) == losses(first)
