@@ -11,6 +11,7 @@ import yaml
 from hanzo_ml.cli.connection import Refused, call, stream
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.waiting import begun_job
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -119,7 +120,9 @@ def get(job_id: str) -> None:
 
 @app.command()
 def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Until the job ends.")] = False) -> None:
-    """The log of the training program."""
+    """The log of the job's program."""
+    if follow:
+        begun_job(job_id)
     event = ""
     for line in stream(f"/v1/jobs/{job_id}/logs", params={"follow": follow}):
         if line.startswith("event: "):

@@ -18,7 +18,6 @@ T = TypeVar("T")
 def wait_until(look: Callable[[], T | None]) -> T:
     """The first answer of `look`. Where nobody takes up work, that is said on standard error, and waited on: once it goes
     on, so does what was submitted."""
-    notes = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     began = listened = time.monotonic()
     said = False
     while (found := look()) is None:
@@ -27,9 +26,14 @@ def wait_until(look: Callable[[], T | None]) -> T:
             listened = time.monotonic()
             note = silence(call("GET", "/v1/heartbeats")["heartbeats"], listened - began)
             if note and not said:
-                notes.print(note)
+                notes().print(note)
             said = bool(note)
     return found
+
+
+def notes() -> Console:
+    """Standard error, for what is no output."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
 def silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
@@ -47,5 +51,23 @@ def ended_job(job_id: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
         return job if job["status"] in ENDED else None
+
+    return wait_until(look)
+
+
+def begun_job(job_id: str) -> dict[str, Any]:
+    """The job, once it is no longer queued. What it waits for is said on standard error."""
+    told = ""
+
+    def look() -> dict[str, Any] | None:
+        nonlocal told
+        job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
+        if job["status"] != "queued":
+            return job
+        reason = job["reason"] or "it is taken up within seconds"
+        if reason != told:
+            notes().print(f"{job_id} is queued: {reason}")
+            told = reason
+        return None
 
     return wait_until(look)

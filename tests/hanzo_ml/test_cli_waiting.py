@@ -1,11 +1,14 @@
 """Commands that wait say where nobody is there to do the work, once, and go on waiting."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hanzo_ml.cli import waiting
+from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.job import logs
 from hanzo_ml.cli.waiting import silence, wait_until
 from tests.api.server_process import ServerProcess
 
@@ -41,3 +44,21 @@ def test_who_waits_is_told_once_and_gets_the_answer_all_the_same(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("nobody takes this up: Dagster's daemon was never heard") == told.err.count("\n") == 1
+
+
+def test_who_follows_a_log_is_told_what_its_job_waits_for(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
+    job_id = call("POST", "/v1/jobs", json={"name": "n", "model": "some-model"})["id"]
+    cancel = threading.Timer(0.5, lambda: call("POST", f"/v1/jobs/{job_id}/cancel"))
+    cancel.start()
+    logs(job_id, follow=True)
+    cancel.join()
+    told = capsys.readouterr()
+    assert told.out == ""
+    queued, silent = told.err.splitlines()
+    assert queued == f"{job_id} is queued: it is taken up within seconds"
+    assert "nobody takes this up" in silent
