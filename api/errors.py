@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 ALSO = "See the API docs for more information about request parameters."
+RECIPE_BODY, COMMAND_BODY = "job with a recipe", "job with a command"
+"""What pydantic is told to call the two bodies of `POST /v1/jobs`."""
 CODE_OF_STATUS = {
     403: ErrorCode.PERMISSION_DENIED,
     404: ErrorCode.ENDPOINT_NOT_FOUND,
@@ -135,7 +137,7 @@ def parameter_path(location: Sequence[str | int]) -> str:
     """`("metrics", 0, "value")` as `metrics[0].value`; pydantic's names of a union's members are left out."""
     path = ""
     for part in location:
-        if part in ("float", "constrained-str"):
+        if part in ("float", "constrained-str", RECIPE_BODY, COMMAND_BODY):
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

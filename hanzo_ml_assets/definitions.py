@@ -1,9 +1,10 @@
-"""The code location: everything below `defs/`, the sensors, and the one resource. Nothing else belongs here."""
+"""The code location: everything below `defs/`, the asset of commands, the sensors, and the one resource. Nothing else."""
 
 from pathlib import Path
 
 import dagster as dg
 
+from hanzo_ml_assets.command import build_command
 from hanzo_ml_assets.control_plane import ControlPlane
 from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
@@ -35,6 +36,7 @@ def definitions() -> dg.Definitions:
         withdraw_deployments,
     ]
     platform = dg.Definitions(
+        assets=[build_command()],
         sensors=[sensor.on(control_plane) for sensor in sensors],
         resources={"control_plane": control_plane},
         executor=dg.in_process_executor,  # the heavy work is always in a process of its own

@@ -35,7 +35,11 @@ class Preempted(Exception):
 
 
 class Restart(Exception):
-    """The program has written down what it will do otherwise, and is to be started again."""
+    """The program is to be started again: it has written down what it will do otherwise, or what it ran was killed."""
+
+
+class Failed(Exception):
+    """What the program was to run has failed by itself; another try would not help, and nothing here is at fault."""
 
 
 def say(message: str) -> None:
@@ -77,6 +81,8 @@ def main(program: Work) -> None:
         fail(f"preempted: {error}", EXIT_PREEMPTED)
     except Restart as error:
         fail(f"starting again: {error}", EXIT_RESTART)
+    except Failed as error:
+        fail(str(error), 1)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()

@@ -134,6 +134,7 @@ class Program(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     CONVERT = "convert"
+    COMMAND = "command"
 
 
 class Hardware(Frozen):

@@ -14,8 +14,14 @@ from pydantic import BaseModel, ValidationError
 from recipes.schema import BadConfiguration
 
 PREFIX = "HANZO_ML_"
-NOT_SETTINGS = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"}
-"""Reserved names: the state folder, the configuration file, and the client's two (row R4)."""
+NOT_SETTINGS = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
+    "RUN_ID",
+    "JOB_ID",
+    "DATASETS",
+    "CHECKPOINTS",
+    "CHECKPOINT_INTERVAL",
+}
+"""Reserved names: the state folder, the configuration file, the client's two (row R4), and what a command job is told."""
 
 
 def configuration_file(home: Path, environ: Mapping[str, str]) -> Path | None:

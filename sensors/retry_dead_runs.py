@@ -61,13 +61,13 @@ def retry(run: dg.DagsterRun) -> dg.RunRequest:
 
 
 def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> None:
-    """Say of the job of a training run that it, or what follows it, failed; unless another run goes on with it."""
+    """Say of the job of a run that it, or what follows it, failed; unless another run goes on with it."""
     if preparation := run.tags.get(PREPARATION_TAG):
         control_plane.jobs.fail(preparation, f"its run failed: {cause_of(instance, run)}")
         return
     partition = run.tags.get("dagster/partition")
     steps = {key.path[-1] for key in run.asset_selection or ()}
-    if partition is None or not steps & {"checkpoint", "evaluation", "version", "merged", "gguf"}:
+    if partition is None or not steps & {"checkpoint", "command", "evaluation", "version", "merged", "gguf"}:
         return
     others = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}))
     if others[0].run_id != run.run_id or any(not other.is_finished for other in others):
@@ -76,9 +76,10 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
         job = control_plane.jobs.read(partition)
     except HanzoError:
         return
-    if "checkpoint" in steps and job.status == "running":
-        control_plane.jobs.fail(partition, f"its training run failed: {cause_of(instance, run)}")
-    elif "checkpoint" not in steps and run.run_id not in job.reason:  # told already: its log is not read at every look
+    if steps & {"checkpoint", "command"}:
+        if job.status == "running":
+            control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")
+    elif run.run_id not in job.reason:  # told already: its log is not read at every look
         control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}")
 
 

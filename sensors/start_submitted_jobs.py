@@ -1,4 +1,5 @@
 """A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
+A command of the user's own waits for nothing.
 
 The run key is the job's id: exactly once.
 """
@@ -9,11 +10,12 @@ import dagster as dg
 from sqlalchemy import Connection
 
 from hanzo_ml_assets.checkpoint import DATASET_METADATA
+from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.heartbeats import SENSORS
-from resources.metadata.jobs import TRAINING, JobRecord
+from resources.metadata.jobs import COMMAND, TRACKED, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
 from sensors.retry_dead_runs import may_be_retried
 from sensors.sensor import sensor
@@ -31,12 +33,12 @@ class Decision:
     fail: str = ""
 
 
-@sensor(interval=INTERVAL_SECONDS, description="Starts each submitted training job once its dataset is split.")
+@sensor(interval=INTERVAL_SECONDS, description="Starts each submitted job: training once its dataset is split.")
 def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     # By state, not by event: a job may have to wait, and a cursor that waited with it would hold up all jobs behind it.
     requests: list[dg.RunRequest] = []
     with control_plane.database.read() as connection:
-        jobs = [job for job in control_plane.jobs.queued(connection) if job.type == TRAINING]
+        jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED]
         decisions = [decide(context, job, control_plane, connection) for job in jobs]
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
@@ -45,21 +47,29 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         elif decision.wait and decision.wait != job.reason:
             control_plane.jobs.wait_for(job.id, decision.wait)
         elif decision.start and new < MAX_NEW_RUNS:
-            model = str(job.config["model"])
-            partitions = f"{model}-runs"
+            partitions, asset = place_of(job)
             # One that was requested before is requested again: if it was launched, its run key holds.
             new += not context.instance.has_dynamic_partition(partitions, job.id)
             context.instance.add_dynamic_partitions(partitions, [job.id])
-            asset = dg.AssetKey(["models", model, "checkpoint"])
             requests.append(dg.RunRequest(run_key=job.id, partition_key=job.id, asset_selection=[asset]))
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
     control_plane.heartbeats.beat(SENSORS)
     return dg.SensorResult(run_requests=requests)
 
 
+def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
+    """The asset that runs a job, and its partitions."""
+    if job.type == COMMAND:
+        return PARTITIONS, dg.AssetKey(KEY)
+    model = str(job.config["model"])
+    return f"{model}-runs", dg.AssetKey(["models", model, "checkpoint"])
+
+
 def decide(
     context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
 ) -> Decision:
+    if job.type == COMMAND:
+        return Decision(start=True)
     model = str(job.config["model"])
     if home_of(context, "models", model) != model:
         return Decision(fail=f"there is no model definition '{model}': add hanzo_ml_assets/defs/{model}/defs.yaml")

@@ -3,22 +3,26 @@
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.errors import COMMAND_BODY, RECIPE_BODY
+from recipes.command_job import CommandJob
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
+from resources.command_jobs import submit_command
 from resources.detached import LOG
-from resources.errors import invalid
+from resources.errors import ErrorCode, HanzoError, invalid
 from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import ENDED, TRAINING, JobRecord, Jobs
+from resources.metadata.jobs import ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["v1"])
 
@@ -42,10 +46,34 @@ class NewJob(BaseModel):
     parameters: dict[str, JsonValue] = {}
     schedule: Schedule | None = None
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def only_training(cls, value: Any) -> Any:
+        if value in ("eval", "conversion", "preprocessing"):
+            raise ValueError("such a job needs a `command`: without one, the asset graph evaluates and converts itself")
+        return value
+
+
+def kind_of(body: Any) -> str:
+    return COMMAND_BODY if isinstance(body, CommandJob) or (isinstance(body, dict) and "command" in body) else RECIPE_BODY
+
+
+Submission = Annotated[
+    Annotated[NewJob, Tag(RECIPE_BODY)] | Annotated[CommandJob, Tag(COMMAND_BODY)], Discriminator(kind_of)
+]
+"""A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
+
 
 @router.post("", status_code=201)
-def submit(body: NewJob, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
-    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused."""
+def submit(body: Submission, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused.
+
+    One with a `command` runs it as it is.
+    """
+    if isinstance(body, CommandJob):
+        allow_command(settings)
+        queued = submit_command(database, store, body, caller.user_id, caller.organization)
+        return JSONResponse(as_json(queued), 201)
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
     recipe = checked_recipe(body.recipe, body.parameters)
@@ -56,6 +84,16 @@ def submit(body: NewJob, database: DatabaseOf, store: StoreOf, caller: CallerOf)
         config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
     job = Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
     return JSONResponse(as_json(job), 201)
+
+
+def allow_command(settings: Settings) -> None:
+    """Raises HanzoError where people sign in: on one machine a command has the rights of whoever started this server."""
+    if settings.auth.verify_tokens:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
+            "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
+        )
 
 
 def checked_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> Recipe:
@@ -85,7 +123,7 @@ def cancel(job_id: str, database: DatabaseOf) -> Response:
 def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
     """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it."""
     job = Jobs(database).read(job_id)
-    path = settings.home / "jobs" / job.id / ("train" if job.type == TRAINING else "prepare") / LOG
+    path = settings.home / "jobs" / job.id / WORK_FOLDERS[job.type] / LOG
     return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
 
 

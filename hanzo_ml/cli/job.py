@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, stream
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
@@ -16,7 +17,13 @@ from hanzo_ml.cli.waiting import begun_job
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
-Config = Annotated[Path | None, typer.Option(help="A YAML file: name, model, dataset, recipe, parameters.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="A YAML file: name, model, dataset, recipe, parameters. Or, for a script of your own: name, command, code, "
+        "env, resources, distributed, storage, schedule."
+    ),
+]
 Model = Annotated[str | None, typer.Option(help="A model definition; enough by itself.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe; may be repeated.")]
 
@@ -31,7 +38,13 @@ def submit(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a training job."""
+    """Queue a job: fine-tuning by a recipe, or a script of your own.
+
+    A file with `command: [torchrun, --nproc_per_node=2, train.py]` runs that as it is. `code: ./src` takes that folder (or
+    file) along; without it, the files beside it that the command names. The script finds its run in MLFLOW_TRACKING_URI and
+    MLFLOW_RUN_ID, a folder that outlives a restart in HANZO_ML_CHECKPOINTS, and the dataset of `storage:` in
+    HANZO_ML_DATASETS.
+    """
     document = document_of(config, model, set_)
     if dry_run:
         if as_json:
@@ -45,6 +58,8 @@ def submit(
 def document_of(config: Path | None, model: str | None, set_: list[str] | None) -> dict[str, Any]:
     """The body of `POST /v1/jobs` from the options of a command. Raises Refused where it is none."""
     document = read(config) if config else {}
+    if config and "command" in document:
+        return command_document(config, document, model, set_)
     if model:
         document["model"] = model
     if "name" not in document and "model" not in document:
@@ -56,6 +71,18 @@ def document_of(config: Path | None, model: str | None, set_: list[str] | None) 
         if not isinstance(document["parameters"], dict):
             raise Refused(f"`parameters:` in {config} must be a mapping of the recipe's keys")
         document["parameters"] |= dict(assignment(text) for text in set_)
+    return checked(document)
+
+
+def command_document(config: Path, document: dict[str, Any], model: str | None, set_: list[str] | None) -> dict[str, Any]:
+    """The body for a file with a command, whose source files it takes along."""
+    if model or set_:
+        raise Refused(f"{config} has a `command:`, which takes neither --model nor --set: put arguments into it")
+    take_code_along(config, document)
+    return checked(document)
+
+
+def checked(document: dict[str, Any]) -> dict[str, Any]:
     for key, value in document.items():
         check_json(key, value)
     return document

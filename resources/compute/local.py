@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, seconds_of
+from recipes.job_processes import end_processes
+from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Program, seconds_of
 from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, SHUTDOWN_SECONDS, Compute, Credentials, Observation, Phase
 from resources.detached import LOG, is_running, lock, start, stop, write_json
 
@@ -25,6 +26,15 @@ TOGETHER = {
     "OMP_NUM_THREADS": "1",
 }
 """Besides, of a job in several processes."""
+OF_A_COMMAND = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    # A torchrun without a word about it would meet on port 29500, and there with every other one of this machine.
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "127.0.0.1:0",
+    "PET_LOCAL_ADDR": "127.0.0.1",
+    "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+}
+"""Instead of both, for a command of the user's own: what its libraries print and fetch is his business."""
 ATTEMPT = "attempt.json"
 BEGAN = "began.json"
 """When the time of a job began to run, in seconds since 1970: a restart gets what was left."""
@@ -97,12 +107,14 @@ class LocalCompute(Compute):
             detail = ended.message if ended else "killed"
             code = ended.code if ended else None
             if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or attempt > self.max_restarts:
+                end_what_is_left(job)
                 return Observation(Phase.FAILED, attempt, detail, code)
             self._start(job, work, descriptor, attempt=attempt + 1)
             return Observation(Phase.RESTARTING, attempt + 1, detail, code)
 
     def cancel(self, job: Job) -> None:
         stop(Path(job.work_dir), self.grace_seconds)
+        end_what_is_left(job)
 
     def log(self, job: Job, offset: int) -> tuple[str, int]:
         path = Path(job.work_dir) / LOG
@@ -119,15 +131,29 @@ class LocalCompute(Compute):
         write_json(work / ATTEMPT, attempt)
         job_file = work / "job.json"
         write_json(job_file, job.model_dump(mode="json"))
-        together = TOGETHER if needs_torchrun(job) else {}
-        env = {**ENVIRONMENT, **together, **self.credentials.issue(job)}
+        env = {**surroundings(job), **self.credentials.issue(job)}
         start(command(job, job_file), work, descriptor, cwd=self.source, env=env)
 
 
+def end_what_is_left(job: Job) -> None:
+    """Processes of a command that were not ended with its program, because that was killed."""
+    if job.program is Program.COMMAND:
+        end_processes(job.id)
+
+
+def surroundings(job: Job) -> dict[str, str]:
+    if job.program is Program.COMMAND:
+        return OF_A_COMMAND
+    return {**ENVIRONMENT, **TOGETHER} if needs_torchrun(job) else ENVIRONMENT
+
+
 def needs_torchrun(job: Job) -> bool:
-    """Whether it is several processes, or a shard's one: the checkpoints of what is sharded are of another form."""
+    """Whether it is several processes, or a shard's one: the checkpoints of what is sharded are of another form.
+
+    A command of the user's own starts its processes itself.
+    """
     shape = job.distributed
-    return shape is not None and (shape.gpus_per_node > 1 or shape.strategy != "ddp")
+    return job.program is not Program.COMMAND and shape is not None and (shape.gpus_per_node > 1 or shape.strategy != "ddp")
 
 
 def command(job: Job, job_file: Path) -> list[str]:

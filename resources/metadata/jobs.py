@@ -1,4 +1,5 @@
-"""Jobs: what a user asked for and how it stands. The id of a training job is the id of its tracking run; others have none.
+"""Jobs: what a user asked for and how it stands. The id of a training job, and of a command, is the id of its tracking run;
+others have none.
 
 Whatever changes a job writes its event in the same transaction (specification row Q1). How a job is run is the asset
 graph's business.
@@ -23,7 +24,11 @@ from resources.metadata.transactions import insert_into, writing
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = ("completed", "failed", "cancelled")
-TRAINING, PREPARATION = "training", "preparation"
+TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
+TRACKED = (TRAINING, COMMAND)
+"""Types of jobs that have a tracking run."""
+WORK_FOLDERS = {TRAINING: "train", PREPARATION: "prepare", COMMAND: "command"}
+"""Where the program of a job works, below the job's own folder."""
 REPLAY_OF = "replay_of"
 
 
@@ -80,10 +85,11 @@ class Jobs:
         id: str | None = None,
         status: str = "queued",
         type: str = TRAINING,
+        experiment: str | None = None,
         tags: Mapping[str, str] | None = None,
         connection: Connection | None = None,
     ) -> JobRecord:
-        """Record a job and, of a training job, its tracking run with `tags`.
+        """Record a job and, of a type that is tracked, its run with `tags`: in `experiment`, or that of the job's name.
 
         A job of that id that is there already stays as it is. One that its supervisor records itself, on a click in the
         Dagster UI, is `running` at once: queued, the sensor would start it a second time.
@@ -105,8 +111,9 @@ class Jobs:
             }
             insert = insert_into(writer, table).values(**row).on_conflict_do_nothing().returning(table.c.id)
             if writer.execute(insert).first():
-                if type == TRAINING:
-                    self._runs.ensure(identifier, name, name, user, organization, tags, status=status, connection=writer)
+                if type in TRACKED:
+                    home = experiment or name
+                    self._runs.ensure(identifier, home, name, user, organization, tags, status=status, connection=writer)
                 facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
                 emit(writer, "jobs", "job.submitted", identifier, facts)
             return self.get(identifier, writer)
@@ -218,7 +225,7 @@ class Jobs:
             return self.get(identifier, writer)
 
     def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
-        if job.type == TRAINING:
+        if job.type in TRACKED:
             self._runs.set_status(job.id, status, connection=connection)
 
     def start_evaluation(self, identifier: str) -> None:

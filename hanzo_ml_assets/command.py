@@ -1,0 +1,88 @@
+"""The asset of command jobs: one partition is one job, and its tracking run; materializing it again goes on with it."""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane, follow
+from recipes.schema import BadConfiguration, Job, Result
+from resources.command_jobs import CODE, DATASET, command_work
+from resources.compute.base import JobFailed
+from resources.errors import HanzoError
+from resources.lineage.record import record
+from resources.metadata.jobs import ENDED, JobRecord
+from resources.metadata.outbox import now_ms
+from resources.metadata.run_data import RunData
+from resources.metadata.totals import GPU_HOURS_METRIC
+from resources.metadata.tracking_rules import metric_point
+
+KEY = ["jobs", "command"]
+PARTITIONS = "command-runs"
+
+
+def build_command() -> dg.AssetsDefinition:
+    @dg.asset(
+        key=KEY,
+        partitions_def=dg.DynamicPartitionsDefinition(name=PARTITIONS),
+        group_name="sandbox",
+        kinds={"python"},
+        description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
+        pool="gpu",
+        code_version="1",
+    )
+    def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
+        asked = control_plane.jobs.start(context.partition_key)
+        try:
+            job = work_of(asked, control_plane)
+            result = control_plane.compute.run(job, follow(context, job))
+        except (BadConfiguration, JobFailed) as error:
+            control_plane.jobs.fail(asked.id, str(error))
+            raise dg.Failure(str(error), allow_retries=False) from None
+        complete(asked, job, result, control_plane)
+        return dg.MaterializeResult(
+            metadata={
+                "command": str(asked.config["command"]),
+                "seconds": seconds_of(result),
+                "run": dg.MetadataValue.url(f"{control_plane.settings.tracking_uri}/v1/runs/{asked.id}"),
+                **{role: artifact.uri for role, artifact in result.artifacts.items()},
+            }
+        )
+
+    return command
+
+
+def work_of(asked: JobRecord, control_plane: ControlPlane) -> Job:
+    """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
+    reference = asked.config.get(DATASET)
+    try:
+        dataset = control_plane.datasets.read(reference, asked.organization).artifact if reference else None
+    except HanzoError:
+        dataset = None
+    return command_work(
+        asked,
+        dataset,
+        store=control_plane.settings.store,
+        tracking_uri=control_plane.settings.tracking_uri,
+        home=control_plane.work_dir(asked.id),
+        cache_dir=control_plane.cache_dir,
+    )
+
+
+def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlPlane) -> None:
+    """Job, run, lineage and events in one transaction."""
+    made = {**({CODE: job.inputs[CODE]} if CODE in job.inputs else {}), **result.artifacts}
+    gpus = min(job.hardware.gpus, len(result.machine.gpus)) if result.machine else 0
+    gpu_hours = gpus * seconds_of(result) / 3600
+    with control_plane.database.write() as connection:
+        for artifact in made.values():
+            record(connection, artifact, control_plane.store.manifest(artifact))
+        current = control_plane.jobs.get(asked.id, connection)
+        if current.status not in ENDED and gpus:  # told once: the time of a point is part of it
+            points = [metric_point(GPU_HOURS_METRIC, gpu_hours, 0, now_ms())]
+            RunData(control_plane.database).log_batch(asked.id, metrics=points, connection=connection)
+        control_plane.jobs.complete(connection, asked.id, made, seconds_of(result), gpu_hours)
+
+
+def seconds_of(result: Result) -> float:
+    """How long the command took, over all its attempts."""
+    seconds = result.facts["seconds"]
+    assert isinstance(seconds, float)
+    return seconds

@@ -1,0 +1,225 @@
+"""The program `command`: a script of the user's own, as its job file says (rows G2, G5, H6).
+
+It is given a folder with its source files, one for checkpoints that outlives a restart on this machine, its dataset, and
+the tracking run, all by variables of its environment. What ends by a signal is started again; a script's own error is not.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from types import FrameType
+
+from recipes.command_end import Tail, killed_by, last_words
+from recipes.command_job import Script
+from recipes.job_processes import MARK, end_processes
+from recipes.machine import read_machine
+from recipes.runner import Failed, Preempted, Restart, main, say
+from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
+from recipes.store import Store
+
+GRACE_SECONDS = 300.0
+"""Row J3: between SIGTERM and SIGKILL of a command whose time is over."""
+PIPE_SECONDS = 10.0
+"""How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
+BEGAN = "began"
+"""File of a job's work folder: when its first attempt began, in seconds since 1970."""
+WITHOUT_GPU = Path(__file__).parent / "without_gpu"
+KIND = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Folders:
+    """What the command finds on this machine."""
+
+    code: Path
+    checkpoints: Path
+    dataset: Path | None
+
+
+class Command:
+    """The command as a process in a group of its own, which dies with this one. SIGTERM is handed on to it."""
+
+    def __init__(self, words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> None:
+        self.asked_to_stop = False
+        self._words, self._folder, self._env = words, folder, env
+        self._process: Popen[bytes] | None = None
+        self._tail = Tail()
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def run(self, seconds: float, grace_seconds: float) -> int | None:
+        """Its exit code, negative where a signal ended it; None where its seconds were over."""
+        if self.asked_to_stop:
+            raise Preempted("asked to stop before the command began")
+        self._process = process = start(self._words, self._folder, self._env)
+        if self.asked_to_stop:  # while it was started
+            self._send(signal.SIGTERM)
+        assert process.stderr is not None
+        reader = threading.Thread(target=self._tail.follow, args=(process.stderr.fileno(), sys.stderr.fileno()), daemon=True)
+        reader.start()
+        try:
+            return process.wait(max(0.0, seconds))
+        except TimeoutExpired:
+            say("the command has used up schedule.max_duration: ending it")
+            self._send(signal.SIGTERM)
+            try:
+                process.wait(grace_seconds)
+            except TimeoutExpired:
+                self._send(signal.SIGKILL)
+                process.wait()
+            return None
+        finally:
+            end_processes(self._env[MARK])  # whoever still writes to the pipe, too
+            reader.join(PIPE_SECONDS)
+
+    @property
+    def errors(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self._tail.text
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.asked_to_stop = True
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_SECONDS) -> Result:
+    """Run the command. Inputs: `code`, its source files, and `dataset`, each where there is one. Output: `checkpoints`.
+
+    Raises:
+        BadConfiguration: there is no such program or dataset.
+        Restart: a signal ended the command.
+        Failed: it ended with an error of its own, or took longer than it may.
+        Preempted: the job was asked to stop, and the command has stopped.
+    """
+    script = Script.model_validate(job.parameters["script"])
+    if left := end_processes(job.id):
+        say(f"ended {left} processes of an earlier attempt")
+    folders = make_folders(job, store, work)
+    env = environment(job, script, folders, os.environ, has_gpus=bool(read_machine().gpus))
+    if str(WITHOUT_GPU) in env["PYTHONPATH"]:
+        say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
+    check_is_there(script.command[0], folders.code, env["PATH"])
+    began = first_began(work)
+    running = Command(script.command, folders.code, env)
+    say(f"$ {shlex.join(script.command)}")
+    code = running.run(began + seconds_of(job.schedule.max_duration) - time.time(), grace_seconds)
+    if running.asked_to_stop:
+        raise Preempted("the command was asked to stop, and has ended")
+    signal_name = killed_by(code, running.errors)
+    if signal_name is not None:
+        raise Restart(f"the command was killed ({signal_name})")
+    artifacts = publish(job, script, store, folders.checkpoints)
+    if code is None:
+        raise Failed(f"the command took longer than schedule.max_duration ({job.schedule.max_duration}): give it more")
+    if code != 0:
+        raise Failed(f"the command exited with {code}: {last_words(running.errors) or 'it wrote nothing to stderr'}")
+    return Result(work_digest=job.work_digest, artifacts=artifacts, facts={"seconds": time.time() - began})
+
+
+def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:
+    """The command, its stdout the log itself. Should this process be killed, the kernel ends it."""
+    setpriv = shutil.which("setpriv")  # where an image has none, its container ends with this process
+    leave_with_parent = (setpriv, "--pdeathsig=KILL", "--") if setpriv else ()
+    return Popen([*leave_with_parent, *words], cwd=folder, env=env, stdin=DEVNULL, stderr=PIPE, start_new_session=True)
+
+
+def make_folders(job: Job, store: Store, work: Path) -> Folders:
+    """The folders, with the source files written anew: whatever else the command left there stays."""
+    cache = Path(job.cache_dir)
+    code, checkpoints = work / "code", work / "checkpoints"
+    for folder in (code, checkpoints):
+        folder.mkdir(parents=True, exist_ok=True)
+    if source := job.inputs.get("code"):
+        fetched = store.fetch(source, cache)
+        for record in store.manifest(source).files:
+            target = code / record.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(fetched / record.path, target)
+            if target.read_bytes().startswith(b"#!"):
+                target.chmod(0o755)
+    asked, dataset = job.parameters.get("dataset"), job.inputs.get("dataset")
+    if asked and dataset is None:
+        raise BadConfiguration(f"there is no dataset {asked}, which storage.datasets names: see `hanzo-ml dataset list`")
+    return Folders(code, checkpoints, own_copy(store, dataset, cache, work / "dataset") if dataset else None)
+
+
+def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path:
+    """The dataset as a folder that is not the store's own: a script writes where it likes."""
+    folder = store.fetch(dataset, cache)
+    if folder != store.local_path(dataset.uri):
+        return folder
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    return target
+
+
+def environment(
+    job: Job, script: Script, folders: Folders, inherited: Mapping[str, str], *, has_gpus: bool
+) -> dict[str, str]:
+    """The variables of the command: what it gives itself, below what the job knows better."""
+    assert job.tracking is not None
+    env = {**inherited, "PYTHONUNBUFFERED": "1", **script.env}
+    env |= {
+        "HANZO_ML_TRACKING_URI": job.tracking.uri,
+        "MLFLOW_TRACKING_URI": job.tracking.uri,
+        "HANZO_ML_EXPERIMENT": str(job.parameters["experiment"]),
+        "HANZO_ML_RUN_ID": job.tracking.run_id,
+        "MLFLOW_RUN_ID": job.tracking.run_id,
+        "HANZO_ML_CHECKPOINTS": str(folders.checkpoints),
+        "HANZO_ML_CHECKPOINT_INTERVAL": f"{seconds_of(job.checkpoint.interval):.0f}",
+        MARK: job.id,
+    }
+    if folders.dataset is not None:
+        env["HANZO_ML_DATASETS"] = str(folders.dataset)
+    env["PATH"] = joined(str(Path(sys.executable).parent), env.get("PATH", os.defpath))
+    sees_gpus = has_gpus and env.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    env["PYTHONPATH"] = joined("" if sees_gpus else str(WITHOUT_GPU), env.get("PYTHONPATH", ""))
+    return env
+
+
+def joined(first: str, rest: str) -> str:
+    return os.pathsep.join(filter(None, (first, rest)))
+
+
+def check_is_there(program: str, folder: Path, path: str) -> None:
+    """Raises BadConfiguration where a command's first word names nothing that can be run."""
+    place = str(folder / program) if "/" in program else program
+    if shutil.which(place, path=path) is None:
+        raise BadConfiguration(f"there is no program '{program}' here: correct `command`, or install it beside Hanzo ML")
+
+
+def first_began(work: Path) -> float:
+    """When the job's first attempt on this machine began: a restart gets no more time than was left."""
+    file = work / BEGAN
+    if not file.is_file():
+        scratch = file.with_suffix(".tmp")
+        scratch.write_text(str(time.time()))
+        scratch.replace(file)
+    return float(file.read_text())
+
+
+def publish(job: Job, script: Script, store: Store, checkpoints: Path) -> dict[str, Artifact]:
+    """What the command left, with what it was made of; nothing where it left nothing."""
+    if not any(path.is_file() for path in checkpoints.rglob("*")):
+        return {}
+    inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
+    place = job.outputs["checkpoints"]
+    made = store.publish(checkpoints, place, KIND, inputs=inputs, facts={"command": list(script.command)})
+    say(f"checkpoints: {made.size_bytes} bytes at {place}")
+    return {"checkpoints": made}
+
+
+if __name__ == "__main__":
+    main(command)

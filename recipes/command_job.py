@@ -1,0 +1,124 @@
+"""The specification's job file with a `command` (rows G2, G3): what a script of the user's own is asked to run with.
+
+What belongs here: the keys of that file, and what they may hold. What does not: how the command runs (`recipes.command`).
+"""
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from recipes.schema import Distributed, Duration, Frozen, Hardware, Schedule
+
+MAX_CODE_BYTES = 4 << 20
+"""Of all source files together: they travel in one request. Data belongs into a dataset."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+DATASET = re.compile(r"s3://hanzo-ml/datasets/([A-Za-z][\w.-]*)/([0-9]+)/?")
+CHECKPOINTS = re.compile(r"s3://hanzo-ml/checkpoints(/[A-Za-z0-9][\w.=-]*)+/?")
+LIST_OF_FILES = "manifest.json"
+
+
+def without_null(text: str) -> str:
+    """The text as it is, if a process can be given it."""
+    if "\0" in text:
+        raise ValueError("it holds a null character, which no process can be given")
+    return text
+
+
+Text = Annotated[str, AfterValidator(without_null)]
+Word = Annotated[Text, Field(min_length=1)]
+
+
+class Script(Frozen):
+    """What a command job runs: the parameters of the program `command`."""
+
+    image: str | None = Field(None, min_length=1, description="on a cluster; scheduler.default_image where none is given")
+    command: tuple[Word, ...] = Field(min_length=1)
+    env: dict[str, Text] = {}
+
+    @field_validator("env")
+    @classmethod
+    def are_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not VARIABLE.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a variable: use letters, digits and '_'")
+        return value
+
+
+class Storage(Frozen):
+    """What the script reads, and where what it leaves in its checkpoints folder goes."""
+
+    datasets: str | None = None
+    checkpoints: str | None = None
+
+    @field_validator("datasets")
+    @classmethod
+    def names_a_version(cls, value: str | None) -> str | None:
+        if value is not None and not DATASET.fullmatch(value):
+            raise ValueError("write s3://hanzo-ml/datasets/NAME/VERSION/, such as s3://hanzo-ml/datasets/my-data/1/")
+        return value
+
+    @field_validator("checkpoints")
+    @classmethod
+    def is_a_folder(cls, value: str | None) -> str | None:
+        if value is not None and (not CHECKPOINTS.fullmatch(value) or ".." in value):
+            raise ValueError("write s3://hanzo-ml/checkpoints/FOLDER/, such as s3://hanzo-ml/checkpoints/my-model/")
+        return value
+
+    @property
+    def dataset(self) -> str | None:
+        """The version that `datasets` names, as NAME@VERSION."""
+        found = DATASET.fullmatch(self.datasets or "")
+        return f"{found[1]}@{int(found[2])}" if found else None
+
+    def checkpoints_of(self, job_id: str) -> str:
+        """A folder of the job's own: what another job left in the same place stays as it is."""
+        return f"{(self.checkpoints or 's3://hanzo-ml/checkpoints').rstrip('/')}/{job_id}"
+
+
+class CommandSchedule(Schedule):
+    """The script is told `checkpoint_interval`; what it saves then is its own business."""
+
+    checkpoint_interval: Duration = "1h"
+
+
+class CommandJob(Script):
+    """The job file. `files` are the source files that the command needs beside it, by their path in its folder."""
+
+    name: str = Field(min_length=1, max_length=250)
+    type: Literal["training", "eval", "conversion", "preprocessing"] = "training"
+    resources: Hardware = Hardware()
+    distributed: Distributed | None = None
+    storage: Storage = Storage()
+    schedule: CommandSchedule = CommandSchedule()
+    files: dict[str, str] = {}
+
+    @field_validator("files")
+    @classmethod
+    def are_source_files(cls, value: dict[str, str]) -> dict[str, str]:
+        for path in value:
+            if problem := problem_of(path):
+                raise ValueError(f"{path!r} {problem}")
+            if parent := next((str(above) for above in PurePosixPath(path).parents if str(above) in value), None):
+                raise ValueError(f"{path!r} lies below {parent!r}, which is a file")
+        if (size := sum(len(text.encode(errors="replace")) for text in value.values())) > MAX_CODE_BYTES:
+            raise ValueError(f"{size} bytes of source files are too many, {MAX_CODE_BYTES} fit: keep data in a dataset")
+        return value
+
+    @property
+    def experiment(self) -> str:
+        return self.env.get("HANZO_ML_EXPERIMENT") or self.name
+
+    @property
+    def script(self) -> Script:
+        return Script(image=self.image, command=self.command, env=self.env)
+
+
+def problem_of(path: str) -> str | None:
+    """Why a source file cannot have this path; None where it can."""
+    if not path or any(part in ("", ".", "..") for part in path.split("/")):
+        return "is no path inside the folder of the command: write it relative, without '..'"
+    if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", path) or len(path) > 500:
+        return "holds a character that no path can have here, or is longer than 500"
+    return "has the name of the list of all files: give it another" if path == LIST_OF_FILES else None

@@ -1,0 +1,54 @@
+"""The processes of a command job, wherever they went: each carries the job's id in its environment, and is ended by that.
+
+A process group is not enough: torchrun starts its workers in sessions of their own, and they outlive it when it is killed.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "HANZO_ML_JOB_ID"
+"""The variable; children inherit it, and nobody else has it."""
+PROCESSES = Path("/proc")
+PAUSE_SECONDS = 0.02
+
+
+def end_processes(job_id: str) -> int:
+    """End all processes of a job by SIGKILL, until there are none. Returns how many there were."""
+    ended: set[int] = set()
+    while found := processes(job_id):
+        for process_id in found:
+            end(process_id, job_id)
+        ended |= set(found)
+        time.sleep(PAUSE_SECONDS)
+    return len(ended)
+
+
+def processes(job_id: str) -> list[int]:
+    """The ids of a job's processes, this one not among them."""
+    ids = (int(entry.name) for entry in PROCESSES.iterdir() if entry.name.isdigit())
+    return [process_id for process_id in ids if process_id != os.getpid() and is_of(process_id, job_id)]
+
+
+def is_of(process_id: int, job_id: str) -> bool:
+    try:
+        variables = (PROCESSES / str(process_id) / "environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
+    return f"{MARK}={job_id}".encode() in variables
+
+
+def end(process_id: int, job_id: str) -> None:
+    """End one process, and not another that got its number meanwhile."""
+    try:
+        handle = os.pidfd_open(process_id)
+    except OSError:
+        return
+    try:
+        if is_of(process_id, job_id):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)

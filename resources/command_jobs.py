@@ -1,0 +1,89 @@
+"""A command job as it is submitted and as it is handed to compute: its source files as an artifact, its keys as a job.
+
+What belongs here: what becomes of the job file. What may stand in it is `recipes.command_job`.
+"""
+
+import hashlib
+import shlex
+import uuid
+
+from recipes.command_job import CommandJob
+from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, Schedule, StoreAddress, Tracking
+from recipes.store import Store
+from resources.lineage.record import record
+from resources.metadata.database import Database
+from resources.metadata.jobs import COMMAND, WORK_FOLDERS, JobRecord, Jobs
+
+CODE = "code"
+DATASET = "dataset"
+ADDED = {CODE, DATASET}
+"""Keys of a job's configuration beside those of the job file: the source files, and the dataset version that it names."""
+
+
+def submit_command(database: Database, store: Store, job: CommandJob, user: str, organization: str) -> JobRecord:
+    """Queue a command. Its source files are stored before; the job names them by their digest."""
+    identifier = uuid.uuid4().hex
+    config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
+    if job.storage.dataset:
+        config[DATASET] = job.storage.dataset
+    code = manifest_of(job)
+    place = f"s3://hanzo-ml/runs/{identifier}/code"
+    if code.files:
+        for path, text in job.files.items():
+            store.put_bytes(f"{place}/{path}", text.encode())
+        config[CODE] = store.put_manifest(place, code).model_dump()
+    with database.write() as connection:
+        if code.files:
+            record(connection, Artifact.model_validate(config[CODE]), code)
+        return Jobs(database).submit(
+            name=job.name,
+            config=config,
+            user=user,
+            organization=organization,
+            id=identifier,
+            type=COMMAND,
+            experiment=job.experiment,
+            tags={"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB"},
+            connection=connection,
+        )
+
+
+def manifest_of(job: CommandJob) -> Manifest:
+    files = ((path, text.encode()) for path, text in sorted(job.files.items()))
+    return Manifest(
+        kind=CODE,
+        files=tuple(FileRecord(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data)) for path, data in files),
+    )
+
+
+def asked_of(job: JobRecord) -> CommandJob:
+    """The job file of a job that was submitted, but for its source files."""
+    return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in ADDED})
+
+
+def command_work(
+    job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, home: str, cache_dir: str
+) -> Job:
+    """The work of a command job; `home` is the folder of its work on this machine."""
+    asked = asked_of(job)
+    inputs = {CODE: Artifact.model_validate(job.config[CODE])} if CODE in job.config else {}
+    return Job(
+        id=job.id,
+        program=Program.COMMAND,
+        inputs={**inputs, **({DATASET: dataset} if dataset else {})},
+        parameters={
+            "script": asked.script.model_dump(mode="json"),
+            "experiment": asked.experiment,
+            DATASET: asked.storage.dataset,
+        },
+        outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
+        result_uri=f"s3://hanzo-ml/runs/{job.id}/command.json",
+        store=store,
+        work_dir=f"{home}/{WORK_FOLDERS[COMMAND]}",
+        cache_dir=cache_dir,
+        tracking=Tracking(uri=tracking_uri, run_id=job.id),
+        hardware=asked.resources,
+        distributed=asked.distributed,
+        checkpoint=CheckpointPolicy(interval=asked.schedule.checkpoint_interval),
+        schedule=Schedule.model_validate(asked.schedule.model_dump(exclude={"checkpoint_interval"})),
+    )

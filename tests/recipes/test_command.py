@@ -1,0 +1,254 @@
+"""The program `command` under LocalCompute, with real processes: how a script begins, ends, is killed and is ended."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.command_job import CommandJob
+from recipes.job_processes import MARK, is_of, processes
+from recipes.schema import BadConfiguration, Job, StoreAddress
+from recipes.store import Store
+from resources.command_jobs import command_work, manifest_of
+from resources.compute.base import Follower, JobFailed
+from resources.compute.local import LocalCompute
+from resources.metadata.jobs import COMMAND, JobRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
+ID = "a" * 32
+
+
+@pytest.fixture
+def compute() -> LocalCompute:
+    return LocalCompute(source=ROOT, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
+
+
+class House:
+    """Where the jobs of a test run, and what their logs say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS)
+        self.store = Store(self.address)
+        self.lines: list[str] = []
+        self.follower = Follower(self.lines.append, lambda seen: None)
+
+    def job(self, script: str, **keys: Any) -> Job:
+        """A job whose command is `python main.py`, with this in it."""
+        document = {"name": "mine", "command": ["python", "main.py"], "files": {"main.py": script}, **keys}
+        asked = CommandJob.model_validate(document)
+        place = f"s3://hanzo-ml/runs/{ID}/code"
+        for path, text in asked.files.items():
+            self.store.put_bytes(f"{place}/{path}", text.encode())
+        code = self.store.put_manifest(place, manifest_of(asked))
+        config = asked.model_dump(mode="json", exclude={"files"}) | {"code": code.model_dump()}
+        record = JobRecord(ID, "mine", COMMAND, "running", config, "u", "default", 0, 0, None, "", {}, None)
+        return command_work(
+            record,
+            None,
+            store=self.address,
+            tracking_uri="http://127.0.0.1:9",
+            home=str(self.folder / "work"),
+            cache_dir=str(self.folder / "cache"),
+        )
+
+    def said(self) -> list[str]:
+        """The lines of the command itself, without ours."""
+        return [line for line in self.lines if line[2:3] != ":"]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    yield House(tmp_path)
+    assert processes(ID) == []
+
+
+def until(what: str, look: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+    return found
+
+
+def test_a_script_runs_with_its_files_its_variables_and_its_folders(compute: LocalCompute, house: House) -> None:
+    script = """
+import json, os, sys
+import beside.words
+json.dump({**os.environ, "python": sys.executable, "cwd": os.getcwd()}, open(os.environ["HANZO_ML_CHECKPOINTS"] + "/env", "w"))
+print(beside.words.HELLO, os.environ["COLOUR"])
+"""
+    job = house.job(
+        script,
+        env={"COLOUR": "grey", "HANZO_ML_EXPERIMENT": "doors", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"},
+        files={"main.py": script, "beside/words.py": "HELLO = 'hello'"},
+        storage={"checkpoints": "s3://hanzo-ml/checkpoints/doors/"},
+        schedule={"checkpoint_interval": "20m"},
+    )
+    result = compute.run(job, house.follower)
+    assert house.said() == ["hello grey"]
+    made = result.artifacts["checkpoints"]
+    assert made.uri == f"s3://hanzo-ml/checkpoints/doors/{ID}"
+    assert house.store.manifest(made).inputs == {"code": job.inputs["code"].digest}
+    env = json.loads(house.store.get_bytes(f"{made.uri}/env"))
+    expected = {
+        "HANZO_ML_TRACKING_URI": "http://127.0.0.1:9",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "HANZO_ML_EXPERIMENT": "doors",
+        "HANZO_ML_RUN_ID": ID,
+        "MLFLOW_RUN_ID": ID,
+        "HANZO_ML_CHECKPOINT_INTERVAL": "1200",
+        MARK: ID,
+    }
+    assert {name: env.get(name) for name in expected} == expected
+    assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert "HANZO_ML_DATASETS" not in env and "HF_HUB_OFFLINE" not in env
+
+
+def test_what_a_script_prints_is_in_the_log_while_it_runs(compute: LocalCompute, house: House) -> None:
+    job = house.job("import os, time\nprint('out')\nwhile not os.path.exists('go'): time.sleep(0.01)\n")
+    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+    runner.start()
+    until("its first line", lambda: "out" in house.lines)
+    (Path(job.work_dir) / "code" / "go").touch()
+    runner.join(60)
+    assert not runner.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "import sys\nprint('x', file=sys.stderr)\nraise ValueError('no such column')",
+            "exited with 1: ValueError: no such",
+        ),
+        ("import sys\nprint('it is too late', file=sys.stderr)\nsys.exit(3)", "exited with 3: it is too late"),
+        ("raise SystemExit(4)", "exited with 4: it wrote nothing to stderr"),
+    ],
+)
+def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
+    compute: LocalCompute, house: House, script: str, reason: str
+) -> None:
+    job = house.job(f"print('begun')\n{script}")
+    with pytest.raises(JobFailed, match="failed after 1 attempts") as failed:
+        compute.run(job, house.follower)
+    assert reason in str(failed.value)
+    assert house.said().count("begun") == 1
+    assert "recipes/command.py" not in "\n".join(house.lines), "no traceback of ours"
+
+
+def test_what_a_failed_script_left_is_kept(compute: LocalCompute, house: House) -> None:
+    left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
+    with pytest.raises(JobFailed):
+        compute.run(house.job(left), house.follower)
+    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None
+
+
+def test_a_killed_command_starts_again_and_finds_what_it_had_left(compute: LocalCompute, house: House) -> None:
+    script = """
+import os, signal
+kept = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "step")
+if not os.path.exists(kept):
+    open(kept, "w").write("1")
+    os.kill(os.getpid(), signal.SIGKILL)
+print("went on from", open(kept).read())
+"""
+    compute.run(house.job(script), house.follower)
+    assert house.said()[-1] == "went on from 1"
+
+
+def test_one_that_is_always_killed_fails_with_the_signal(compute: LocalCompute, house: House) -> None:
+    with pytest.raises(JobFailed, match=r"after 3 attempts: .*killed \(SIGKILL\)"):
+        compute.run(house.job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), house.follower)
+
+
+WITH_A_CHILD = """
+import os, subprocess, sys, time
+code = "import time; print('child', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], "starts")
+open(starts, "a").write("x")
+print("begun")
+while len(open(starts).read()) < 2: time.sleep(0.01)
+"""
+
+
+def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalCompute, house: House) -> None:
+    """The program is killed: the command goes with it, and a child in a session of its own before the next attempt."""
+    job = house.job(WITH_A_CHILD)
+    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+    runner.start()
+    until("the child", lambda: "child" in house.lines and "begun" in house.lines)
+    before = processes(ID)
+    assert len(before) == 2
+    os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
+    runner.join(60)
+    assert not runner.is_alive()
+    assert house.said().count("begun") == 2
+    assert any("of an earlier attempt" in line for line in house.lines)
+    assert not [process for process in before if is_of(process, ID)]
+
+
+def test_a_cancelled_command_is_asked_to_end_and_leaves_no_process(compute: LocalCompute, house: House) -> None:
+    script = """
+import os, signal, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+def leave(*_):
+    print("saving")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("begun")
+while True: time.sleep(0.01)
+"""
+    job = house.job(script)
+    compute.submit(job)
+    until("its first line", lambda: "begun" in compute.log(job, 0)[0])
+    compute.cancel(job)
+    assert "saving" in compute.log(job, 0)[0]
+    assert compute.result(job) is None
+    assert processes(ID) == []
+
+
+def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
+    compute = LocalCompute(source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
+    job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
+    compute.submit(job)
+    until("its first line", lambda: "begun" in compute.log(job, 0)[0])
+    compute.cancel(job)
+    assert processes(ID) == []
+
+
+def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCompute, house: House) -> None:
+    job = house.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
+    with pytest.raises(JobFailed, match=r"longer than schedule.max_duration \(1s\): give it more"):
+        compute.run(job, house.follower)
+
+
+def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
+    with pytest.raises(BadConfiguration, match="there is no program 'trian'"):
+        compute.run(house.job("", command=["trian"]), house.follower)
+
+
+def test_a_dataset_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
+    job = house.job("", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
+    with pytest.raises(BadConfiguration, match="there is no dataset nobody@3"):
+        compute.run(job, house.follower)
+
+
+def test_a_script_with_its_own_first_line_can_be_run(compute: LocalCompute, house: House) -> None:
+    compute.run(house.job("", command=["./go.sh", "far"], files={"go.sh": "#!/bin/sh\necho $1 away\n"}), house.follower)
+    assert house.said() == ["far away"]
+
+
+def test_several_machines_are_refused_on_one(compute: LocalCompute, house: House) -> None:
+    job = house.job("", distributed={"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8})
+    with pytest.raises(BadConfiguration, match=r"4 nodes, this machine is one: set distributed.num_nodes to 1"):
+        compute.run(job, house.follower)
