@@ -11,7 +11,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import flops_per_token
 from resources.metadata.database import Database
-from resources.metadata.jobs import JobRecord
+from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.metrics import Metrics
 from resources.metadata.tables import jobs, params
 
@@ -71,6 +71,7 @@ def jobs_of(connection: Connection, recipe: str, organization: str) -> list[JobR
         select(jobs)
         .join(params, params.c.run_id == jobs.c.id)
         .where(params.c.key == "recipe", params.c.value == recipe, jobs.c.organization == organization)
+        .where(jobs.c.type == TRAINING)
         .order_by(jobs.c.submitted_at.desc())
         .limit(NEWEST)
     )

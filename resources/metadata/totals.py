@@ -142,7 +142,8 @@ def gpus_allocated(connection: Connection) -> dict[Labels, float]:
 
 
 def queued(connection: Connection) -> dict[Labels, float]:
-    priority = jobs.c.config["priority"].as_string().label("priority")
+    asked = jobs.c.config["schedule"]["priority"].as_string(), jobs.c.config["priority"].as_string()
+    priority = func.coalesce(*asked).label("priority")
     inner = select(jobs.c.organization, priority).where(jobs.c.status == "queued").subquery()
     query = select(inner.c.organization, func.coalesce(inner.c.priority, DEFAULT_PRIORITY), func.count()).group_by(
         inner.c.organization, inner.c.priority

@@ -1,0 +1,180 @@
+"""POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
+
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+
+from recipes.command_job import MAX_CODE_BYTES
+from recipes.store import Store
+from resources.settings import Settings
+
+SPECIFICATION = """
+name: "zen-72b-finetune-finance"
+type: training
+image: "hanzoai/ml-pytorch:2.3-cuda12.4"
+command: ["torchrun", "--nproc_per_node=8", "train.py"]
+env:
+  HANZO_ML_TRACKING_URI: "http://ml.hanzo.svc:8057"
+  HANZO_ML_EXPERIMENT: "zen-72b-finance"
+resources:
+  gpus: 8
+  gpu_type: "nvidia-a100-80gb"
+  memory: "512Gi"
+  cpu: 64
+distributed:
+  strategy: fsdp
+  num_nodes: 4
+  gpus_per_node: 8
+storage:
+  datasets: "s3://hanzo-ml/datasets/finance-corpus-v3/7/"
+  checkpoints: "s3://hanzo-ml/checkpoints/zen-72b-finance/"
+schedule:
+  max_duration: "48h"
+  checkpoint_interval: "1h"
+  preemptible: false
+"""
+
+
+def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"], **keys})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> None:
+    document = yaml.safe_load(SPECIFICATION)
+    answer = http.post("/v1/jobs", json=document)
+    assert answer.status_code == 201, answer.text
+    job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
+    assert (job["type"], job["status"], job["name"]) == ("command", "queued", "zen-72b-finetune-finance")
+    assert job["config"]["dataset"] == "finance-corpus-v3@7"
+    for key, value in document.items():
+        found = job["config"][key]
+        assert found == value if not isinstance(value, dict) else found.items() >= value.items(), key
+    run = http.get(f"/v1/runs/{job['id']}").json()
+    assert (run["status"], run["tags"]["mlflow.source.name"]) == ("queued", "torchrun --nproc_per_node=8 train.py")
+    experiment = http.get(f"/v1/experiments/{run['experiment_id']}").json()
+    assert experiment["name"] == "zen-72b-finance"
+
+
+def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> None:
+    job = submitted(http)
+    assert [found["id"] for found in http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"]] == [job["id"]]
+    assert http.post(f"/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
+    assert http.get(f"/v1/runs/{job['id']}").json()["status"] == "cancelled"
+    assert http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"] == []
+
+
+def test_without_an_experiment_the_job_s_name_is_one(http: TestClient) -> None:
+    run = http.get(f"/v1/runs/{submitted(http, name='doors')['id']}").json()
+    assert http.get(f"/v1/experiments/{run['experiment_id']}").json()["name"] == "doors"
+
+
+def test_its_files_are_an_artifact_and_not_in_the_job(http: TestClient, settings: Settings) -> None:
+    files = {"train.py": "print('ü')\n", "parts/words.py": "HELLO = 1\n"}
+    job = submitted(http, files=files)
+    assert "files" not in job["config"]
+    code = job["config"]["code"]
+    store = Store(settings.store)
+    assert {path: store.get_bytes(f"{code['uri']}/{path}").decode() for path in files} == files
+    found = store.find(code["uri"])
+    assert found is not None and found.digest == code["digest"]
+
+
+def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings) -> None:
+    job = submitted(http)
+    folder = settings.home / "jobs" / job["id"] / "command"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("epoch 1\n")
+    assert "data: epoch 1\n" in http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+
+
+@pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])
+def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClient, type: str) -> None:
+    assert submitted(http, type=type)["config"]["type"] == type
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"command": "python train.py"}, ("command", "valid list")),
+        ({"command": []}, ("command", "at least 1")),
+        ({"command": ["python", ""]}, ("command[1]",)),
+        ({"command": ["python", "a\0b"]}, ("command[1]", "null character")),
+        ({"name": ""}, ("name",)),
+        ({"type": "inference"}, ("type", "training")),
+        ({"env": {"A B": "x"}}, ("env", "'A B' is no name of a variable")),
+        ({"env": {"STEPS": 3}}, ("env.STEPS", "valid string")),
+        ({"resources": {"gpu": 8}}, ("resources.gpu",)),
+        ({"distributed": {"num_nodes": 0}}, ("distributed.num_nodes",)),
+        ({"storage": {"datasets": "/home/me/data"}}, ("storage.datasets", "s3://hanzo-ml/datasets/NAME/VERSION/")),
+        ({"storage": {"datasets": "s3://hanzo-ml/datasets/mine/"}}, ("storage.datasets", "NAME/VERSION")),
+        ({"storage": {"checkpoints": "s3://hanzo-models/x/"}}, ("storage.checkpoints", "s3://hanzo-ml/checkpoints/FOLDER/")),
+        ({"storage": {"checkpoints": "s3://hanzo-ml/checkpoints/a/../b"}}, ("storage.checkpoints",)),
+        ({"schedule": {"max_duration": "2 days"}}, ("schedule.max_duration", "20m")),
+        ({"schedule": {"checkpoint_interval": "hourly"}}, ("schedule.checkpoint_interval",)),
+        ({"files": {"../train.py": ""}}, ("files", "no path inside")),
+        ({"files": {"/train.py": ""}}, ("files", "no path inside")),
+        ({"files": {"a\\b.py": ""}}, ("files", "character")),
+        ({"files": {"a": "", "a/b.py": ""}}, ("files", "lies below 'a'")),
+        ({"files": {"manifest.json": ""}}, ("files", "another")),
+        ({"files": {"train.py": "x" * (MAX_CODE_BYTES + 1)}}, ("files", "keep data in a dataset")),
+        ({"dataset": "mine"}, ("dataset",)),
+    ],
+)
+def test_what_could_not_run_is_refused_in_one_line_that_names_the_key(
+    http: TestClient, keys: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"], **keys})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["message"]
+    assert "\n" not in message and "job with" not in message
+    assert all(word in message for word in words), message
+    assert http.get("/v1/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("type", ["eval", "conversion", "preprocessing"])
+def test_other_types_need_a_command_and_the_refusal_says_so(http: TestClient, type: str) -> None:
+    answer = http.post("/v1/jobs", json={"name": "mine", "dataset": "d", "type": type})
+    assert (answer.status_code, "needs a `command`" in answer.json()["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("body", [None, [], "text", 3])
+def test_what_is_no_job_is_told_what_one_is(http: TestClient, body: Any) -> None:
+    answer = http.post("/v1/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("The request body must be a JSON object")
+
+
+BODY = '{"name": "theirs", "command": ["touch", "/tmp/theirs"]}'
+"""What a page in the user's browser would like to run."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        # A form, or a script's request that needs no preflight: no page may send JSON elsewhere without asking.
+        ({"Content-Type": "text/plain"}, 400),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 400),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 400),
+        ({}, 400),
+        # Each of these is what browsers add, and no page can leave out.
+        ({"Content-Type": "application/json", "Origin": "https://evil.example"}, 403),
+        ({"Content-Type": "application/json", "Origin": "null"}, 403),
+        # A name of theirs that leads to this machine.
+        ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
+    ],
+)
+def test_no_page_in_the_user_s_browser_can_submit_one(http: TestClient, headers: dict[str, str], status: int) -> None:
+    answer = http.post("/v1/jobs", content=BODY.encode(), headers=headers)
+    assert answer.status_code == status, answer.text
+    assert http.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = http.options("/v1/jobs", headers={**asked, "Access-Control-Request-Headers": "content-type"})
+    assert not answer.is_success
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]

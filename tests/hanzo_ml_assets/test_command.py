@@ -1,0 +1,109 @@
+"""From a submitted command to a finished run: the asset runs the program, job and run end as it does, its lineage holds."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.command import KEY, PARTITIONS
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definitions import definitions
+from recipes.command_job import CommandJob
+from recipes.schema import Artifact
+from resources.command_jobs import submit_command
+from resources.dataset_deletion import delete_version
+from resources.errors import HanzoError
+from resources.ingest.create import create_version
+from resources.lineage.record import find, parents
+from resources.metadata.jobs import JobRecord
+from resources.metadata.runs import Runs
+
+
+@pytest.fixture
+def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    plane = ControlPlane()
+    plane.database.migrate()
+    yield plane
+    plane.database.close()
+
+
+def submit(plane: ControlPlane, script: str, **keys: Any) -> JobRecord:
+    document = {"name": "mine", "command": ["python", "main.py"], "files": {"main.py": script}, **keys}
+    return submit_command(plane.database, plane.store, CommandJob.model_validate(document), "ann", "default")
+
+
+def materialize(job: JobRecord) -> dg.ExecuteInProcessResult:
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(PARTITIONS, [job.id])
+        graph = definitions().resolve_implicit_global_asset_job_def()
+        return graph.execute_in_process(
+            instance=instance, asset_selection=[dg.AssetKey(KEY)], partition_key=job.id, raise_on_error=False
+        )
+
+
+def ended(plane: ControlPlane, job: JobRecord) -> tuple[JobRecord, str]:
+    """The job, and how its run stands."""
+    return plane.jobs.read(job.id), Runs(plane.database).get(job.id).status
+
+
+def test_a_command_completes_with_the_lineage_of_what_it_left(plane: ControlPlane, tmp_path: Path) -> None:
+    raw = tmp_path / "d.jsonl"
+    raw.write_text('{"text": "She keeps the lamp."}\n')
+    version, _ = create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
+    script = """
+import os, pathlib
+(records,) = pathlib.Path(os.environ["HANZO_ML_DATASETS"]).rglob("*.jsonl")
+pathlib.Path(os.environ["HANZO_ML_CHECKPOINTS"], "model").write_text(records.read_text())
+records.write_text("a script writes where it likes")
+"""
+    job = submit(plane, script, storage={"datasets": "s3://hanzo-ml/datasets/d/1/"})
+    assert materialize(job).success
+    found, run = ended(plane, job)
+    assert (found.status, run, found.reason) == ("completed", "completed", "")
+    left = found.artifact("checkpoints")
+    assert "lamp" in plane.store.get_bytes(f"{left.uri}/model").decode()
+    with plane.database.read() as connection:
+        made_of = parents(connection, left.digest)
+        code = find(connection, made_of["code"])
+    assert made_of == {"code": found.artifact("code").digest, "dataset": version.artifact.digest}
+    assert isinstance(code, Artifact)
+    assert plane.store.fetch(version.artifact, tmp_path / "cache"), "the dataset is what it was"
+    with pytest.raises(HanzoError, match="not deleted"):
+        delete_version(plane.database, plane.store, version.id, "ann")
+
+
+def test_a_script_s_error_fails_job_and_run_with_its_words(plane: ControlPlane) -> None:
+    job = submit(plane, "raise ValueError('no such column')")
+    assert not materialize(job).success
+    found, run = ended(plane, job)
+    assert (found.status, run) == ("failed", "failed")
+    assert "exited with 1: ValueError: no such column" in found.reason and "\n" not in found.reason
+
+
+def test_the_specification_s_shape_fails_here_with_what_to_do(plane: ControlPlane) -> None:
+    shape = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
+    job = submit(plane, "", distributed=shape, storage={"datasets": "s3://hanzo-ml/datasets/finance-corpus-v3/7/"})
+    assert not materialize(job).success
+    found, run = ended(plane, job)
+    assert (found.status, run) == ("failed", "failed")
+    assert found.reason == "the job asks for 4 nodes, this machine is one: set distributed.num_nodes to 1"
+
+
+def test_a_dataset_that_is_not_there_fails_it_by_name(plane: ControlPlane) -> None:
+    job = submit(plane, "", storage={"datasets": "s3://hanzo-ml/datasets/nobody/3/"})
+    assert not materialize(job).success
+    assert "there is no dataset nobody@3" in ended(plane, job)[0].reason
+
+
+def test_materializing_it_again_does_not_do_it_again(plane: ControlPlane) -> None:
+    count = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/starts', 'a').write('x')"
+    job = submit(plane, count)
+    assert materialize(job).success and materialize(job).success
+    left = ended(plane, job)[0].artifact("checkpoints")
+    assert plane.store.get_bytes(f"{left.uri}/starts") == b"x"
