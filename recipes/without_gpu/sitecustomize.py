@@ -12,15 +12,21 @@ from typing import Any
 
 
 class WhenTorchIsImported:
-    """A finder that takes part in one import."""
+    """A finder that has the others find torch. Libraries look for it too without importing it, and more than once."""
+
+    def __init__(self) -> None:
+        self.is_asking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        if name != "torch" or self.is_asking:
             return None
-        sys.meta_path.remove(self)
         from importlib.util import find_spec
 
-        spec = find_spec(name)
+        self.is_asking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self.is_asking = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

@@ -36,6 +36,7 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.source = ROOT
         self.address = StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS)
         self.store = Store(self.address)
         self.lines: list[str] = []

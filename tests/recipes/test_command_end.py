@@ -1,0 +1,92 @@
+"""How a command ended, from what its exit code and its stderr say."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from recipes.command_end import KEPT_BYTES, Tail, killed_by, last_words
+
+OF_TORCHRUN = """\
+[rank1]: Traceback (most recent call last):
+[rank1]: ValueError: no such column
+[rank0]: Traceback (most recent call last):
+[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5511
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : here
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 17)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+KILLED = "  exitcode  : -9 (pid: 17)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID 17\n"
+ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "expected"),
+    [
+        (0, "", None),
+        (None, KILLED, None),  # its time was over
+        (1, "", None),
+        (3, "Killed", None),
+        (-9, "", "SIGKILL"),
+        (-11, "", "SIGSEGV"),
+        (137, "", "SIGKILL"),  # what a shell says of what it ran
+        (255, "", None),
+        (1, KILLED, "SIGKILL"),
+        (1, ABORTED, None),  # for want of another that failed by itself
+        (1, OF_TORCHRUN, None),
+    ],
+)
+def test_a_signal_is_told_from_an_error(code: int | None, errors: str, expected: str | None) -> None:
+    assert killed_by(code, errors) == expected
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ("", ""),
+        ("\n \n", ""),
+        ("it is too late\n====\n", "it is too late"),
+        ("Traceback (most recent call last):\nKeyError: 'loss'\nException ignored in: <x>\n", "KeyError: 'loss'"),
+        ("AssertionError\n", "AssertionError"),
+        ("my.own.BadError: two\nINFO: bye\n", "my.own.BadError: two"),
+        (OF_TORCHRUN, "[rank1]: ValueError: no such column"),
+        (f"ValueError: {'x' * 1000}", f"ValueError: {'x' * 488}"),
+    ],
+)
+def test_the_reason_is_one_line(errors: str, expected: str) -> None:
+    assert last_words(errors) == expected
+
+
+def test_what_comes_through_a_pipe_goes_on_whole_and_its_end_is_kept(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    text = b"".join(b"%d\r" % number for number in range(3000))
+    os.write(sink, text * 3)
+    os.close(sink)
+    tail = Tail()
+    with (tmp_path / "log").open("wb") as log:
+        tail.follow(source, log.fileno())
+    os.close(source)
+    assert (tmp_path / "log").read_bytes() == text * 3
+    assert tail.text.encode() == (text * 3)[-KEPT_BYTES:]
+
+
+def test_a_log_that_takes_nothing_does_not_hold_up_the_command() -> None:
+    source, sink = os.pipe()
+    os.write(sink, b"ValueError: late\n")
+    os.close(sink)
+    tail = Tail()
+    with Path("/dev/full").open("wb") as full:
+        tail.follow(source, full.fileno())
+    os.close(source)
+    assert tail.text == "ValueError: late\n"

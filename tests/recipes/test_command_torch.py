@@ -1,0 +1,101 @@
+"""Scripts with torch under the program `command`: the specification's own lines, and torchrun's workers (rows H6, H8)."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from recipes.job_processes import PROCESSES, processes
+from recipes.machine import read_machine
+from resources.compute.base import JobFailed
+from resources.compute.local import LocalCompute
+from tests.recipes.test_command import ID, House, compute, house, until
+
+__all__ = ["compute", "house"]  # fixtures
+
+pytestmark = pytest.mark.skipif(bool(read_machine().gpus), reason="of a machine without a GPU, which this one has")
+TWO = ["torchrun", "--nproc_per_node=2", "main.py"]
+TOGETHER = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+"""
+
+
+def test_what_is_of_a_gpu_is_of_the_processor_where_there_is_none(compute: LocalCompute, house: House) -> None:
+    script = """
+import importlib.util
+importlib.util.find_spec("torch")  # as libraries do that would like to know whether it is there
+import torch
+from torch import nn
+for made in (torch.ones(2).to(0), torch.ones(2).to("cuda:1"), torch.ones(2).cuda(), torch.ones(2).to(device="cuda")):
+    print(made.device)
+print(torch.ones(2).to(0, torch.float64).dtype, torch.ones(2).to(torch.float16).dtype, torch.ones(2).to(torch.ones(1)).dtype)
+line = nn.Linear(1, 1)
+print(line.to(torch.device("cuda", 0)).weight.device, line.cuda().weight.device)
+"""
+    compute.run(house.job(script), house.follower)
+    assert house.said()[-6:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu"]
+    assert sum("no GPU here" in line for line in house.lines) == 1
+
+
+def test_the_environment_s_own_sitecustomize_is_run_too(compute: LocalCompute, house: House) -> None:
+    files = {"main.py": "import sys; print(sys.of_the_user)", "mine/sitecustomize.py": "import sys; sys.of_the_user = 7"}
+    compute.run(house.job("", files=files, env={"PYTHONPATH": "mine"}), house.follower)
+    assert house.said() == ["7"]
+
+
+def test_a_killed_worker_of_torchrun_starts_the_command_again(compute: LocalCompute, house: House) -> None:
+    script = f"""{TOGETHER}
+import time
+starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], f"starts-{{rank}}")
+open(starts, "a").write("x")
+dist.barrier()
+print("worker", rank, os.getpid())
+while len(open(starts).read()) < 2: time.sleep(0.01)
+"""
+    job = house.job(script, command=TWO)
+    runner = threading.Thread(target=compute.run, args=(job, house.follower))
+    runner.start()
+    line = until("a worker", lambda: next((line for line in house.lines if line.startswith("worker 1")), None))
+    os.kill(int(line.split()[2]), signal.SIGKILL)
+    runner.join(120)
+    assert not runner.is_alive()
+    assert len([line for line in house.said() if line.startswith("worker 1")]) == 2
+    assert any("the command was killed (SIGKILL)" in line for line in house.lines)
+
+
+def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
+    compute = LocalCompute(source=house.source, max_restarts=0, poll_seconds=0.02)
+    job = house.job(f"{TOGETHER}\nimport time\nprint('worker', os.getpid())\ntime.sleep(600)", command=TWO)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            compute.run(job, house.follower)
+        except JobFailed as error:
+            failed.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    until("both workers", lambda: sum(line.startswith("worker") for line in house.lines) == 2)
+    workers = {int(line.split()[1]) for line in house.lines if line.startswith("worker")}
+    (parent,) = set(processes(ID)) - workers
+    assert b"torchrun" in (PROCESSES / str(parent) / "cmdline").read_bytes()
+    os.kill(parent, signal.SIGKILL)
+    runner.join(120)
+    assert [("killed (SIGKILL)" in str(error)) for error in failed] == [True]
+    assert processes(ID) == []
+
+
+def test_of_several_workers_the_one_that_failed_first_is_quoted(compute: LocalCompute, house: House) -> None:
+    script = f"""{TOGETHER}
+if rank == 1:
+    raise ValueError("no such column")
+dist.barrier()
+"""
+    with pytest.raises(JobFailed, match=r"exited with 1: .*ValueError: no such column") as error:
+        compute.run(house.job(script, command=TWO), house.follower)
+    assert "after 1 attempts" in str(error.value)
