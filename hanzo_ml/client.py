@@ -24,6 +24,7 @@ class Client:
         environ = os.environ if environ is None else environ
         self.tracking_uri = environ.get("HANZO_ML_TRACKING_URI", DEFAULT_TRACKING_URI)
         self.experiment = environ.get("HANZO_ML_EXPERIMENT", DEFAULT_EXPERIMENT)
+        self._given_run = environ.get("HANZO_ML_RUN_ID")
         self._active: list[Run] = []
 
     def set_tracking_uri(self, uri: str) -> None:
@@ -37,10 +38,15 @@ class Client:
     def start_run(
         self, run_name: str | None = None, run_id: str | None = None, tags: Mapping[str, Any] | None = None
     ) -> "Run":
-        """A new run, or the one of `run_id` going on. Use it in a `with` statement."""
+        """A new run, or the one of `run_id` going on. Use it in a `with` statement.
+
+        In a job, whose run HANZO_ML_RUN_ID names, the first one without `run_id` is that; as MLFLOW_RUN_ID is in mlflow.
+        """
         from hanzo_ml.run import Run
 
         mlflow = self._mlflow()
+        if run_id is None:
+            run_id, self._given_run = self._given_run, None
         if run_id is None:
             made = mlflow.create_run(self._experiment_id(mlflow), run_name=run_name, tags=dict(tags or {}))
             run_id = made.info.run_id

@@ -8,6 +8,7 @@ from resources.command_jobs import CODE, DATASET, command_work
 from resources.compute.base import JobFailed
 from resources.errors import HanzoError
 from resources.lineage.record import record
+from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import ENDED, JobRecord
 from resources.metadata.outbox import now_ms
 from resources.metadata.run_data import RunData
@@ -31,7 +32,7 @@ def build_command() -> dg.AssetsDefinition:
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         asked = control_plane.jobs.start(context.partition_key)
         try:
-            job = work_of(asked, control_plane)
+            job = work_of(asked, control_plane.datasets, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
@@ -49,11 +50,11 @@ def build_command() -> dg.AssetsDefinition:
     return command
 
 
-def work_of(asked: JobRecord, control_plane: ControlPlane) -> Job:
+def work_of(asked: JobRecord, datasets: Datasets | None, control_plane: ControlPlane) -> Job:
     """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
     reference = asked.config.get(DATASET)
     try:
-        dataset = control_plane.datasets.read(reference, asked.organization).artifact if reference else None
+        dataset = datasets.read(reference, asked.organization).artifact if datasets and reference else None
     except HanzoError:
         dataset = None
     return command_work(

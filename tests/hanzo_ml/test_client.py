@@ -68,6 +68,18 @@ def test_a_run_goes_on_under_its_id(client: Client, mlflow: MlflowClient) -> Non
     assert [point.value for point in mlflow.get_metric_history(first.id, "loss")] == [2.0, 1.0]
 
 
+def test_in_a_job_the_first_run_is_the_job_s(server: ServerProcess, client: Client, mlflow: MlflowClient) -> None:
+    with client.start_run() as run:
+        pass
+    in_job = Client({"HANZO_ML_TRACKING_URI": server.url, "HANZO_ML_RUN_ID": run.id})
+    with in_job.start_run(run_name="qlora") as same:
+        same.log_metric("loss", 1.5)
+        assert mlflow.get_run(run.id).info.status == "RUNNING"
+    assert same.id == run.id and mlflow.get_run(run.id).data.metrics == {"loss": 1.5}
+    with in_job.start_run() as another:
+        assert another.id != run.id
+
+
 def test_another_value_for_a_param_is_refused(client: Client) -> None:
     with pytest.raises(MlflowException, match="Changing param values is not allowed"), client.start_run() as run:
         run.log_param("lr", 1)

@@ -4,7 +4,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from recipes.schema import BadConfiguration, Job, seconds_of
+from recipes.command_job import Script
+from recipes.schema import BadConfiguration, Job, Program, seconds_of
 from resources.compute.kubernetes.names import object_name
 from resources.settings import Scheduler
 
@@ -54,7 +55,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
     return Gang(
         name=object_name(job),
         job=in_pod(job, scheduler),
-        image=scheduler.default_image,
+        image=image_of(job) or scheduler.default_image,
         nodes=distributed.num_nodes if distributed else 1,
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
@@ -67,6 +68,11 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         namespace=scheduler.namespace,
         secret=scheduler.job_secret,
     )
+
+
+def image_of(job: Job) -> str | None:
+    """The image that a command asks for. It must hold Hanzo ML's programs, as `scheduler.default_image` does (row G4)."""
+    return Script.model_validate(job.parameters["script"]).image if job.program is Program.COMMAND else None
 
 
 def in_pod(job: Job, scheduler: Scheduler) -> Job:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from recipes.schema import Program
 from resources.compute.base import GRACE_SECONDS
 from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
-from resources.compute.kubernetes.torchrun import JOB_FILE, command, network
+from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
 from resources.compute.local import ENVIRONMENT
 from resources.job_credentials import TOKEN
 
@@ -84,7 +85,7 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
         "name": CONTAINER,
         "image": gang.image,
         "command": command(gang, rank_0),
-        "env": environment(gang),
+        "env": environment(gang, rank_0),
         "envFrom": [{"secretRef": {"name": gang.secret}}],
         "resources": resources(gang),
         # The last lines of the log say why a program ended: whoever follows reads them from the pod's status.
@@ -98,16 +99,18 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
     }
 
 
-def environment(gang: Gang) -> list[dict[str, Any]]:
+def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
     # No image knows our user id: libraries that ask for the user's name or home find them here.
-    values = ENVIRONMENT | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed)
+    values = {} if gang.job.program is Program.COMMAND else ENVIRONMENT
+    values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | rendezvous(gang, rank_0)
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     if gang.job.tracking is not None:
         # Optional: a job that is applied by hand has no token, and runs all the same.
         token = {"name": secret_name(gang), "key": KEY, "optional": True}
         variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": token}})
     if gang.processes:
-        variables.append({"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
+        name = "PET_NODE_RANK" if gang.job.program is Program.COMMAND else "NODE_RANK"
+        variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
     return variables
 
 

@@ -4,7 +4,7 @@ Static rendezvous: rank 0 is pod 0, whose name is known before it runs. Nothing 
 pod restarts as a whole from its last checkpoint (facts/kubernetes.md, pitfall 2).
 """
 
-from recipes.schema import Distributed
+from recipes.schema import Distributed, Program
 from resources.compute.base import SHUTDOWN_SECONDS
 from resources.compute.kubernetes.gang import Gang
 
@@ -20,7 +20,7 @@ def command(gang: Gang, rank_0: str) -> list[str]:
     `$(NODE_RANK)` is expanded by Kubernetes from the variable of that name, which the pod declares.
     """
     program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
-    if gang.processes is None:
+    if gang.processes is None or gang.job.program is Program.COMMAND:
         return ["python", *program]
     return [
         "python",
@@ -38,6 +38,25 @@ def command(gang: Gang, rank_0: str) -> list[str]:
         f"--shutdown-timeout={SHUTDOWN_SECONDS}",
         *program,
     ]
+
+
+def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
+    """What a command's own torchrun takes for what its words leave out, such as how many nodes there are (row Z24).
+
+    The rank comes with the variable PET_NODE_RANK, which the pod declares.
+    """
+    if gang.processes is None or gang.job.program is not Program.COMMAND:
+        return {}
+    return {
+        "PET_NNODES": str(gang.nodes),
+        "PET_NPROC_PER_NODE": str(gang.processes),
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ID": gang.name,
+        "PET_RDZV_CONF": f"timeout={RENDEZVOUS_SECONDS}",
+        "PET_MASTER_ADDR": rank_0 if gang.nodes > 1 else "127.0.0.1",
+        "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
+        "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
+    }
 
 
 def network(distributed: Distributed | None) -> dict[str, str]:

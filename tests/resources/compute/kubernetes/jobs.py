@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import JsonValue
+
 from recipes.schema import Artifact, Distributed, Hardware, Job, Program, StoreAddress, Tracking
 from resources.compute.kubernetes.render import render
 from resources.settings import Scheduler
@@ -9,6 +11,11 @@ from resources.settings import Scheduler
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
 KUEUE = Scheduler()
 PLAIN = Scheduler(gang_backend="indexed_job")
+COMMAND: dict[str, JsonValue] = {
+    "script": {"image": "me/mine:1", "command": ["torchrun", "--nproc_per_node=8", "train.py"], "env": {"COLOUR": "grey"}},
+    "experiment": "doors",
+    "dataset": None,
+}
 
 
 def a_job(**changed: Any) -> Job:
@@ -33,6 +40,10 @@ JOBS = {
     "two processes of one node": a_job(distributed=Distributed(gpus_per_node=2, backend="gloo")),
     "no hardware at all": a_job(hardware=Hardware()),
     "an id of a user": a_job(id="My_Run.7"),
+    "a command": a_job(program=Program.COMMAND, parameters=COMMAND),
+    "a command on four nodes": a_job(
+        program=Program.COMMAND, parameters=COMMAND, hardware=GPUS, distributed=Distributed(num_nodes=4)
+    ),
 }
 DISTRIBUTED = JOBS["four nodes of eight GPUs"]
 

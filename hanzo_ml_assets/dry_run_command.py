@@ -1,0 +1,66 @@
+"""`hanzo-ml job submit --dry-run` for a job file with a command: the objects of a job that nobody submits. Writes nothing.
+
+`python -m hanzo_ml_assets.dry_run_command` reads the document that `POST /v1/jobs` takes, as JSON: source files may be long.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from hanzo_ml_assets.command import work_of
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.dry_run import UNNAMED, header, read_only, show
+from recipes.command_job import CommandJob
+from recipes.schema import BadConfiguration, first_problem
+from resources.command_jobs import configuration
+from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
+from resources.metadata.datasets import Datasets
+from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.jobs import COMMAND, JobRecord
+
+
+def dry_run(document: Mapping[str, Any]) -> str:
+    """What would be applied, as YAML below a header of comments.
+
+    Raises:
+        BadConfiguration: the job could not be submitted; the message says what to do.
+    """
+    try:
+        asked = CommandJob.model_validate(document)
+    except ValidationError as error:
+        raise BadConfiguration(f"job: {first_problem(error)}") from None
+    job = JobRecord(
+        id=UNNAMED,
+        name=asked.name,
+        type=COMMAND,
+        status="queued",
+        config=configuration(asked, UNNAMED),
+        user_id="",
+        organization=DEFAULT_ORGANIZATION,
+        submitted_at=0,
+        started_at=None,
+        ended_at=None,
+        reason="",
+        artifacts={},
+        evaluation=None,
+    )
+    control_plane = ControlPlane()
+    database = read_only(control_plane.settings)
+    try:
+        work = work_of(job, Datasets(database) if database else None, control_plane)
+    finally:
+        if database:
+            database.close()
+    scheduler = control_plane.settings.scheduler
+    objects = render(work, scheduler)
+    missing = asked.storage.dataset if "dataset" not in work.inputs else None
+    unreachable = [f"dataset {missing}, which is not there (see `hanzo-ml dataset list`)"] if missing else []
+    return header(f"$ {shlex.join(asked.command)}", [*out_of_reach(work, scheduler), *unreachable]) + to_yaml(objects)
+
+
+if __name__ == "__main__":
+    show(lambda: dry_run(json.load(sys.stdin)))

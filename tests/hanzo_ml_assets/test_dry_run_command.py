@@ -1,0 +1,51 @@
+"""`hanzo-ml job submit --dry-run` with a command: the specification's job file as a gang of four pods; it writes nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.api.test_command_jobs import SPECIFICATION
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def dry_run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.yaml").write_text(text)
+    code = "from hanzo_ml.cli import main; main()"
+    arguments = ["job", "submit", "--config", str(folder / "job.yaml"), "--dry-run"]
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "none"))
+    return tmp_path
+
+
+def test_the_specification_s_job_file_is_one_gang_of_four_pods(folder: Path) -> None:
+    (folder / "train.py").write_text("x" * (1 << 20))  # longer than an argument of a process may be
+    done = dry_run(folder, SPECIFICATION)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# $ torchrun --nproc_per_node=8 train.py" in done.stdout
+    assert "# A pod cannot reach dataset finance-corpus-v3@7, which is not there" in done.stdout
+    document, _, job_set = yaml.safe_load_all(done.stdout)
+    job: dict[str, Any] = json.loads(document["data"]["job.json"])
+    assert job["schedule"] == {"max_duration": "48h", "preemptible": False, "priority": "medium"}
+    assert job["inputs"]["code"]["size_bytes"] == 1 << 20
+    (gang,) = job_set["spec"]["replicatedJobs"]
+    assert gang["template"]["spec"]["completions"] == 4
+    (container,) = gang["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "hanzoai/ml-pytorch:2.3-cuda12.4"
+    assert container["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
+    assert not (folder / "none").exists()
+
+
+def test_what_is_wrong_is_one_line(folder: Path) -> None:
+    done = dry_run(folder, "name: x\ncommand: [python]\nresorces: {gpus: 1}\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: job: unknown key 'resorces': remove it or correct its spelling\n"
