@@ -157,8 +157,11 @@ def down(settings: Settings, console: Console) -> None:
     for worker in workers:
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
         send(worker, signal.SIGKILL)
-    running = [path.parent for path in (settings.home / "jobs").rglob("lock") if is_running(path.parent)]
-    ending = [(f"job {job.relative_to(settings.home / 'jobs')}", job, JOB_GRACE_SECONDS) for job in running]
+    jobs = settings.home / "jobs"
+    # No deeper: below its own folder, a command leaves files of any name.
+    locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]
+    running = [path.parent for path in locks if is_running(path.parent)]
+    ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
     for service in reversed(services(settings)):
         place = folder(settings, service.name)
         if is_running(place):

@@ -40,10 +40,13 @@ def submit(
 ) -> None:
     """Queue a job: fine-tuning by a recipe, or a script of your own.
 
-    A file with `command: [torchrun, --nproc_per_node=2, train.py]` runs that as it is. `code: ./src` takes that folder (or
-    file) along; without it, the files beside it that the command names. The script finds its run in MLFLOW_TRACKING_URI and
-    MLFLOW_RUN_ID, a folder that outlives a restart in HANZO_ML_CHECKPOINTS, and the dataset of `storage:` in
-    HANZO_ML_DATASETS.
+    A file with a list `command:`, such as torchrun, --nproc_per_node=2, train.py,
+    runs that as it is. `code: ./src` takes that folder (or file) along; without
+    it, the files beside it that the command names.
+
+    The script finds its run in MLFLOW_TRACKING_URI and MLFLOW_RUN_ID, a folder
+    that outlives a restart in HANZO_ML_CHECKPOINTS, and the dataset that
+    `storage:` names in HANZO_ML_DATASETS.
     """
     document = document_of(config, model, set_)
     if dry_run:

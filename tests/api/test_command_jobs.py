@@ -8,6 +8,8 @@ from fastapi.testclient import TestClient
 
 from recipes.command_job import MAX_CODE_BYTES
 from recipes.store import Store
+from resources.metadata.database import Database
+from resources.metadata.totals import queued
 from resources.settings import Settings
 
 SPECIFICATION = """
@@ -89,6 +91,14 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("epoch 1\n")
     assert "data: epoch 1\n" in http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+
+
+def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
+    submitted(http, schedule={"priority": "high"})
+    database = Database(settings.database_url)
+    with database.read() as connection:
+        assert queued(connection) == {("default", "high"): 1.0}
+    database.close()
 
 
 @pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])

@@ -36,8 +36,13 @@ print(torch.ones(2).to(0, torch.float64).dtype, torch.ones(2).to(torch.float16).
 line = nn.Linear(1, 1)
 print(line.to(torch.device("cuda", 0)).weight.device, line.cuda().weight.device)
 """
+    script += """
+torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+torch.cuda.set_device(0)
+print(torch.distributed.get_backend(), nn.parallel.DistributedDataParallel(line.to(0), device_ids=[0]).device)
+"""
     compute.run(house.job(script), house.follower)
-    assert house.said()[-6:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu"]
+    assert house.said()[-7:] == ["cpu"] * 4 + ["torch.float64 torch.float16 torch.float32", "cpu cpu", "gloo cpu"]
     assert sum("no GPU here" in line for line in house.lines) == 1
 
 
