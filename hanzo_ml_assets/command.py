@@ -83,7 +83,7 @@ def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlP
 
 
 def seconds_of(result: Result) -> float:
-    """How long the command took, over all its attempts."""
+    """How long the command took, in the attempt that ended well."""
     seconds = result.facts["seconds"]
     assert isinstance(seconds, float)
     return seconds

@@ -1,4 +1,4 @@
-"""The program `command`: a script of the user's own, as its job file says (rows G2, G5, H6).
+"""The program `command`: a script of the user's own, as its job file says (rows G2, H6).
 
 It is given a folder with its source files, one for checkpoints that outlives a restart on this machine, its dataset, and
 the tracking run, all by variables of its environment. What ends by a signal is started again; a script's own error is not.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, Popen
 from types import FrameType
 
 from recipes.command_end import Tail, killed_by, last_words
@@ -26,12 +26,8 @@ from recipes.runner import Failed, Preempted, Restart, main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
 from recipes.store import Store
 
-GRACE_SECONDS = 300.0
-"""Row J3: between SIGTERM and SIGKILL of a command whose time is over."""
 PIPE_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
-BEGAN = "began"
-"""File of a job's work folder: when its first attempt began, in seconds since 1970."""
 WITHOUT_GPU = Path(__file__).parent / "without_gpu"
 KIND = "checkpoints"
 
@@ -55,8 +51,8 @@ class Command:
         self._tail = Tail()
         signal.signal(signal.SIGTERM, self._stop)
 
-    def run(self, seconds: float, grace_seconds: float) -> int | None:
-        """Its exit code, negative where a signal ended it; None where its seconds were over."""
+    def run(self) -> int:
+        """Its exit code, negative where a signal ended it."""
         if self.asked_to_stop:
             raise Preempted("asked to stop before the command began")
         self._process = process = start(self._words, self._folder, self._env)
@@ -66,16 +62,7 @@ class Command:
         reader = threading.Thread(target=self._tail.follow, args=(process.stderr.fileno(), sys.stderr.fileno()), daemon=True)
         reader.start()
         try:
-            return process.wait(max(0.0, seconds))
-        except TimeoutExpired:
-            say("the command has used up schedule.max_duration: ending it")
-            self._send(signal.SIGTERM)
-            try:
-                process.wait(grace_seconds)
-            except TimeoutExpired:
-                self._send(signal.SIGKILL)
-                process.wait()
-            return None
+            return process.wait()
         finally:
             end_processes(self._env[MARK])  # whoever still writes to the pipe, too
             reader.join(PIPE_SECONDS)
@@ -95,7 +82,7 @@ class Command:
                 os.killpg(self._process.pid, number)
 
 
-def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_SECONDS) -> Result | None:
+def command(job: Job, store: Store, work: Path) -> Result | None:
     """Run the command. Inputs: `code`, its source files, and `dataset`, each where there is one. Output: `checkpoints`.
 
     On several nodes it runs on each; what the first leaves is the job's.
@@ -103,7 +90,7 @@ def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_
     Raises:
         BadConfiguration: there is no such program or dataset.
         Restart: a signal ended the command.
-        Failed: it ended with an error of its own, or took longer than it may.
+        Failed: it ended with an error of its own.
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])
@@ -114,24 +101,22 @@ def command(job: Job, store: Store, work: Path, *, grace_seconds: float = GRACE_
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
     check_is_there(script.command[0], folders.code, env["PATH"])
-    began = first_began(work)
+    began = time.monotonic()
     running = Command(script.command, folders.code, env)
     say(f"$ {shlex.join(script.command)}")
-    code = running.run(began + seconds_of(job.schedule.max_duration) - time.time(), grace_seconds)
-    if running.asked_to_stop:
-        raise Preempted("the command was asked to stop, and has ended")
-    signal_name = killed_by(code, running.errors)
-    if signal_name is not None:
-        raise Restart(f"the command was killed ({signal_name})")
+    code = running.run()
+    by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
+    if by_signal is not None:
+        raise Restart(f"the command was killed ({by_signal})")
     leads = env.get("PET_NODE_RANK", "0") == "0"
     artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
-    if code is None:
-        raise Failed(f"the command took longer than schedule.max_duration ({job.schedule.max_duration}): give it more")
+    if running.asked_to_stop:
+        raise Preempted("the command was asked to stop, and has ended")
     if code != 0:
         raise Failed(f"the command exited with {code}: {last_words(running.errors) or 'it wrote nothing to stderr'}")
     if not leads:
         return None
-    return Result(work_digest=job.work_digest, artifacts=artifacts, facts={"seconds": time.time() - began})
+    return Result(work_digest=job.work_digest, artifacts=artifacts, facts={"seconds": time.monotonic() - began})
 
 
 def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:
@@ -203,16 +188,6 @@ def check_is_there(program: str, folder: Path, path: str) -> None:
     place = str(folder / program) if "/" in program else program
     if shutil.which(place, path=path) is None:
         raise BadConfiguration(f"there is no program '{program}' here: correct `command`, or install it beside Hanzo ML")
-
-
-def first_began(work: Path) -> float:
-    """When the job's first attempt on this machine began: a restart gets no more time than was left."""
-    file = work / BEGAN
-    if not file.is_file():
-        scratch = file.with_suffix(".tmp")
-        scratch.write_text(str(time.time()))
-        scratch.replace(file)
-    return float(file.read_text())
 
 
 def publish(job: Job, script: Script, store: Store, checkpoints: Path) -> dict[str, Artifact]:

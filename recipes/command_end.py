@@ -38,9 +38,9 @@ class Tail:
                 pass
 
 
-def killed_by(code: int | None, errors: str) -> str | None:
+def killed_by(code: int, errors: str) -> str | None:
     """The signal that ended a command, one of torchrun's workers, or what a shell ran for it; None where none did."""
-    if code is None or code == 0:
+    if code == 0:
         return None
     if WORKER_KILLED.search(errors):
         return signal.SIGKILL.name

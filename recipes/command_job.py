@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from recipes.schema import Distributed, Duration, Frozen, Hardware, Schedule
+from recipes.schema import Distributed, Frozen, Hardware, Schedule
 
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
@@ -77,12 +77,6 @@ class Storage(Frozen):
         return f"{(self.checkpoints or 's3://hanzo-ml/checkpoints').rstrip('/')}/{job_id}"
 
 
-class CommandSchedule(Schedule):
-    """The script is told `checkpoint_interval`; what it saves then is its own business."""
-
-    checkpoint_interval: Duration = "1h"
-
-
 class CommandJob(Script):
     """The job file. `files` are the source files that the command needs beside it, by their path in its folder."""
 
@@ -91,7 +85,7 @@ class CommandJob(Script):
     resources: Hardware = Hardware()
     distributed: Distributed | None = None
     storage: Storage = Storage()
-    schedule: CommandSchedule = CommandSchedule()
+    schedule: Schedule = Schedule()
     files: dict[str, str] = {}
 
     @field_validator("files")

@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from recipes.command_job import CommandJob
-from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, Schedule, StoreAddress, Tracking
+from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, StoreAddress, Tracking
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
@@ -98,6 +98,6 @@ def command_work(
         tracking=Tracking(uri=tracking_uri, run_id=job.id),
         hardware=asked.resources,
         distributed=asked.distributed,
-        checkpoint=CheckpointPolicy(interval=asked.schedule.checkpoint_interval),
-        schedule=Schedule.model_validate(asked.schedule.model_dump(exclude={"checkpoint_interval"})),
+        checkpoint=CheckpointPolicy().under(asked.schedule),
+        schedule=asked.schedule,
     )

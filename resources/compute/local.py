@@ -100,6 +100,7 @@ class LocalCompute(Compute):
             if self.result(job):
                 return Observation(Phase.SUCCEEDED, attempt)
             if over:
+                end_what_is_left(job)
                 limit = job.schedule.max_duration
                 detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
                 return Observation(Phase.FAILED, attempt, detail)

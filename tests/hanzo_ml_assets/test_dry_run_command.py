@@ -35,7 +35,7 @@ def test_the_specification_s_job_file_is_one_gang_of_four_pods(folder: Path) -> 
     assert "# A pod cannot reach dataset finance-corpus-v3@7, which is not there" in done.stdout
     document, _, job_set = yaml.safe_load_all(done.stdout)
     job: dict[str, Any] = json.loads(document["data"]["job.json"])
-    assert job["schedule"] == {"max_duration": "48h", "preemptible": False, "priority": "medium"}
+    assert (job["schedule"]["max_duration"], job["checkpoint"]["interval"]) == ("48h", "1h")
     assert job["inputs"]["code"]["size_bytes"] == 1 << 20
     (gang,) = job_set["spec"]["replicatedJobs"]
     assert gang["template"]["spec"]["completions"] == 4

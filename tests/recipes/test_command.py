@@ -227,10 +227,19 @@ def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House)
     assert processes(ID) == []
 
 
+LEAVES_AND_SLEEPS = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(os.environ["HANZO_ML_CHECKPOINTS"] + "/step-7", "w").write("x")
+time.sleep(600)
+"""
+
+
 def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCompute, house: House) -> None:
-    job = house.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
-    with pytest.raises(JobFailed, match=r"longer than schedule.max_duration \(1s\): give it more"):
+    job = house.job(LEAVES_AND_SLEEPS, schedule={"max_duration": "3s"})
+    with pytest.raises(JobFailed, match=r"longer than schedule.max_duration, 3s: .* give it more time"):
         compute.run(job, house.follower)
+    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None, "what it had left is published"
 
 
 def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:

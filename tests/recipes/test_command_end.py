@@ -35,7 +35,6 @@ ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
     ("code", "errors", "expected"),
     [
         (0, "", None),
-        (None, KILLED, None),  # its time was over
         (1, "", None),
         (3, "Killed", None),
         (-9, "", "SIGKILL"),
@@ -47,7 +46,7 @@ ABORTED = "  traceback : Signal 6 (SIGABRT) received by PID 17\n"
         (1, OF_TORCHRUN, None),
     ],
 )
-def test_a_signal_is_told_from_an_error(code: int | None, errors: str, expected: str | None) -> None:
+def test_a_signal_is_told_from_an_error(code: int, errors: str, expected: str | None) -> None:
     assert killed_by(code, errors) == expected
 
 
