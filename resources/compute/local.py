@@ -144,7 +144,8 @@ def end_what_is_left(job: Job) -> None:
 
 def surroundings(job: Job) -> dict[str, str]:
     if job.program is Program.COMMAND:
-        return OF_A_COMMAND
+        shape = {"PET_NPROC_PER_NODE": str(job.distributed.gpus_per_node)} if job.distributed else {}
+        return {**OF_A_COMMAND, **shape}
     return {**ENVIRONMENT, **TOGETHER} if needs_torchrun(job) else ENVIRONMENT
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from resources.command_jobs import command_work, manifest_of
 from resources.compute.base import Follower, JobFailed
 from resources.compute.local import LocalCompute
 from resources.metadata.jobs import COMMAND, JobRecord
+from resources.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
-ID = "a" * 32
+ID = uuid.uuid4().hex
+"""Of the job of every test in this process: another process that tests has another, and neither ends the other's."""
 
 
 @pytest.fixture
@@ -111,6 +114,7 @@ print(beside.words.HELLO, os.environ["COLOUR"])
     }
     assert {name: env.get(name) for name in expected} == expected
     assert env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert Settings.load(env), "what it is told by variables is no setting that nobody knows"
     assert "HANZO_ML_DATASETS" not in env and "HF_HUB_OFFLINE" not in env
 
 
@@ -204,6 +208,7 @@ import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 def leave(*_):
     print("saving")
+    open(os.environ["HANZO_ML_CHECKPOINTS"] + "/step-7", "w").write("x")
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 print("begun")
@@ -216,6 +221,7 @@ while True: time.sleep(0.01)
     assert "saving" in compute.log(job, 0)[0]
     assert compute.result(job) is None
     assert processes(ID) == []
+    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None, "what it saved is published"
 
 
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
@@ -227,19 +233,10 @@ def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House)
     assert processes(ID) == []
 
 
-LEAVES_AND_SLEEPS = """
-import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-open(os.environ["HANZO_ML_CHECKPOINTS"] + "/step-7", "w").write("x")
-time.sleep(600)
-"""
-
-
 def test_one_that_takes_longer_than_it_may_is_ended_and_says_so(compute: LocalCompute, house: House) -> None:
-    job = house.job(LEAVES_AND_SLEEPS, schedule={"max_duration": "3s"})
-    with pytest.raises(JobFailed, match=r"longer than schedule.max_duration, 3s: .* give it more time"):
+    job = house.job("import time\ntime.sleep(600)", schedule={"max_duration": "1s"})
+    with pytest.raises(JobFailed, match=r"longer than schedule.max_duration, 1s: .* give it more time"):
         compute.run(job, house.follower)
-    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None, "what it had left is published"
 
 
 def test_a_program_that_is_not_there_is_named(compute: LocalCompute, house: House) -> None:
@@ -256,6 +253,13 @@ def test_a_dataset_that_is_not_there_is_named(compute: LocalCompute, house: Hous
 def test_a_script_with_its_own_first_line_can_be_run(compute: LocalCompute, house: House) -> None:
     compute.run(house.job("", command=["./go.sh", "far"], files={"go.sh": "#!/bin/sh\necho $1 away\n"}), house.follower)
     assert house.said() == ["far away"]
+
+
+def test_a_torchrun_that_says_nothing_starts_the_processes_of_the_job_s_shape(compute: LocalCompute, house: House) -> None:
+    shape = {"num_nodes": 1, "gpus_per_node": 3}
+    words = ["torchrun", "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
+    compute.run(house.job("", command=words, distributed=shape), house.follower)
+    assert sorted(line for line in house.said() if line.startswith("rank")) == [f"rank {rank} of 3" for rank in range(3)]
 
 
 def test_several_machines_are_refused_on_one(compute: LocalCompute, house: House) -> None:

@@ -16,7 +16,7 @@ BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models
 RESULT = "s3://hanzo-ml/runs/r/result.json"
 HEAD = """
 import errno
-from recipes.runner import Preempted, main
+from recipes.runner import Failed, Preempted, main
 from recipes.schema import BadConfiguration, Result
 from recipes.store import BrokenArtifact
 
@@ -66,6 +66,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise BadConfiguration('unknown recipe: correct it')", 78, "error: unknown recipe: correct it"),
         ("raise BrokenArtifact('s3://x has other bytes')", 78, "error: s3://x has other bytes"),
         ("raise Preempted('checkpoint 3 holds everything')", 143, "error: preempted: checkpoint 3 holds everything"),
+        ("raise Failed('the command exited with 3: late')", 1, "error: the command exited with 3: late"),
         ("raise ValueError('first line\\n  second line')", 1, "error: ValueError: first line second line"),
         ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
         ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
@@ -83,7 +84,7 @@ def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
     assert not Store(job.store).list("s3://hanzo-ml/runs/r")
 
 
-@pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')"])
+@pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "Failed('no')"])
 def test_an_end_that_was_foreseen_shows_nobody_a_traceback(job: Job, tmp_path: Path, error: str) -> None:
     assert "Traceback" not in run(job, tmp_path, f"raise {error}").stderr
 
