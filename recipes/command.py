@@ -24,7 +24,7 @@ from recipes.job_processes import MARK, end_processes
 from recipes.machine import read_machine
 from recipes.runner import Failed, Preempted, Restart, main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
-from recipes.store import Store
+from recipes.store import MANIFEST, Store
 
 PIPE_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
@@ -192,7 +192,10 @@ def check_is_there(program: str, folder: Path, path: str) -> None:
 
 def publish(job: Job, script: Script, store: Store, checkpoints: Path) -> dict[str, Artifact]:
     """What the command left, with what it was made of; nothing where it left nothing."""
-    if not any(path.is_file() for path in checkpoints.rglob("*")):
+    files = [path for path in checkpoints.rglob("*") if path.is_file()]
+    if any(path.name == MANIFEST for path in files):
+        say(f"files called {MANIFEST} are not published: an artifact's own list of files has that name")
+    if all(path.name == MANIFEST for path in files):
         return {}
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
     place = job.outputs["checkpoints"]

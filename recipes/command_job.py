@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from recipes.schema import Distributed, Frozen, Hardware, Schedule
+from recipes.store import MANIFEST
 
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DATASET = re.compile(r"s3://hanzo-ml/datasets/([A-Za-z][\w.-]*)/([0-9]+)/?")
 CHECKPOINTS = re.compile(r"s3://hanzo-ml/checkpoints(/[A-Za-z0-9][\w.=-]*)+/?")
-LIST_OF_FILES = "manifest.json"
 
 
 def without_null(text: str) -> str:
@@ -115,4 +115,4 @@ def problem_of(path: str) -> str | None:
         return "is no path inside the folder of the command: write it relative, without '..'"
     if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", path) or len(path) > 500:
         return "holds a character that no path can have here, or is longer than 500"
-    return "has the name of the list of all files: give it another" if path == LIST_OF_FILES else None
+    return "has the name of the list of all files: give it another" if path == MANIFEST else None

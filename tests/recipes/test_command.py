@@ -150,6 +150,12 @@ def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
     assert "recipes/command.py" not in "\n".join(house.lines), "no traceback of ours"
 
 
+def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house: House) -> None:
+    left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/manifest.json', 'w').write('mine')"
+    assert compute.run(house.job(left), house.follower).artifacts == {}
+    assert any("files called manifest.json are not published" in line for line in house.lines)
+
+
 def test_what_a_failed_script_left_is_kept(compute: LocalCompute, house: House) -> None:
     left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
     with pytest.raises(JobFailed):
