@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.artifact_places import ArtifactPlaces
+from api.auth.local_peer import is_own_user
 from api.auth.permissions import Caller
 from api.run_artifacts import RunArtifacts
 from api.verified_files import VerifiedFiles
@@ -64,6 +65,10 @@ async def caller(request: Request) -> Caller:
     return found
 
 
+async def from_own_user(request: Request) -> bool:
+    return is_own_user(request.scope)
+
+
 SettingsOf = Annotated[Settings, Depends(settings)]
 DatabaseOf = Annotated[Database, Depends(database)]
 StoreOf = Annotated[Store, Depends(store)]
@@ -73,3 +78,4 @@ RunArtifactsOf = Annotated[RunArtifacts, Depends(run_artifacts)]
 ArtifactPlacesOf = Annotated[ArtifactPlaces, Depends(artifact_places)]
 SignedTransfersOf = Annotated[SignedTransfers, Depends(signed_transfers)]
 CallerOf = Annotated[Caller, Depends(caller)]
+FromOwnUser = Annotated[bool, Depends(from_own_user)]

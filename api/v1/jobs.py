@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
 
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from recipes.command_job import CommandJob
 from recipes.recipe import Recipe
@@ -65,13 +65,20 @@ Submission = Annotated[
 
 
 @router.post("", status_code=201)
-def submit(body: Submission, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+def submit(
+    body: Submission,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    from_own_user: FromOwnUser,
+) -> Response:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused.
 
     One with a `command` runs it as it is.
     """
     if isinstance(body, CommandJob):
-        allow_command(settings)
+        allow_command(settings, from_own_user)
         queued = submit_command(database, store, body, caller.user_id, caller.organization)
         return JSONResponse(as_json(queued), 201)
     if body.model == SANDBOX and body.dataset is None:
@@ -86,13 +93,23 @@ def submit(body: Submission, database: DatabaseOf, store: StoreOf, settings: Set
     return JSONResponse(as_json(job), 201)
 
 
-def allow_command(settings: Settings) -> None:
-    """Raises HanzoError where people sign in: on one machine a command has the rights of whoever started this server."""
+def allow_command(settings: Settings, from_own_user: bool) -> None:
+    """A command has the rights of whoever started this server, so it is taken from that user alone.
+
+    Raises:
+        HanzoError: people sign in here, or somebody else sent it.
+    """
     if settings.auth.verify_tokens:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
             "a job with a `command` would run with the rights of this server's own user, so none is taken where people "
             "sign in: submit one with a `recipe`, or start a stack of your own with `hanzo-ml up`",
+        )
+    if not from_own_user:
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
+            "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
         )
 
 
@@ -142,4 +159,5 @@ def events(database: Database, job_id: str, path: Path, follow: bool) -> Iterato
 
 
 def as_json(job: JobRecord) -> dict[str, Any]:
-    return vars(job)
+    """`type` as it was submitted; a job with a command is told by its configuration."""
+    return {**vars(job), "type": job.config.get("type", job.type)}

@@ -50,7 +50,7 @@ def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> Non
     answer = http.post("/v1/jobs", json=document)
     assert answer.status_code == 201, answer.text
     job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
-    assert (job["type"], job["status"], job["name"]) == ("command", "queued", "zen-72b-finetune-finance")
+    assert (job["type"], job["status"], job["name"]) == ("training", "queued", "zen-72b-finetune-finance")
     assert job["config"]["dataset"] == "finance-corpus-v3@7"
     for key, value in document.items():
         found = job["config"][key]

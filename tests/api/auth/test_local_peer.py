@@ -1,0 +1,63 @@
+"""A command is taken from the user who started the server alone: the others of the machine can reach the port too."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from api.auth.local_peer import is_own_user
+from tests.api.server_process import ServerProcess
+
+COMMAND = b'{"name": "n", "command": ["true"]}'
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def ends(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, int]]]:
+    """The two ends of a connection within this process, as a server is told of them."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    try:
+        listener = socket.create_server((request.param, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"this machine has no {request.param}: {error}")
+    with listener, socket.create_connection(listener.getsockname()[:2]) as client:
+        yield {"client": client.getsockname()[:2], "server": listener.getsockname()[:2]}
+
+
+def test_a_connection_is_that_of_its_user(ends: dict[str, tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_own_user(ends)
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    assert not is_own_user(ends)
+
+
+def test_what_is_no_such_connection_is_nobody_s(ends: dict[str, tuple[str, int]]) -> None:
+    host, port = ends["server"]
+    assert not is_own_user({**ends, "client": (host, port)})
+    assert not is_own_user({**ends, "client": (host, 0)})
+    assert not is_own_user({**ends, "client": ("somebody", 0)})
+    assert not is_own_user({**ends, "client": None})
+
+
+def test_the_user_who_started_the_server_is_heard(server: ServerProcess) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/v1/jobs", content=COMMAND, headers=headers)
+    assert answer.status_code == 201, answer.text
+    cancelled = httpx.post(f"{server.url}/v1/jobs/{answer.json()['id']}/cancel")
+    assert cancelled.json()["status"] == "cancelled"
+    for name in ("somebody", "127.0.0.1"):
+        forwarded = httpx.post(f"{server.url}/v1/jobs", content=COMMAND, headers={**headers, "X-Forwarded-For": name})
+        assert (forwarded.status_code, "not through a proxy" in forwarded.text) == (403, True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_refused(server: ServerProcess) -> None:
+    bash, port = shutil.which("bash"), httpx.URL(server.url).port
+    fields = ("Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(COMMAND)}")
+    text = "\\r\\n".join(("POST /v1/jobs HTTP/1.1", *fields, "", COMMAND.decode()))
+    script = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{text}' >&3; timeout 20 head -n 1 <&3"
+    asked = subprocess.run([str(bash), "-c", script], user="nobody", cwd="/", capture_output=True, text=True, check=True)
+    assert asked.stdout.startswith("HTTP/1.1 403")
