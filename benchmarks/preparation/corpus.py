@@ -1,7 +1,14 @@
-"""Generated records with a long tail of lengths: doubles, personal data and other languages in the shares of web text."""
+"""Generated records with a long tail of lengths and of words, and doubles, personal data and other languages as web text has.
+
+Words are drawn as often as their rank says (Zipf's law): 200 of them make half of a text, and the rest of 60,000 come seldom.
+A few words alone would flatter every tokenizer, and ours most, which remembers them.
+"""
 
 import json
 import random
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 
 ENGLISH_TEXT = (
@@ -16,7 +23,25 @@ ENGLISH_TEXT = (
     "course war until always away something fact water though less public put think almost hand enough took far yet "
     "government system better set told nothing night end why find going look point knew program city"
 )
-ENGLISH = ENGLISH_TEXT.split()
+STEMS = (
+    "act arm art band bank bar base bear bind bird board boat body bone book bound brand break breed bridge bright broad build "
+    "burn call camp care cart case cast catch cause cell chain chair change charge chart check chief child choice claim "
+    "class clean clear climb clock close cloth cloud coast coat code cold color cook cool copper corn cost count cover craft "
+    "cream credit cross crowd crown cruel cry cure cycle dance dark date deal deep design draw dream dress drink drive dry "
+    "dust duty earn earth edge effect engine event exact fair faith fall farm fast field fight file fill film fine fire fish "
+    "fit flat flow fly fold force forest form frame free fresh fruit gain gate ghost glass grain grant grass ground group "
+    "grow guard guess guide harm heat hold honor hope horse hunt ice iron join judge jump keep kind king knot land law lead "
+    "leaf lift light limit line link list lock loop mark mass match measure mill mind mine mix model moon motion mount move "
+    "music name nerve note offer order pack paint pair paper pass path pattern phase plan plant plate play pole port post "
+    "power press price print proof quest rain range rate reach reason record rest ring river road rock roll root round rule "
+    "sail salt sand scale score seal search season seed sense serve shade shape share shift ship shore sign silk silver site "
+    "skill sleep soil sound source space spark speed spirit spring stage stand star start steam steel step stock stone store "
+    "storm stream stress struct style sugar summer surface sweet table task taste test thread tide tone tool touch town "
+    "trace track trade train trap travel treat tribe trust turn type value vein view village voice wall wave wheel wind "
+    "winter wire wonder wood word worth yard yield zone"
+)
+PREFIXES = " un re over under out fore inter mis pre non co counter trans semi anti de sub super".split(" ")
+SUFFIXES = " s ed ing er able ness less ful ly ment ish ation ward like".split(" ")
 GERMAN_TEXT = (
     "der die und in den von zu das mit sich des auf für ist im dem nicht ein eine als auch es an werden aus er hat "
     "dass sie nach wird bei einer um am sind noch wie einem über einen so zum war haben nur oder aber vor zur bis "
@@ -29,22 +54,76 @@ PERSONAL = (
     "The server is 10.1.{}.7.",
     "Pay with 4111 1111 1111 1111, order {}.",
 )
+SENTENCE = 14
+"""Words of a sentence, on average; behind every fourth of them begins a paragraph."""
 
 
-def write_corpus(path: Path, records: int, seed: int = 1) -> None:
-    """`records` questions with answers as canonical JSON lines; equal seeds give equal files."""
+class Shape(StrEnum):
+    """What the records are: a question with its answer, or a conversation of one to four of them."""
+
+    INSTRUCTION = "instruction"
+    MESSAGES = "messages"
+
+
+class Words:
+    """Draws words of a language."""
+
+    def __init__(self, words: Sequence[str], draw: random.Random) -> None:
+        self._words = words
+        self._weights = list(accumulate((rank + 2.7) ** -1.15 for rank in range(len(words))))  # Zipf and Mandelbrot
+        self._draw = draw
+
+    def some(self, count: int) -> list[str]:
+        return self._draw.choices(self._words, cum_weights=self._weights, k=count)
+
+    def text(self, count: int) -> str:
+        """Sentences in paragraphs."""
+        parts: list[str] = []
+        while count > 0:
+            length = min(self._draw.randint(4, 2 * SENTENCE - 4), count)
+            count -= length
+            words = self.some(length)
+            words[length // 2] += "," if length > SENTENCE else ""
+            parts += (" ".join(words).capitalize(), ".\n\n" if self._draw.random() < 0.25 else ". ")
+        return "".join(parts[:-1]) + "."
+
+
+def english(draw: random.Random) -> list[str]:
+    """The usual words first, then those that are made of stems; the more they are made of, the later."""
+    rare = [(before, stem, after) for stem in dict.fromkeys(STEMS.split()) for before in PREFIXES for after in SUFFIXES]
+    draw.shuffle(rare)
+    rare.sort(key=lambda parts: sum(map(bool, parts)))
+    return list(dict.fromkeys([*ENGLISH_TEXT.split(), *map("".join, rare)]))
+
+
+def write_corpus(path: Path, records: int, shape: Shape = Shape.INSTRUCTION, seed: int = 1) -> None:
+    """`records` records as canonical JSON lines; equal seeds give equal files."""
     draw = random.Random(seed)
+    languages = Words(english(draw), draw), Words(GERMAN, draw)
     last = ""
     with path.open("w", encoding="utf-8") as file:
         for number in range(records):
             if number and number % 20 == 0:  # 5 % are there before
                 file.write(last)
                 continue
-            words = GERMAN if number % 25 == 1 else ENGLISH
-            answer = " ".join(draw.choices(words, k=min(4000, 4 + int(draw.lognormvariate(4, 1.1)))))
+            words = languages[number % 25 == 1]
+            turns = 1 if shape is Shape.INSTRUCTION else draw.randint(1, 4)
+            said = [turn(words, draw, turns) for _ in range(turns)]
             if number % 15 == 2:
-                answer += " " + PERSONAL[number % len(PERSONAL)].format(number % 250)
-            asked = " ".join(draw.choices(words, k=draw.randint(4, 20))) + f" {number}?"
-            row = {"answer": answer.capitalize() + ".", "instruction": asked.capitalize()}
-            last = json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+                said[-1] = (said[-1][0], f"{said[-1][1]} {PERSONAL[number % len(PERSONAL)].format(number % 250)}")
+            said[0] = (f"{said[0][0]} {number}?", said[0][1])
+            last = json.dumps(row_of(said, shape), ensure_ascii=False, separators=(",", ":"), sort_keys=True) + "\n"
             file.write(last)
+
+
+def turn(words: Words, draw: random.Random, turns: int) -> tuple[str, str]:
+    """A question and its answer; several in one record are as long together as one alone."""
+    length = min(4000, 4 + int(draw.lognormvariate(4, 1.1) / turns))
+    return " ".join(words.some(draw.randint(4, 20))).capitalize(), words.text(length)
+
+
+def row_of(said: Sequence[tuple[str, str]], shape: Shape) -> dict[str, object]:
+    if shape is Shape.INSTRUCTION:
+        return {"instruction": said[0][0], "answer": said[0][1]}
+    messages = [{"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return {"messages": messages}
