@@ -125,5 +125,7 @@ def turn(words: Words, draw: random.Random, turns: int) -> tuple[str, str]:
 def row_of(said: Sequence[tuple[str, str]], shape: Shape) -> dict[str, object]:
     if shape is Shape.INSTRUCTION:
         return {"instruction": said[0][0], "answer": said[0][1]}
-    messages = [{"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)]
+    messages = [
+        {"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
     return {"messages": messages}

@@ -4,6 +4,7 @@ They are told over a pipe of their own, which ends with whoever started them: a 
 is killed leaves its processes waiting for ever.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -16,6 +17,8 @@ Unit = Callable[..., Any]
 
 def work(pipe: Connection) -> None:
     """Do what comes over the pipe, one unit at a time, until it ends."""
+    # Records are trees: looking for cycles among thousands of them again and again took a tenth of the time.
+    gc.disable()
     while True:
         try:
             unit, arguments = pipe.recv()
@@ -25,6 +28,7 @@ def work(pipe: Connection) -> None:
             answer: Any = unit(*arguments)
         except Exception as error:
             answer = error
+        gc.collect()
         try:
             pipe.send(answer)
         except ConnectionError:

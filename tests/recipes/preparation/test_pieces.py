@@ -122,6 +122,7 @@ def test_pieces_become_what_the_whole_text_does(pattern: str, composes: bool) ->
 
     @given(st.lists(TEXTS, max_size=4))
     @settings(max_examples=150, deadline=None)
+    @example(["a\n b  c \t d ", " a", "  a", "a \n", "a\u00a0 5", "x<|im_end|> y \n<|im_end|>  "])
     @example(["a\n\nb", "a  5", "!\n\n/x", " \n \n x", "\U0001f600\U0001f600!", "!<|im_end|>>", "a\n\n<|im_end|>b", ""])
     def check(texts: list[str]) -> None:
         assert remembering.encode(texts) == whole(tokenizer, texts)
@@ -173,19 +174,35 @@ def test_merges_by_chance_are_not_remembered() -> None:
 
 
 def test_what_is_remembered_stays_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long pieces and those of texts that are not made of words are forgotten, and too many at once."""
+    """Long words are not kept, and when there are too many all are forgotten."""
     monkeypatch.setattr(pieces, "MOST", 300)
     tokenizer = TOKENIZERS[GPT2]
     remembering = PieceTokenizer(tokenizer)
     for start in range(0, 3000, 100):
         texts = [f"the keeper counts {number} ships, and so does she " + "x" * 100 for number in range(start, start + 100)]
         assert remembering.encode(texts) == whole(tokenizer, texts)
-        assert len(remembering._known) < 300 + 200
-        assert max(map(len, remembering._known)) <= pieces.LONGEST
-    fresh = PieceTokenizer(tokenizer)
-    numbers = [" ".join(map(str, range(start, start + 50))) for start in range(10_000, 20_000, 50)]
-    assert fresh.encode(numbers) == whole(tokenizer, numbers)
-    assert not fresh._known, "no number comes twice"
+        for known in (remembering._pieces, remembering._others):
+            assert len(known) <= 300
+            assert max(map(len, known)) <= pieces.LONGEST
+
+
+@pytest.mark.parametrize("pattern", CUTTERS)
+def test_a_text_is_parted_only_where_its_parts_become_what_it_does(pattern: str) -> None:
+    tokenizer = TOKENIZERS[pattern]
+    remembering = PieceTokenizer(tokenizer)
+    parted = []
+
+    @given(TEXTS, TEXTS)
+    @settings(max_examples=300, deadline=None)
+    @example("a\n", "b c")
+    @example("a <|im_end|>", "\n")
+    def check(before: str, behind: str) -> None:
+        if remembering.parts_at(before + behind, len(before)):
+            parted.append(before)
+            assert b"".join(whole(tokenizer, [before, behind])) == whole(tokenizer, [before + behind])[0]
+
+    check()
+    assert parted
 
 
 def test_a_class_is_spelled_out_in_ranges() -> None:
