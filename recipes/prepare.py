@@ -17,7 +17,7 @@ from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.ordering import KNOWN_BY, PARTS
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
-from recipes.preparation.tokenizer import freeze
+from recipes.preparation.tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
 from recipes.record_index import publish_hashes
@@ -44,8 +44,8 @@ def prepare(job: Job, store: Store, work: Path, *, range_bytes: int = RANGE_BYTE
     place = work / job.work_digest[:16]
     plan = Plan(work=place, ranges=cut(files, range_bytes), parameters=parameters, part_bytes=part_bytes)
     if parameters.tokenize is not None:
-        with Workers(1) as loader:  # in a process of its own, whose 250 MB are given back before the work begins
-            list(loader.run(freeze, [(parameters.tokenize, job.store, cache, place / TOKENIZER_FOLDER)]))
+        with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
+            list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, place / TOKENIZER_FOLDER)]))
     with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
         prepared = run(plan, workers)
     say(describe(prepared))

@@ -20,7 +20,6 @@ import psutil
 
 from benchmarks.preparation.corpus import write_corpus
 from recipes.parameters import TokenizeParameters
-from recipes.preparation.conversation import PROBE, ChatTemplate
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.schema import Hardware, Job, Program, StoreAddress
@@ -125,9 +124,7 @@ def tokenizer_files(folder: Path, reference: str) -> Path:
     asked = TokenizeParameters(tokenizer=reference)
     freeze(asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "tokenizer")
     frozen = read_frozen(folder / "tokenizer")
-    template = ChatTemplate(frozen.template, frozen.special, {}, None, str(frozen.special["eos_token"]))
-    before, _, after = template.question(PROBE).partition(PROBE)
-    (folder / "tokenizer" / "around.json").write_text(json.dumps([before, after]))
+    (folder / "tokenizer" / "around.json").write_text(json.dumps(frozen.around))
     return folder / "tokenizer"
 
 

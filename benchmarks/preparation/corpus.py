@@ -1,7 +1,7 @@
-"""Generated records with a long tail of lengths and of words, and doubles, personal data and other languages as web text has.
+"""Generated records with a long tail of lengths and words; doubles, personal data and other languages as web text has them.
 
-Words are drawn as often as their rank says (Zipf's law): 200 of them make half of a text, and the rest of 60,000 come seldom.
-A few words alone would flatter every tokenizer, and ours most, which remembers them.
+Words are drawn as often as their rank says (Zipf's law): 200 of them make half of a text, and the rest come seldom. Few
+words alone would flatter every tokenizer, and ours most, which remembers them.
 """
 
 import json
@@ -24,24 +24,26 @@ ENGLISH_TEXT = (
     "government system better set told nothing night end why find going look point knew program city"
 )
 STEMS = (
-    "act arm art band bank bar base bear bind bird board boat body bone book bound brand break breed bridge bright broad build "
-    "burn call camp care cart case cast catch cause cell chain chair change charge chart check chief child choice claim "
-    "class clean clear climb clock close cloth cloud coast coat code cold color cook cool copper corn cost count cover craft "
-    "cream credit cross crowd crown cruel cry cure cycle dance dark date deal deep design draw dream dress drink drive dry "
-    "dust duty earn earth edge effect engine event exact fair faith fall farm fast field fight file fill film fine fire fish "
-    "fit flat flow fly fold force forest form frame free fresh fruit gain gate ghost glass grain grant grass ground group "
-    "grow guard guess guide harm heat hold honor hope horse hunt ice iron join judge jump keep kind king knot land law lead "
-    "leaf lift light limit line link list lock loop mark mass match measure mill mind mine mix model moon motion mount move "
-    "music name nerve note offer order pack paint pair paper pass path pattern phase plan plant plate play pole port post "
-    "power press price print proof quest rain range rate reach reason record rest ring river road rock roll root round rule "
-    "sail salt sand scale score seal search season seed sense serve shade shape share shift ship shore sign silk silver site "
-    "skill sleep soil sound source space spark speed spirit spring stage stand star start steam steel step stock stone store "
-    "storm stream stress struct style sugar summer surface sweet table task taste test thread tide tone tool touch town "
-    "trace track trade train trap travel treat tribe trust turn type value vein view village voice wall wave wheel wind "
+    "act arm art band bank bar base bear bind bird board boat body bone book bound brand break breed bridge bright "
+    "broad build burn call camp care cart case cast catch cause cell chain chair change charge chart check chief "
+    "child choice claim class clean clear climb clock close cloth cloud coast coat code cold color cook cool copper "
+    "corn cost count cover craft cream credit cross crowd crown cruel cry cure cycle dance dark date deal deep design "
+    "draw dream dress drink drive dry dust duty earn earth edge effect engine event exact fair faith fall farm fast "
+    "field fight file fill film fine fire fish fit flat flow fly fold force forest form frame free fresh fruit gain "
+    "gate ghost glass grain grant grass ground group grow guard guess guide harm heat hold honor hope horse hunt ice "
+    "iron join judge jump keep kind king knot land law lead leaf lift light limit line link list lock loop mark mass "
+    "match measure mill mind mine mix model moon motion mount move music name nerve note offer order pack paint pair "
+    "paper pass path pattern phase plan plant plate play pole port post power press price print proof quest rain "
+    "range rate reach reason record rest ring river road rock roll root round rule sail salt sand scale score seal "
+    "search season seed sense serve shade shape share shift ship shore sign silk silver site skill sleep soil sound "
+    "source space spark speed spirit spring stage stand star start steam steel step stock stone store storm stream "
+    "stress struct style sugar summer surface sweet table task taste test thread tide tone tool touch town trace "
+    "track trade train trap travel treat tribe trust turn type value vein view village voice wall wave wheel wind "
     "winter wire wonder wood word worth yard yield zone"
 )
-PREFIXES = " un re over under out fore inter mis pre non co counter trans semi anti de sub super".split(" ")
-SUFFIXES = " s ed ing er able ness less ful ly ment ish ation ward like".split(" ")
+PREFIX_TEXT = "un re over under out fore inter mis pre non co counter trans semi anti de sub super"
+SUFFIX_TEXT = "s ed ing er able ness less ful ly ment ish ation ward like"
+PREFIXES, SUFFIXES = ("", *PREFIX_TEXT.split()), ("", *SUFFIX_TEXT.split())
 GERMAN_TEXT = (
     "der die und in den von zu das mit sich des auf für ist im dem nicht ein eine als auch es an werden aus er hat "
     "dass sie nach wird bei einer um am sind noch wie einem über einen so zum war haben nur oder aber vor zur bis "

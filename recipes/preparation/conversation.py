@@ -2,18 +2,33 @@
 
 Templates seldom mark that part ({% generation %}). It is found without: what the template adds between a conversation up to
 the assistant's turn, with the header of its answer, and the same with that turn is what the assistant says.
+
+Nearly all templates put plain texts between constant ones, which depend on who speaks in which order alone. So a template is
+asked once for each such order, with texts that are found again in what it makes, and once more with others, to see that they
+do not matter: rendering every conversation took longer than all else.
 """
 
+import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any
 
 from recipes.layouts import Unfit
+from recipes.parameters import TokenizeParameters
 from recipes.schema import BadConfiguration
 
-PROBE = "\u25c6probe\u25c6"
+PROBE = "\u25c6Pro'be\u25c6"
+OTHER = 'a B\n& "c" 1'
+"""Texts that no filter of a template leaves as they are, unless it leaves every plain text so."""
 MARKUP = "<"
 """Where a text holds this, a template may look at what it says, as some do for tools and for thoughts."""
+LITERAL = r"""('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
+LOOKED_FOR = re.compile(rf"{LITERAL}\s*(?:not\s+)?in\b|\.\w*(?:with|split|find|index|count|replace|partition)\(\s*{LITERAL}")
+"""What else a template looks for in texts."""
+SHAPES = 256
+"""Orders of speakers that are remembered; a conversation of one that is not among the first of them is rendered."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,39 @@ class Span:
 
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What stands around the texts of a conversation; and of the assistant's texts their number, and how many characters
+    before and after each are said by the assistant too."""
+
+    around: tuple[str, ...]
+    spoken: tuple[tuple[int, int, int], ...]
+
+    def filled(self, texts: Sequence[str]) -> tuple[str, list[Span]]:
+        parts = [*chain.from_iterable(zip(self.around, texts, strict=False)), self.around[-1]]
+        ends = list(accumulate(map(len, parts)))
+        spans = [Span(ends[2 * number] - before, ends[2 * number + 1] + after) for number, before, after in self.spoken]
+        return "".join(parts), spans
+
+
+def shape_of(whole: str, texts: Sequence[str], spans: Sequence[Span], speakers: Sequence[str]) -> Shape | None:
+    """The shape of a rendered text, in which each of `texts` stands once and in their order."""
+    around, places, end = [], [], 0
+    for text in texts:
+        place = whole.find(text, end)
+        if place < 0 or whole.count(text) > 1:
+            return None
+        around.append(whole[end:place])
+        places.append(place)
+        end = place + len(text)
+    said = [number for number, role in enumerate(speakers) if role == "assistant"]
+    spoken = [
+        (number, places[number] - span.start, span.end - places[number] - len(texts[number]))
+        for number, span in zip(said, spans, strict=True)
+    ]
+    return Shape((*around, whole[end:]), tuple(spoken))
 
 
 class ChatTemplate:
@@ -38,6 +86,7 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
         system_prompt: str | None,
         end_token: str,
+        around: tuple[str, str] | None = None,
     ) -> None:
         if template is None:
             raise BadConfiguration("the tokenizer has no chat template: use records of the layout prompt/completion or text")
@@ -50,15 +99,21 @@ class ChatTemplate:
         self._variables = {**special, **arguments}
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         self._end_token = end_token
-        # A template that puts a plain question between two constant texts is asked for them once: 60 us less a record.
+        self._around = around
+        looked_for = [ast.literal_eval(found) for found in chain.from_iterable(LOOKED_FOR.findall(template)) if found]
+        self._marks = re.compile("|".join(map(re.escape, {MARKUP, end_token, *filter(None, looked_for)})))
+        self._shapes: dict[tuple[str, ...], Shape | None] = {}
+
+    def around_question(self) -> tuple[str, str] | None:
+        """The two texts between which every plain question is put, if that is what the template does."""
         before, found, after = self._prompt(PROBE).partition(PROBE)
-        self.around = (before, after) if found and self._prompt("a b") == f"{before}a b{after}" else None
+        return (before, after) if found and self._prompt(OTHER) == f"{before}{OTHER}{after}" else None
 
     def question(self, text: str) -> str:
         """The conversation up to where the assistant starts to answer."""
-        if self.around is None or text != text.strip() or MARKUP in text:
+        if self._around is None or not self._is_plain(text):
             return self._prompt(text)
-        return text.join(self.around)
+        return text.join(self._around)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]]:
         """A whole conversation, and where the assistant speaks in it.
@@ -69,6 +124,30 @@ class ChatTemplate:
         given = list(messages)
         if self._system and given[0]["role"] != "system":
             given = [*self._system, *given]
+        if all(len(message) == 2 and self._is_plain(message.get("content")) for message in given):
+            speakers = tuple([message["role"] for message in given])
+            if speakers not in self._shapes and len(self._shapes) < SHAPES:
+                self._shapes[speakers] = self._shape(speakers)
+            if shape := self._shapes.get(speakers):
+                return shape.filled([message["content"] for message in given])
+        return self._read(given)
+
+    def _shape(self, speakers: Sequence[str]) -> Shape | None:
+        """What the template does with plain texts of these speakers; None where it depends on what they say."""
+        probes = [f"{PROBE}{number}{PROBE}" for number in range(len(speakers))]
+        others = [OTHER] * len(speakers)
+        try:
+            whole, spans = self._read(said_by(speakers, probes))
+            shape = shape_of(whole, probes, spans, speakers)
+            return shape if shape and shape.filled(others) == self._read(said_by(speakers, others)) else None
+        except Unfit:
+            return None
+
+    def _is_plain(self, text: Any) -> bool:
+        """Whether a text says nothing that a template could look at."""
+        return isinstance(text, str) and text != "" and text == text.strip() and not self._marks.search(text)
+
+    def _read(self, given: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]]:
         whole = self._render(given)
         spans = []
         for number, message in enumerate(given):
@@ -98,3 +177,18 @@ class ChatTemplate:
         except Exception as error:  # whatever a template raises: jinja's own errors, or Python's on a value it lacks
             raise Unfit(f"is refused by the chat template: {' '.join(str(error).split())[:200]}") from None
         return str(rendered[0])
+
+
+def template_of(
+    template: str | None,
+    special: Mapping[str, Any],
+    parameters: TokenizeParameters,
+    around: tuple[str, str] | None = None,
+) -> ChatTemplate:
+    """A tokenizer's template as a preparation asks for it."""
+    end_token = str(special["eos_token"])
+    return ChatTemplate(template, special, parameters.template_arguments, parameters.system_prompt, end_token, around)
+
+
+def said_by(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(speakers, texts, strict=True)]

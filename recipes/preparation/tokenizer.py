@@ -1,14 +1,20 @@
 """From the name of a tokenizer to the files that the workers need, taken out of transformers once.
 
-The library takes seconds and 250 MB to load a tokenizer, because it loads torch; every worker would pay that.
+The library takes a second to load one, and with torch three and 250 MB; every worker would pay that.
 """
 
 import hashlib
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from recipes import base_model
+from recipes.layouts import Unfit
 from recipes.parameters import TokenizeParameters
+from recipes.preparation.conversation import template_of
 from recipes.preparation.plan import written
 from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
 from recipes.recipe import Recipe
@@ -22,17 +28,28 @@ def freeze(parameters: TokenizeParameters, address: StoreAddress, cache: Path, f
     Raises:
         BadConfiguration: there is no such tokenizer, or it has no fast implementation or no end token.
     """
-    if (folder / FROZEN).is_file():
-        return
-    write_frozen(load(parameters.tokenizer, Store(address), cache), folder)
+    if not (folder / FROZEN).is_file():
+        write_frozen(load(parameters.tokenizer, folder_of(parameters.tokenizer, Store(address), cache)), folder, parameters)
 
 
-def write_frozen(tokenizer: Any, folder: Path) -> None:
+def freeze_alone(parameters: TokenizeParameters, address: StoreAddress, cache: Path, folder: Path) -> None:
+    """`freeze` in a process that does nothing else after it."""
+    folder_of(parameters.tokenizer, Store(address), cache)
+    if "torch" not in sys.modules:
+        # No tokenizer needs it, and transformers takes twice as long where it finds it.
+        sys.modules["torch"] = None  # type: ignore[assignment]  # which is how Python is told that there is no such module
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell the user that there is none
+    freeze(parameters, address, cache, folder)
+
+
+def write_frozen(tokenizer: Any, folder: Path, parameters: TokenizeParameters) -> None:
     """The two files of a tokenizer that was loaded."""
     folder.mkdir(parents=True, exist_ok=True)
+    special = dict(tokenizer.special_tokens_map)
     frozen = FrozenTokenizer(
         template=tokenizer.chat_template,
-        special=dict(tokenizer.special_tokens_map),
+        around=around_question(tokenizer.chat_template, special, parameters),
+        special=special,
         eos=tokenizer.eos_token_id,
         padding=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         fingerprint=fingerprint(tokenizer),
@@ -46,22 +63,34 @@ def write_frozen(tokenizer: Any, folder: Path) -> None:
         part.write_bytes(canonical_json(frozen.model_dump(mode="json")))
 
 
-def load(reference: str, store: Store, cache: Path) -> Any:
-    """A tokenizer by its reference, as transformers has it."""
-    # Here, not above: every worker imports the file that names this function, and must not load torch for that.
-    from transformers import AutoTokenizer
+def around_question(
+    template: str | None, special: Mapping[str, Any], parameters: TokenizeParameters
+) -> tuple[str, str] | None:
+    """The constant texts around a question. What is wrong with a template is said of the first record that needs it."""
+    try:
+        return template_of(template, special, parameters).around_question()
+    except (BadConfiguration, Unfit):
+        return None
 
+
+def folder_of(reference: str, store: Store, cache: Path) -> str:
+    """What transformers loads a tokenizer from; a recipe's base model is fetched for it."""
     if reference.startswith("recipe:"):
-        from recipes import base_model  # loads what models need, which takes longer than the tokenizer
-
         base = base_model.resolve(Recipe.named(reference.removeprefix("recipe:")).base_model, store, cache)
-        source = str(store.fetch(base, cache))
-    elif reference.startswith("file://"):
+        return str(store.fetch(base, cache))
+    if reference.startswith("file://"):
         source = unquote(urlparse(reference).path)
         if not Path(source).is_dir():
             raise BadConfiguration(f"tokenize.tokenizer: there is no folder {source}")
-    else:
-        source = reference
+        return source
+    return reference
+
+
+def load(reference: str, source: str) -> Any:
+    """The tokenizer in `source` as transformers has it; users know it by its reference."""
+    # Here, not above: every worker imports the file that names this function, and must not load it for that.
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:

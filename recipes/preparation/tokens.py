@@ -4,9 +4,10 @@ Training that starts from records makes its tokens here too (`recipes.examples`)
 prepared or tokenized when training began.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 
 from recipes.layouts import Layout, Unfit
 from recipes.parameters import TokenizeParameters
-from recipes.preparation.conversation import ChatTemplate
+from recipes.preparation.conversation import ChatTemplate, Span, template_of
 from recipes.preparation.pieces import BYTES, PieceTokenizer, packed
 from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
 
@@ -78,56 +79,63 @@ class RecordTokenizer:
     def template(self) -> ChatTemplate:
         """Made when the first record needs it: a tokenizer for plain texts may have none."""
         if self._template is None:
-            parameters, special = self.parameters, self._frozen.special
-            self._template = ChatTemplate(
-                self._frozen.template,
-                special,
-                parameters.template_arguments,
-                parameters.system_prompt,
-                str(special["eos_token"]),
-            )
-            for constant in self._template.around or ():
+            self._template = template_of(self._frozen.template, self._frozen.special, self.parameters, self._frozen.around)
+            for constant in self._frozen.around or ():
                 self._pieces.expect(constant)
         return self._template
 
     def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | Unfit]:
         """Each record's tokens in full length, or why it has none."""
         found: list[Tokens | Unfit | None] = [None] * len(rows)
-        plain: list[str] = []
-        owners: list[tuple[int, bytes]] = []  # of two texts each: record, and the tokens before the first
+        texts: list[str] = []
+        owners: list[tuple[int, bytes, int, bytes]] = []  # record, tokens before its texts, their number, tokens behind
+        end = packed([self.eos])
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
                 if layout is Layout.INSTRUCTION:
-                    plain += (self.template.question(row["instruction"]), row["answer"])
-                    owners.append((number, b""))
+                    texts += (self.template.question(row["instruction"]), row["answer"])
+                    owners.append((number, b"", 2, end))
                 elif layout is Layout.COMPLETION:
-                    plain += (row["prompt"], row["completion"])
-                    owners.append((number, self._head))
+                    texts += (row["prompt"], row["completion"])
+                    owners.append((number, self._head, 2, end))
                 elif layout is Layout.TEXT:
-                    plain += ("", row["text"])
-                    owners.append((number, self._head))
+                    texts += ("", row["text"])
+                    owners.append((number, self._head, 2, end))
                 elif layout is Layout.MESSAGES:
-                    found[number] = self._conversation(row["messages"])
+                    whole, spans = self.template.conversation(row["messages"])
+                    if parts := self._parted(whole, spans):
+                        texts += parts
+                        owners.append((number, b"", len(parts), b""))
+                    else:
+                        found[number] = self._conversation(whole, spans)
                 else:
                     raise Unfit(f"{layout} is for preference training, which takes its texts as they are")
             except Unfit as problem:
                 found[number] = problem
-        encoded, end = self._pieces.encode(plain), packed([self.eos])
-        for (number, head), read, learned in zip(owners, encoded[::2], encoded[1::2], strict=True):
-            before = head + read
-            found[number] = Tokens(before + learned + end, [len(before) // BYTES, len(learned) // BYTES + 1])
+        encoded = iter(self._pieces.encode(texts))
+        for number, head, count, tail in owners:
+            ids = list(islice(encoded, count))
+            ids[0], ids[-1] = head + ids[0], ids[-1] + tail
+            found[number] = Tokens(b"".join(ids), [len(part) // BYTES for part in ids])
         return found  # type: ignore[return-value]  # every place was filled above
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
-        text, spans = self.template.conversation(messages)
+    def _parted(self, text: str, spans: Sequence[Span]) -> list[str] | None:
+        """What is read only, what is learned, and so on; None where a token would reach from one to the next."""
+        edges = [edge for span in spans for edge in (span.start, span.end)]
+        if all(self._pieces.parts_at(text, edge) for edge in edges):
+            return [*(text[start:end] for start, end in pairwise([0, *edges, len(text)])), ""]
+        return None
+
+    def _conversation(self, text: str, spans: Sequence[Span]) -> Tokens:
+        """The tokens of a text as a whole; a token that is partly in a span is learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        starts, ends = [start for start, _ in encoding.offsets], [end for _, end in encoding.offsets]
         runs, done = [], 0
         for span in spans:
-            inside = [encoding.char_to_token(place) for place in range(span.start, span.end)]
-            known = [token for token in inside if token is not None]
-            if known:
-                runs += [known[0] - done, known[-1] + 1 - known[0]]
-                done = known[-1] + 1
+            first, last = bisect_right(ends, span.start), bisect_left(starts, span.end)
+            if last > first:
+                runs += [first - done, last - first]
+                done = last
         return Tokens(packed(encoding.ids), [*runs, len(encoding.ids) - done, 0])
 
 

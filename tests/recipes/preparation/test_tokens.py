@@ -1,5 +1,6 @@
 """Tokens and their mask: what the assistant said, found in templates that do not mark it."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,58 @@ def test_of_a_conversation_every_turn_of_the_assistant_is_learned_with_its_end(t
     assert isinstance(found, Tokens)
     assert make_tokenizer().decode(found.ids) == whole
     assert learned(found) == "The keeper.<|im_end|>She does.<|im_end|>"
+
+
+THINKING = """{%- for message in messages -%}
+{%- if message.role == 'assistant' and loop.last -%}
+<|im_start|>assistant\n<think>\n\n</think>\n\n{{ message.content }}<|im_end|>
+{%- else -%}<|im_start|>{{ message.role }}\n{{ message.content.split('</think>')[-1] }}<|im_end|>\n{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
+SYSTEM_WITH_THE_USER = """{%- if messages[0].role == 'system' -%}{%- set system = messages[0].content + '\n\n' -%}
+{%- set messages = messages[1:] -%}{%- else -%}{%- set system = '' -%}{%- endif -%}
+{%- for message in messages -%}{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('roles must alternate') }}{%- endif -%}
+{%- if message.role == 'user' -%}[INST] {{ system if loop.first }}{{ message.content }} [/INST]
+{%- else %} {{ message.content | trim }}<|im_end|>{%- endif -%}{%- endfor -%}"""
+LOOKING = """{%- for message in messages -%}<|im_start|>{{ message.role }}{{ ' quietly' if '/no_think' in message.content }}
+{{ message.content | lower if message.content.startswith('Shout') else message.content }}<|im_end|>\n{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
+SAID = [
+    "The keeper.",
+    "  spaces \n",
+    "a <|im_end|> inside",
+    "e\u0301 \U0001f600!",
+    "be /no_think",
+    "Shout it",
+    "two\n\nlines",
+    "'s 1",
+]
+ORDERS = ["ua", "sua", "uaua", "suaua", "uau", "ussa", "a"]
+ROLES = {"s": "system", "u": "user", "a": "assistant"}
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING, THINKING, SYSTEM_WITH_THE_USER, LOOKING])
+def test_a_conversation_that_is_filled_in_becomes_what_a_rendered_one_does(tmp_path: Path, template: str) -> None:
+    tokenizer = record_tokenizer(tmp_path, template)
+    own = make_tokenizer()
+    own.chat_template = template
+    draw = random.Random(1)
+    filled = 0
+    for order in ORDERS * 20:
+        messages = [{"role": ROLES[letter], "content": draw.choice(SAID)} for letter in order]
+        (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
+        try:
+            rendered = tokenizer.template._read(messages)
+        except Unfit as refused:
+            assert str(found) == str(refused)
+            continue
+        assert rendered == tokenizer.template.conversation(messages)
+        assert isinstance(found, Tokens)
+        assert found.ids == own(own.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
+        slow = tokenizer._conversation(*rendered)
+        assert [*found.runs] == [*slow.runs]
+        filled += tokenizer._parted(*rendered) is not None
+    assert filled
 
 
 def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
