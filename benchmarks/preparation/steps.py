@@ -1,0 +1,43 @@
+"""What every way does to a record but for its tokens: patterns and language model are ours, how they are driven differs."""
+
+import hashlib
+from collections import Counter
+from functools import cache
+from typing import Any
+
+from recipes.preparation.language import LanguageFilter
+from recipes.preparation.personal_data import mask
+
+Row = dict[str, Any]
+
+
+@cache
+def english() -> LanguageFilter:
+    """Loaded once in each process: `datasets` pickles what it maps, and the model can't be pickled."""
+    return LanguageFilter(["en"], 0.5)
+
+
+def messages_of(row: Row) -> list[dict[str, str]]:
+    """A record as a conversation, the form that chat templates take."""
+    if "messages" in row:
+        return [{"role": message["role"], "content": message["content"]} for message in row["messages"]]
+    return [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
+
+
+def text_of(row: Row) -> str:
+    return "\n".join(message["content"] for message in messages_of(row))
+
+
+def masked(row: Row) -> Row:
+    """The record without personal data."""
+    if "messages" in row:
+        return {"messages": [{**message, "content": mask(message["content"], Counter())} for message in row["messages"]]}
+    return {name: mask(row[name], Counter()) for name in ("instruction", "answer")}
+
+
+def is_english(row: Row) -> bool:
+    return english().problem(text_of(row)) is None
+
+
+def digest(row: Row) -> bytes:
+    return hashlib.blake2b(text_of(row).encode(), digest_size=16).digest()
