@@ -39,18 +39,25 @@ record_hash = xxhash.xxh3_64_intdigest
 
 def fingerprint(row: Mapping[str, Any], line: bytes) -> Fingerprint:
     """The hashes of a record and of its canonical line (XXH3, 64 bits)."""
-    record = record_hash(line)
+    (text,), (record,) = fingerprints([row], [line])
+    return Fingerprint(record, text)
+
+
+def fingerprints(rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> tuple[list[int], list[int]]:
+    """Of each record the hash of what it says, and of its canonical line."""
+    records = list(map(record_hash, lines))
     # Sorted, because another layout has its texts in another order.
-    said = b"\0".join(sorted(map(letters, texts(row))))
-    return Fingerprint(record, xxhash.xxh3_64_intdigest(said) if said else record)
+    said = [b"\0".join(sorted([letters(text) for text in texts(row)])) for row in rows]
+    return [record_hash(text) if text else record for text, record in zip(said, records, strict=True)], records
 
 
 def texts(row: Mapping[str, Any]) -> Iterable[str]:
     """What a model would read of a record."""
     for keys in TEXTS:
-        found: list[Any] = [row.get(key) for key in keys]
-        if set(map(type, found)) == ONLY_TEXT:
-            return found
+        if keys[0] in row:
+            found: list[Any] = [row.get(key) for key in keys]
+            if set(map(type, found)) == ONLY_TEXT:
+                return found
     messages = row.get("messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
         return strings([message.get("content") for message in messages])

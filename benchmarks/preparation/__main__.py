@@ -55,7 +55,7 @@ encode()
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command with its processes: processor-seconds, seconds, the most memory at once in MB, and the records it kept."""
+    """Of a command with its processes: processor-seconds, seconds, the most memory at once in MB, and records it kept."""
 
     cpu: float
     seconds: float
