@@ -32,6 +32,8 @@ FIELDS = (
     ("record", pa.large_binary()),
     ("digest", pa.binary(16)),
     ("source", pa.uint64()),
+    ("own", pa.uint64()),
+    ("said", pa.uint64()),
     ("draw", pa.uint64()),  # equal for records that ask the same; its order decides their split
     ("split", pa.int8()),  # place in `SPLITS` where the record names it, else -1
     ("group", pa.string()),
@@ -149,9 +151,7 @@ class Encoder:
         chosen = batch.take(pa.array(kept, pa.int64()))
         asked = [question(row, layout) for row, layout in zip(rows, layouts, strict=True)]
         columns = [
-            chosen.column("record"),
-            chosen.column("digest"),
-            chosen.column("source"),
+            *(chosen.column(name) for name in ("record", "digest", "source", "own", "said")),
             pa.array(draws(asked, split.seed), pa.uint64()),
             pa.array([place_of(row, split.column) for row in rows], pa.int8()),
             pa.array([str(row.get(split.group_by, "")) if split.group_by else "" for row in rows], pa.string()),

@@ -10,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recipes.fingerprint import Fingerprint
 from recipes.preparation import encoding
 from recipes.preparation.duplicates import halves
 from recipes.preparation.hashing import mixed
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS
-from recipes.record_index import fingerprint_of
 from recipes.split import SPLITS
 
 STAGE = "scatter"
@@ -26,7 +24,8 @@ DECIDED = "decided"
 KEY = "key"
 KNOWN_BY = "known_by"
 """Of each record of a part: the hash of what it was made of, and its own fingerprint's two, for the index."""
-KEPT = ("record", "source")
+HASHES = ("source", "own", "said")
+KEPT = ("record", *HASHES)
 BATCH, LINES = 8192, 256
 """Records that are copied together: of tokens, and of texts, which may be long."""
 
@@ -97,21 +96,18 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
         tokens = table.select(columns).combine_chunks().take(order)
         write_table(texts.with_suffix(".arrow"), pa.schema(list(TOKEN_FIELDS)), tokens.to_batches(max_chunksize=BATCH))
     with written(texts) as part_file:
-        fingerprints = write_lines(part_file, table.column("record"), order)
+        write_lines(part_file, table.column("record"), order)
         # Not beside the records: it is of their index, and not of the dataset. Before them: where they are, all is done.
-        sources = table.column("source").take(order).to_numpy()
+        hashes = [table.column(column).take(order).to_numpy() for column in HASHES]
         with written(plan.work / KNOWN_BY / SPLITS[split] / f"{name}.npy") as known, known.open("wb") as file:
-            np.save(file, np.column_stack([sources, np.array(fingerprints, np.uint64).reshape(-1, 2)]))
+            np.save(file, np.column_stack(hashes))
     return len(table)
 
 
-def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> list[Fingerprint]:
+def write_lines(path: Path, records: pa.ChunkedArray, order: pa.Array) -> None:
     """One record a line."""
     together = records.combine_chunks()
-    fingerprints: list[Fingerprint] = []
     with path.open("wb") as file:
         for begin in range(0, len(order), LINES):
             chosen = together.take(order[begin : begin + LINES]).to_pylist()
-            fingerprints += map(fingerprint_of, chosen)
-            file.write(b"".join(record + b"\n" for record in chosen))
-    return fingerprints
+            file.write(b"\n".join([*chosen, b""]))

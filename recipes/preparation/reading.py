@@ -10,27 +10,29 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from recipes.fingerprint import canonical_line, record_hash
+from recipes.fingerprint import canonical_line, fingerprints, record_hash
 from recipes.layouts import KEYS, Layout, Unfit, layout_of, said
 from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import Kinds, mask, suspects
 from recipes.preparation.plan import Plan, Range, written
 from recipes.preparation.rejects import Reject
 from recipes.preparation.tables import write_table
-from recipes.schema import canonical_json
 
 STAGE = "read"
 BATCH, BATCH_BYTES = 2048, 1 << 20
 """Lines that are looked at together: so many, or so many bytes of them."""
 LAYOUTS = tuple(Layout)
+CODES = {layout: code for code, layout in enumerate(LAYOUTS)}
 
 SCHEMA = pa.schema(
     [
         ("line", pa.int32()),  # within the range, from 1
         ("layout", pa.int8()),  # place in `LAYOUTS`
-        ("record", pa.large_binary()),  # JSON
+        ("record", pa.large_binary()),  # canonical JSON
         ("digest", pa.binary(16)),  # equal for records from which a model learns the same
         ("source", pa.uint64()),  # hash of the record as it was read (`recipes.fingerprint`)
+        ("own", pa.uint64()),  # its own two, as it goes on
+        ("said", pa.uint64()),
     ]
 )
 
@@ -89,7 +91,7 @@ class Reader:
 
     def _batch(self, lines: list[bytes]) -> pa.RecordBatch:
         suspected: list[Kinds] = suspects(pa.array(lines, pa.large_binary())) if self.masking else [()] * len(lines)
-        numbers, layouts, records, digests, sources = [], [], [], [], []
+        numbers, layouts, rows, records, digests, sources = [], [], [], [], [], []
         for raw, kinds in zip(lines, suspected, strict=True):
             self.line += 1
             line = raw.strip()
@@ -98,11 +100,12 @@ class Reader:
             try:
                 row = self._decode(line)
                 layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
-                source = record_hash(canonical_line(row))
+                line = canonical_line(row)
+                source = record_hash(line)
                 if kinds:
                     found = self.masked.total()
                     row = mask(row, self.masked, kinds)
-                    line = canonical_json(row) if self.masked.total() > found else line
+                    line = canonical_line(row) if self.masked.total() > found else line
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
                 continue
@@ -112,11 +115,13 @@ class Reader:
             if self.signer is not None:
                 self.signer.add(said(row, layout))
             numbers.append(self.line)
-            layouts.append(LAYOUTS.index(layout))
+            layouts.append(CODES[layout])
+            rows.append(row)
             records.append(line)
             digests.append(digest(row, layout))
             sources.append(source)
-        columns = [numbers, layouts, records, digests, sources]
+        said_hashes, own = fingerprints(rows, records)
+        columns = [numbers, layouts, records, digests, sources, own, said_hashes]
         return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 
