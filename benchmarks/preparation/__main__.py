@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
-from benchmarks.training.peers import DoesNotRun, python_of
+from benchmarks.training.peers import DoesNotRun, last_line, python_of
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
@@ -64,7 +64,7 @@ class Cost:
 
 
 def cost_of(command: list[str]) -> Cost:
-    """Run a command; a failure ends the benchmark with what it said."""
+    """Run a command. Raises DoesNotRun with what it said last where it fails."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
     before, started = os.times(), time.monotonic()
     peak = 0
@@ -78,7 +78,7 @@ def cost_of(command: list[str]) -> Cost:
         log.seek(0)
         text = log.read()
         if process.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{text[-3000:]}")
+            raise DoesNotRun(f"failed: {last_line(text)}")
     after = os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return Cost(cpu, time.monotonic() - started, peak / 1e6, kept_of(text))
@@ -151,7 +151,7 @@ def main() -> None:
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        source = folder / "records.jsonl"
+        source, target = folder / "records.jsonl", folder / "peer"
         write_corpus(source, asked.records, asked.shape)
         tokenizer = tokenizer_folder(folder, asked.tokenizer)
         print(f"{asked.records} records ({asked.shape}), {source.stat().st_size / 1e6:.0f} MB, {cores} cores")
@@ -165,13 +165,11 @@ def main() -> None:
                 if asked.shape in way.shapes and (workers == 1 or way.shares):
                     try:
                         command = [python_of(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
+                        told = [str(workers), way.option] if way.shares else []
+                        costs[of(way.name, workers)] = cost_of([*command, str(source), str(tokenizer), str(target), *told])
                     except DoesNotRun as reason:
                         print(f"{way.name} {reason}")
-                        continue
-                    target = folder / "peer"
-                    told = [str(workers), way.option] if way.shares else []
-                    costs[of(way.name, workers)] = cost_of([*command, str(source), str(tokenizer), str(target), *told])
-                    shutil.rmtree(target)
+                    shutil.rmtree(target, ignore_errors=True)
                     shutil.rmtree(f"{target}-cache", ignore_errors=True)
         report(costs, asked.records)
 
