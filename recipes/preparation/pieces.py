@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from recipes.preparation.patterns import is_strange, pattern_of, stages
 
 MOST = 1 << 17
-"""Pieces that are remembered, and words, in about 200 bytes each; when there are more, all are forgotten."""
+"""Pieces that are remembered, and words, in about 200 bytes each. When there are more, new ones begin to be collected beside
+them; when those are as many, the ones of before are forgotten that did not come again."""
 LONGEST = 48
 """Characters of what is remembered: anything longer hardly comes again."""
 
@@ -48,10 +49,16 @@ class Uneven(Exception):
 class Remembered(dict[str, bytes]):
     """The ids of texts, found where they are not known yet."""
 
+    def __init__(self) -> None:
+        self.before: dict[str, bytes] = {}
+
     def __missing__(self, text: str) -> bytes:
-        ids = self.find(text)
+        ids = self.before.get(text)
+        if ids is None:
+            ids = self.find(text)
         if len(text) <= LONGEST:
             if len(self) >= MOST:
+                self.before = dict(self)
                 self.clear()
             self[text] = ids
         return ids
@@ -64,6 +71,7 @@ class Pieces(Remembered):
     """Pieces, as the tokenizer's model has them."""
 
     def __init__(self, model: Any) -> None:
+        super().__init__()
         self._model = model
 
     def find(self, text: str) -> bytes:
@@ -76,15 +84,16 @@ class Pieces(Remembered):
 class Words(Remembered):
     """Words, without what stands before each of them: a space, or nothing at the beginning of a text."""
 
-    def __init__(self, before: str, pattern: re.Pattern[str], pieces: Pieces) -> None:
-        self._before = before
+    def __init__(self, space: str, pattern: re.Pattern[str], pieces: Pieces) -> None:
+        super().__init__()
+        self._space = space
         self._pattern = pattern
         self._pieces = pieces
 
     def find(self, text: str) -> bytes:
-        if (text or self._before)[-1:].isspace():
+        if (text or self._space)[-1:].isspace():
             raise Uneven
-        return b"".join([self._pieces[piece] for piece in self._pattern.findall(self._before + text)])
+        return b"".join([self._pieces[piece] for piece in self._pattern.findall(self._space + text)])
 
 
 class PieceTokenizer:
