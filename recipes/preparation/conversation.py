@@ -20,8 +20,9 @@ from recipes.parameters import TokenizeParameters
 from recipes.schema import BadConfiguration
 
 PROBE = "\u25c6Pro'be\u25c6"
-OTHER = 'a B\n& "c" 1'
-"""Texts that no filter of a template leaves as they are, unless it leaves every plain text so."""
+OTHERS = ('a B\n& "c" 1', "a b, " * 20_000 + "c")
+"""Texts that no filter of a template leaves as they are, unless it leaves every plain text so; the second is for one that
+looks at how long a text is."""
 MARKUP = "<"
 """Where a text holds this, a template may look at what it says, as some do for tools and for thoughts."""
 LITERAL = r"""('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
@@ -107,7 +108,8 @@ class ChatTemplate:
     def around_question(self) -> tuple[str, str] | None:
         """The two texts between which every plain question is put, if that is what the template does."""
         before, found, after = self._prompt(PROBE).partition(PROBE)
-        return (before, after) if found and self._prompt(OTHER) == f"{before}{OTHER}{after}" else None
+        is_so = found and all(self._prompt(text) == text.join((before, after)) for text in OTHERS)
+        return (before, after) if is_so else None
 
     def question(self, text: str) -> str:
         """The conversation up to where the assistant starts to answer."""
@@ -135,13 +137,14 @@ class ChatTemplate:
     def _shape(self, speakers: Sequence[str]) -> Shape | None:
         """What the template does with plain texts of these speakers; None where it depends on what they say."""
         probes = [f"{PROBE}{number}{PROBE}" for number in range(len(speakers))]
-        others = [OTHER] * len(speakers)
         try:
             whole, spans = self._read(said_by(speakers, probes))
             shape = shape_of(whole, probes, spans, speakers)
-            return shape if shape and shape.filled(others) == self._read(said_by(speakers, others)) else None
+            others = [[text] * len(speakers) for text in OTHERS]
+            is_so = shape and all(shape.filled(texts) == self._read(said_by(speakers, texts)) for texts in others)
         except Unfit:
             return None
+        return shape if is_so else None
 
     def _is_plain(self, text: Any) -> bool:
         """Whether a text says nothing that a template could look at."""

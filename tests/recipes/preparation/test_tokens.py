@@ -84,6 +84,7 @@ SYSTEM_WITH_THE_USER = """{%- if messages[0].role == 'system' -%}{%- set system 
 LOOKING = """{%- for message in messages -%}<|im_start|>{{ message.role }}{{ ' quietly' if '/no_think' in message.content }}
 {{ message.content | lower if message.content.startswith('Shout') else message.content }}<|im_end|>\n{%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
+CUTTING = CHAT_TEMPLATE.replace("message['content']", "message['content'][:1000]")
 SAID = [
     "The keeper.",
     "  spaces \n",
@@ -93,12 +94,13 @@ SAID = [
     "Shout it",
     "two\n\nlines",
     "'s 1",
+    "long " * 300 + "one",
 ]
 ORDERS = ["ua", "sua", "uaua", "suaua", "uau", "ussa", "a"]
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
-@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING, THINKING, SYSTEM_WITH_THE_USER, LOOKING])
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMING, THINKING, SYSTEM_WITH_THE_USER, LOOKING, CUTTING])
 def test_a_conversation_that_is_filled_in_becomes_what_a_rendered_one_does(tmp_path: Path, template: str) -> None:
     tokenizer = record_tokenizer(tmp_path, template)
     own = make_tokenizer()
