@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.preparation [--records 500000] [--shape messages] [--cache FOLDER] [--tokenizer REFERENCE]
+"""Usage: python -m benchmarks.preparation [--records 500000] [--shape messages] [--ways datasets.map] [--processes 1 2]
 
 Prints, of each way to prepare the same generated records, rows per processor-second, seconds, the peak memory of all its
 processes together, and the records that it kept; below that how many times ours is as fast, and how far from its floor.
@@ -146,9 +146,12 @@ def main() -> None:
     options.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.INSTRUCTION)
     options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
     options.add_argument("--tokenizer", default="recipe:smollm2-135m-lora")
-    asked = options.parse_args()
-    cache = asked.cache or Settings.load().home / "benchmarks" / "preparation"
     cores = os.cpu_count() or 1
+    options.add_argument("--ways", nargs="*", choices=[way.name for way in WAYS], help="beside ours; all by default")
+    options.add_argument("--processes", type=int, nargs="*", default=list(dict.fromkeys((1, cores))))
+    asked = options.parse_args()
+    ways = [way for way in WAYS if asked.ways is None or way.name in asked.ways]
+    cache = asked.cache or Settings.load().home / "benchmarks" / "preparation"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source, target = folder / "records.jsonl", folder / "peer"
@@ -159,9 +162,9 @@ def main() -> None:
             FLOOR_NAME: cost_of([sys.executable, "-c", FLOOR, str(source), str(tokenizer)]),
             "floor: a copy of the file": cost_of(["cp", str(source), str(folder / "copy")]),
         }
-        for workers in dict.fromkeys((1, cores)):
+        for workers in asked.processes:
             costs[of("ours", workers)] = cost_of(our_job(folder, source, tokenizer, workers))
-            for way in WAYS:
+            for way in ways:
                 if asked.shape in way.shapes and (workers == 1 or way.shares):
                     try:
                         command = [python_of(way.peer, cache), "-m", f"benchmarks.preparation.{way.peer.module}"]
@@ -183,6 +186,8 @@ def report(costs: dict[str, Cost], records: int) -> None:
     for name, cost in costs.items():
         figures = f"{records / cost.cpu:>12,.0f}{cost.cpu:>10.1f}{cost.seconds:>10.1f}{cost.memory:>10.0f}"
         print(f"{name:<40}{figures}{'' if cost.kept is None else cost.kept:>10}")
+    if of("ours", 1) not in costs:
+        return
     ours = costs[of("ours", 1)].cpu
     print(f"\nours takes {ours / costs[FLOOR_NAME].cpu:.2f} times the floor, and is, on one process,")
     for way in WAYS:
