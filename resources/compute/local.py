@@ -37,7 +37,7 @@ OF_A_COMMAND = {
 """Instead of both, for a command of the user's own: what its libraries print and fetch is his business."""
 ATTEMPT = "attempt.json"
 BEGAN = "began.json"
-"""When the time of a job began to run, in seconds since 1970: a restart gets what was left."""
+"""When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 PROCESSES = "processes"
 """Where torchrun puts what all processes but the first print."""
 
@@ -83,9 +83,7 @@ class LocalCompute(Compute):
         with lock(work) as descriptor:
             # Asked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job):
-                # Who submits again what had used up its time gives it that time once more.
-                if is_over(job, work) or not (work / BEGAN).is_file():
-                    write_json(work / BEGAN, time.time())
+                write_json(work / BEGAN, beginning(job, work, time.time()))
                 self._start(job, work, descriptor, attempt=1)
 
     def observe(self, job: Job) -> Observation:
@@ -183,6 +181,17 @@ def command(job: Job, job_file: Path) -> list[str]:
         *("setpriv", "--pdeathsig=KILL", sys.executable),
         *program,
     ]
+
+
+def beginning(job: Job, work: Path, now: float) -> float:
+    """When the time of a job that starts at `now` began. Who submits again what had used it up gives it once more.
+
+    What it did last is in its log: a stack that was down, or a job that failed yesterday, has used no time since.
+    """
+    began, log = work / BEGAN, work / LOG
+    if not began.is_file() or not log.is_file() or is_over(job, work):
+        return now
+    return float(began.read_text()) + max(0.0, now - log.stat().st_mtime)
 
 
 def is_over(job: Job, work: Path) -> bool:

@@ -22,7 +22,7 @@ from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute
-from resources.detached import PID, is_running
+from resources.detached import LOG, PID, is_running
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -144,13 +144,21 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     work = Path(job.work_dir)
     compute.submit(job)
     until("the start", lambda: starts(job) == 1)
-    began = (work / BEGAN).read_text()
+    began = float((work / BEGAN).read_text())
     kill(job)
     until("the restart", lambda: compute.observe(job) and starts(job) == 2)
     kill(job)
+    assert float((work / BEGAN).read_text()) == began
     until("the end", lambda: not is_running(work))
+    spoke = (work / LOG).stat().st_mtime
     compute.submit(job)  # as a supervisor does that was killed too
-    assert (work / BEGAN).read_text() == began
+    assert 0 <= float((work / BEGAN).read_text()) - began <= time.time() - spoke
+    kill(job)
+    until("the end", lambda: not is_running(work))
+    began = float((work / BEGAN).read_text())
+    os.utime(work / LOG, (0, time.time() - 1000))
+    compute.submit(job)  # as after a quarter of an hour in which nothing ran
+    assert float((work / BEGAN).read_text()) - began >= 1000
     go_on(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
