@@ -41,6 +41,11 @@ class RunWrite:
     def size(self) -> int:
         return len(self.metrics) + len(self.params) + len(self.tags)
 
+    @property
+    def is_point(self) -> bool:
+        """One metric's value, and nothing else."""
+        return len(self.metrics) == 1 and not self.params and not self.tags
+
 
 class RunRow(NamedTuple):
     lifecycle_stage: str
