@@ -28,6 +28,7 @@ def tracking(database: Database) -> Tracking:
     tracking.experiments.ensure_default()
     for run_id in ("short", "group", "deleted"):
         tracking.runs.create(0, run_id=run_id)
+    tracking.run_data.log_metric("deleted", metric_point("loss", 1.0, 0, 0))
     tracking.runs.delete("deleted")
     return tracking
 
