@@ -22,8 +22,9 @@ from hanzo_ml_assets.validation import (
 from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.schema import Artifact, Job, Program, Result, canonical_json
 from recipes.validation.findings import Leaks
-from resources.ingest.create import NewVersion, create_from
+from resources.ingest.create import create_from
 from resources.ingest.formats import format_of
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote import files_at, is_address
 from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record

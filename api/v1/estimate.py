@@ -15,8 +15,7 @@ from recipes.store import BrokenArtifact, Store
 from recipes.training.trainable import missing
 from resources.errors import invalid
 from resources.estimate.admission import admit
-from resources.estimate.dataset_tokens import DatasetTokens, dataset_tokens
-from resources.estimate.estimate import Estimate, estimate
+from resources.estimate.estimate import DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import newest_job_of, params_of, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
@@ -69,6 +68,9 @@ def tokens_of(
 ) -> DatasetTokens | None:
     if reference is None:
         return None
+    # Tokenizers and templates are a part of a server's start that it need not wait for.
+    from resources.estimate.dataset_tokens import dataset_tokens
+
     version = Datasets(database).read(reference, caller.organization)
     try:
         return dataset_tokens(version, recipe, store)

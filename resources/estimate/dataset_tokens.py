@@ -6,7 +6,6 @@ until then four bytes count as a token. The answer always says which of these it
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,6 +16,7 @@ from recipes.chunks import chunk_uri
 from recipes.recipe import Recipe
 from recipes.schema import FileRecord
 from recipes.store import Store
+from resources.estimate.estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion
 
 PLACES = 16
@@ -24,14 +24,6 @@ PLACE_BYTES = 64 << 10
 """A sample is that many places of a file, evenly spread; a file that is no larger is counted whole."""
 BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
-
-
-@dataclass(frozen=True)
-class DatasetTokens:
-    """`count` tokens in all records of a version; `source` says how that is known."""
-
-    count: int
-    source: str
 
 
 class ChatTokens:

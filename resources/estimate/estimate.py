@@ -8,7 +8,6 @@ from recipes.architecture import Architecture
 from recipes.fit import Fit
 from recipes.recipe import Recipe
 from recipes.throughput import Range, assumed_flops
-from resources.estimate.dataset_tokens import DatasetTokens
 from resources.estimate.past_runs import PastRun, work_per_token
 
 MARGIN_OF_ONE = 0.30
@@ -18,6 +17,14 @@ MARGIN = 0.10
 AROUND = Range(20.0, 120.0, 900.0)
 """Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
 parameters from an object store."""
+
+
+@dataclass(frozen=True)
+class DatasetTokens:
+    """`count` tokens in all records of a version; `source` says how that is known."""
+
+    count: int
+    source: str
 
 
 @dataclass(frozen=True)

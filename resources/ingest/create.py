@@ -17,6 +17,7 @@ from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.chunked import ChunkedFile, ChunkStore, chunk_store
 from resources.ingest.formats import Format, format_of, records_of
+from resources.ingest.new_version import NewVersion
 from resources.ingest.place import place_of
 from resources.ingest.problems import Problem, Problems
 from resources.ingest.raw_file import Damaged, Recorded
@@ -28,25 +29,9 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, checked_name, new_id
 from resources.metadata.outbox import now_ms
 
-AS_UPLOADED = "none: as uploaded"
-
 
 class NumberTaken(Exception):
     """Another version took the number under which the manifests lie."""
-
-
-@dataclass(frozen=True)
-class NewVersion:
-    """What is asked for. `transform` and `parents` (NAME@VERSION) say what was done to make the files, and of what."""
-
-    name: str
-    format: str
-    user: str
-    organization: str
-    tags: Sequence[str] = ()
-    metadata: Mapping[str, JsonValue] | None = None
-    transform: JsonValue = AS_UPLOADED
-    parents: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from sqlalchemy import Connection, select
 from recipes.schema import Artifact
 from resources.metadata.tables import artifacts, lineage_edges
 
+DATA = ("dataset", "split")
+"""Kinds of artifacts that hold records."""
 BATCH = 500
 """Digests of one query."""
 

@@ -12,8 +12,7 @@ from sqlalchemy import Connection, select
 
 from recipes.schema import Artifact
 from recipes.store import BrokenArtifact, Store
-from resources.lineage.descend import descend
-from resources.lineage.record_finder import DATA
+from resources.lineage.descend import DATA, descend
 from resources.metadata.database import Database
 from resources.metadata.model_versions import ModelVersion, read_versions
 from resources.metadata.tables import jobs, params

@@ -13,11 +13,9 @@ from recipes.record_index import Found, RecordIndex, Segment, find_index, finger
 from recipes.schema import Artifact
 from recipes.store import Store
 from resources.dataset_records import record_lines
-from resources.lineage.descend import children
+from resources.lineage.descend import DATA, children
 from resources.metadata.database import Database
 
-DATA = ("dataset", "split")
-"""Kinds of artifacts that hold records."""
 READERS = 16
 
 

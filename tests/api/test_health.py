@@ -23,6 +23,13 @@ def test_alive_ready_health_version(http: TestClient) -> None:
     assert http.get("/version").text.startswith("3.")
 
 
+def test_a_server_starts_without_what_few_requests_need() -> None:
+    heavy = {"numpy", "pyarrow", "polars", "jinja2", "tokenizers", "torch", "dagster", "optuna", "kubernetes"}
+    code = f"import sys, api.server, api.app; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_not_ready_without_storage(breakable: TestClient) -> None:
     assert breakable.get("/ready").status_code == 200
     shutil.rmtree(breakable.app.state.settings.home / "objects")  # type: ignore[attr-defined]

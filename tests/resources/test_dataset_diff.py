@@ -9,8 +9,9 @@ import pytest
 
 from resources.dataset_diff import diff
 from resources.errors import HanzoError
-from resources.ingest.create import NewVersion, create_from
+from resources.ingest.create import create_from
 from resources.ingest.formats import Format
+from resources.ingest.new_version import NewVersion
 from resources.ingest.sources import local_files
 from resources.lineage.datasets import lineage
 from resources.lineage.record import record

@@ -17,8 +17,9 @@ from recipes.store import BrokenArtifact, Store
 from resources.dataset_deletion import delete_version
 from resources.dataset_records import record_lines
 from resources.errors import HanzoError
-from resources.ingest.create import NewVersion, create_from
+from resources.ingest.create import create_from
 from resources.ingest.formats import Format
+from resources.ingest.new_version import NewVersion
 from resources.ingest.sources import local_files
 from resources.lineage.prove import Prover
 from resources.lineage.record import record

@@ -15,7 +15,6 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
-from resources.validation.report import SECURITY_POLICY, report
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 
@@ -42,6 +41,9 @@ def check_again(dataset_id: str, database: DatabaseOf) -> Response:
 @router.get("/{dataset_id}/report", response_class=HTMLResponse)
 def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
+    # numpy and jinja2 are a tenth of a server's start that it need not wait for.
+    from resources.validation.report import SECURITY_POLICY, report
+
     version = find(database, dataset_id)
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)

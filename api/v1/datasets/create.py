@@ -17,8 +17,8 @@ from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.v1.datasets.messages import version_json
 from recipes.store import Store
 from resources.errors import invalid
-from resources.ingest.create import NewVersion, create_from
 from resources.ingest.formats import format_of
+from resources.ingest.new_version import NewVersion
 from resources.ingest.remote import allowed_files
 from resources.ingest.sources import SourceFile
 from resources.metadata.database import Database
@@ -75,6 +75,9 @@ def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | No
 
 
 def answer(database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]) -> Response:
+    # numpy is a part of a server's start that it need not wait for.
+    from resources.ingest.create import create_from
+
     version, is_new = create_from(database, store, wanted, files)
     return JSONResponse({**version_json(database, version), "created": is_new}, 201 if is_new else 200)
 

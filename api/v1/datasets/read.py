@@ -8,7 +8,6 @@ from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.v1.datasets.messages import find, find_own, version_json, versions_json
-from resources.dataset_diff import diff
 from resources.dataset_records import record_lines
 from resources.lineage.datasets import lineage
 from resources.metadata.datasets import MAX_PAGE, Datasets
@@ -55,6 +54,9 @@ def compare(
     key: Annotated[str | None, Query(description="column that tells which record of one is which of the other")] = None,
 ) -> Response:
     """What changed from `against` to this version."""
+    # numpy is a part of a server's start that it need not wait for.
+    from resources.dataset_diff import diff
+
     found = diff(store, find_own(database, against, caller), find(database, dataset_id), key)
     plain: dict[str, Any] = vars(found) | {"old": vars(found.old), "new": vars(found.new)}
     return JSONResponse(plain)

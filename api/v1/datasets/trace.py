@@ -6,11 +6,12 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.requests import StrictRoute
+from recipes.store import Store
 from resources.errors import invalid
-from resources.lineage.match import trace_matches
-from resources.lineage.trace import Tracer
+from resources.metadata.database import Database
 
 router = APIRouter(prefix="/v1/datasets/trace", tags=["v1"], route_class=StrictRoute)
 
@@ -32,10 +33,7 @@ def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: Call
     """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
     if (question.record is None) == (question.match is None):
         raise invalid("send a 'record' or a text to 'match', and not both")
-    tracer = Tracer(database, store, caller.organization)
-    if question.record is not None:
-        return JSONResponse(tracer.trace(question.record).model_dump(mode="json"))
-    return JSONResponse(trace_matches(tracer, question.match or "", question.limit).model_dump(mode="json"))
+    return answer(database, store, caller, question)
 
 
 @router.get("")
@@ -47,5 +45,17 @@ def trace_match(
     limit: Annotated[int, Query(ge=1, le=MOST)] = SHOWN,
 ) -> Response:
     """Where all records went that say something."""
+    return answer(database, store, caller, Question(match=match, limit=limit))
+
+
+def answer(database: Database, store: Store, caller: Caller, question: Question) -> Response:
+    # numpy is a part of a server's start that it need not wait for.
+    from resources.lineage.match import trace_matches
+    from resources.lineage.trace import Tracer
+
     tracer = Tracer(database, store, caller.organization)
-    return JSONResponse(trace_matches(tracer, match, limit).model_dump(mode="json"))
+    if question.record is not None:
+        found: BaseModel = tracer.trace(question.record)
+    else:
+        found = trace_matches(tracer, question.match or "", question.limit)
+    return JSONResponse(found.model_dump(mode="json"))

@@ -6,8 +6,7 @@ from recipes.fit import fit
 from recipes.known_architectures import shape_of
 from recipes.recipe import Recipe
 from recipes.throughput import flops_per_token
-from resources.estimate.dataset_tokens import DatasetTokens
-from resources.estimate.estimate import AROUND, Estimate, estimate
+from resources.estimate.estimate import AROUND, DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import PastRun, seconds_per_step
 
 PRICES = {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0}
