@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import typer
@@ -20,6 +20,9 @@ app.command()(prepare)
 
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
 Records = Annotated[bool, typer.Option("--records", help="The records as JSON lines, instead of the files as uploaded.")]
+Split = Annotated[
+    Literal["train", "validation", "test"] | None, typer.Option(help="One split; of a prepared version its tokens too.")
+]
 
 
 @app.command()
@@ -130,10 +133,11 @@ def checkout(
     reference: Reference,
     to: Annotated[Path, typer.Option(help="Folder to make; not there yet, or empty.")],
     records: Records = False,
+    split: Split = None,
 ) -> None:
     """The exact files of a version, each verified. Interrupted, it goes on where it was."""
     version = find(reference)
-    content = "records" if records else "source"
+    content = wanted_content(records, split)
 
     def links() -> list[checking_out.RemoteFile]:
         return [checking_out.RemoteFile.from_json(file) for file in links_of(version, content)["files"]]
@@ -147,9 +151,9 @@ def checkout(
 
 
 @app.command()
-def download(reference: Reference, records: Records = False, as_json: AsJson = False) -> None:
+def download(reference: Reference, records: Records = False, split: Split = None, as_json: AsJson = False) -> None:
     """Addresses under which anybody can download a version for an hour."""
-    found = links_of(find(reference), "records" if records else "source")
+    found = links_of(find(reference), wanted_content(records, split))
     if as_json:
         show(found)
         return
@@ -206,6 +210,13 @@ def find(reference: str) -> dict[str, Any]:
     if not found:
         raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
     return found[-1]
+
+
+def wanted_content(records: bool, split: str | None) -> str:
+    """What of a version is fetched, in the API's words."""
+    if records and split:
+        raise Refused("give --records or --split: all records, or those of one split")
+    return split or ("records" if records else "source")
 
 
 def links_of(version: dict[str, Any], content: str) -> Any:

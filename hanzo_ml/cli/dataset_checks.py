@@ -14,6 +14,8 @@ from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import wait_until
 from hanzo_ml.credentials import authorization
 
+STANDING = {"passed": "passed", "failed": "may be trained on: no check that failed blocks it", "blocked": "blocked"}
+
 
 def check(
     reference: Reference,
@@ -54,7 +56,7 @@ def print_checks(found: dict[str, Any]) -> None:
         console.print("\nfirst violations of the contract", style="bold")
         for each in found["violations"]["first"]:
             console.print(f"  line {each['line']}  {each['column']}  {each['reason']}: {each['value']}", markup=False)
-    console.print(f"\n{name} {found['status']}", markup=False)
+    console.print(f"\n{name} {STANDING[found['status']]}", markup=False)
 
 
 def verdict_word(verdict: dict[str, Any]) -> str:

@@ -13,9 +13,12 @@ import httpx
 import pytest
 
 from api.signed_links import Link
+from recipes.store import Store
 from resources.errors import HanzoError
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
 from tests.api.server_process import ServerProcess
-from tests.s3_server import BUCKETS, S3Server
+from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 DRAW = random.Random(0)
 ROWS = [{"id": number, "text": " ".join(map(str, DRAW.choices(range(5000), k=200)))} for number in range(4000)]
@@ -62,6 +65,37 @@ def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Clien
     (records,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": "records"}).json()["files"]
     assert list(map(json.loads, joined(records).splitlines())) == ROWS
     assert not create(http, "corpus")["created"]
+
+
+def test_the_list_is_of_ones_own_organization_and_of_others_empty(http: httpx.Client) -> None:
+    made = create(http, "whose", b'{"a": 1}\n')
+
+    def found(**params: str) -> list[str]:
+        return [version["id"] for version in http.get("/v1/datasets", params=params).json()["datasets"]]
+
+    assert made["id"] in found(org="default") and found(org="acme") == []
+    assert found(org="default", name="whose") == [made["id"]]
+
+
+def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: httpx.Client, tmp_path: Path) -> None:
+    made = create(http, "parted", b'{"a": 1}\n')
+    path = f"/v1/datasets/{made['id']}/download"
+    refused = http.get(path, params={"content": "test"})
+    assert (refused.status_code, "no split 'test' yet" in refused.text) == (404, True)
+    (tmp_path / "test-00000.jsonl").write_bytes(b'{"a":1}\n')
+    (tmp_path / "test-00000.arrow").write_bytes(b"tokens")
+    store = Store(server.settings.store, VARIABLES)
+    artifact = store.publish(tmp_path, f"{made['storage_path']}splits/test", "split")
+    database = Database(server.settings.database_url)
+    with database.write() as connection:
+        datasets = Datasets(database)
+        datasets.set_splits(connection, datasets.get(made["id"], connection), {"test": {"artifact": artifact.model_dump()}})
+    files = http.get(path, params={"content": "test"}).json()["files"]
+    assert {file["path"]: joined(file) for file in files} == {
+        "test-00000.arrow": b"tokens",
+        "test-00000.jsonl": b'{"a":1}\n',
+    }
+    assert http.get(path, params={"content": "tests"}).status_code == 400
 
 
 def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:

@@ -73,6 +73,20 @@ def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProc
     }
 
 
+def test_a_failed_check_that_blocks_nothing_is_no_failed_version(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = {
+        "check": "personal_data",
+        "passed": False,
+        "severity": "warn",
+        "blocking": False,
+        "note": "",
+        "reasons": ["45 email"],
+    }
+    print_checks({"name": "d", "version": 1, "status": "failed", "checks": [verdict], "violations": {"first": []}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "45 email" in shown and shown.endswith("d@1 may be trained on: no check that failed blocks it")
+
+
 def test_markup_in_the_data_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = {"check": "contract", "passed": False, "severity": "error", "blocking": True, "note": ""}
     violation = {"line": 3, "column": "[b]", "reason": "must be string", "value": "[/red]"}

@@ -26,6 +26,7 @@ from resources.metadata.datasets import DatasetVersion
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
 
+Content = Literal["source", "records", "train", "validation", "test"]
 JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
 
 
@@ -37,12 +38,12 @@ def download(
     store: StoreOf,
     settings: SettingsOf,
     caller: CallerOf,
-    content: Annotated[Literal["source", "records"], Query(description="files as uploaded, or as JSON lines")] = "source",
+    content: Annotated[Content, Query(description="files as uploaded, as JSON lines, or of a split")] = "source",
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
 ) -> Response:
     """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
     version = find(database, dataset_id)
-    artifact = version.artifact if content == "records" else source_of(database, version)
+    artifact = artifact_of(database, version, content)
     expires_at = int(time.time()) + seconds
 
     def address(uri: str) -> str:
@@ -71,13 +72,22 @@ def linked(organization: str, uri: str, expires_at: int, signature: str, store: 
     return StreamingResponse(stored.chunks(), media_type="application/octet-stream", headers=headers)
 
 
+def artifact_of(database: Database, version: DatasetVersion, content: Content) -> Artifact:
+    """What of a version is asked for. Raises 404 where it has none."""
+    if content == "source":
+        return source_of(database, version)
+    if content == "records":
+        return version.artifact
+    return version.split(content)
+
+
 def source_of(database: Database, version: DatasetVersion) -> Artifact:
     """The files as they were uploaded."""
     with database.read() as connection:
         digest = parents(connection, version.artifact.digest).get("source")
         found = find_artifact(connection, digest) if digest else None
     if found is None:
-        raise not_found(f"dataset {version.reference} was not uploaded, and has records only: ask for content=records")
+        raise not_found(f"dataset {version.reference} was not uploaded: ask for content=records (`--records`)")
     return found
 
 

@@ -20,11 +20,14 @@ def list_versions(
     database: DatabaseOf,
     caller: CallerOf,
     name: str | None = None,
+    org: Annotated[str | None, Query(description="nobody sees another than their own: of others the list is empty")] = None,
     tags: Annotated[list[str] | None, Query(description="all of them")] = None,
     max_results: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
 ) -> Response:
     """The caller's organization's versions by name and number."""
+    if org not in (None, caller.organization):
+        return JSONResponse({"datasets": []})
     found, token = Datasets(database).page(
         caller.organization, name=name, tags=tags or (), limit=max_results, page_token=page_token
     )
