@@ -3,7 +3,7 @@
 A record may hold more keys than its layout's: they go with it, and nothing is learned from them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -69,8 +69,8 @@ def check_conversation(messages: Any) -> None:
         raise Unfit("'messages' has no turn of the assistant: there is nothing to learn")
 
 
-def layout_of_all(rows: Iterable[Mapping[str, Any]]) -> Layout:
-    """The one layout of a dataset; its rows are counted from line 1.
+def laid_out(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:
+    """The rows of a dataset as they come, and the one layout of them all; they are counted from line 1.
 
     Raises:
         BadConfiguration: a row has none, or another than those before it; the message names its line.
@@ -84,9 +84,7 @@ def layout_of_all(rows: Iterable[Mapping[str, Any]]) -> Layout:
         if found not in (None, layout):
             raise BadConfiguration(f"line {line}: the record is {layout}, those before it are {found}")
         found = layout
-    if found is None:
-        raise BadConfiguration("the dataset holds no record")
-    return found
+        yield row, layout
 
 
 def question(row: Mapping[str, Any], layout: Layout) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import JsonValue
 
+from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
 from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.ordering import KNOWN_BY, PARTS
@@ -23,7 +24,6 @@ from recipes.preparation.workers import Workers
 from recipes.record_index import publish_hashes
 from recipes.runner import main, say
 from recipes.schema import Artifact, Job, Result
-from recipes.split import SPLITS
 from recipes.store import Store
 
 

@@ -50,7 +50,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """One row a line, keys in the rows' own order, so that equal rows are equal bytes."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_records(folder: Path) -> list[Record]:

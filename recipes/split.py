@@ -1,124 +1,130 @@
 """The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
 
-Records that ask the same thing in other capitals or punctuation stay together, so that no test question was trained on.
-With `group_by`, every group is spread over the splits as evenly as its size allows.
+With `group_by`, every group is spread over the splits as evenly as its size allows. A dataset may be larger than memory: it
+is read twice, one record at a time, and the second time in the order of the splits.
 """
 
-import hashlib
-from collections.abc import Sequence
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from recipes.layouts import layout_of, layout_of_all, question
+from recipes.assignment import SPLITS, assign, draw, leaks, named, split_named
+from recipes.layouts import laid_out, question
 from recipes.parameters import SplitParameters
 from recipes.record_index import publish_index
-from recipes.records import normalize, read_json_lines, write_json_lines
+from recipes.records import normalize, write_json_lines
 from recipes.runner import main, say
 from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 
-SPLITS = ("train", "validation", "test")
-OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "eval": "validation"}
+
+@dataclass(frozen=True)
+class Divided:
+    """Of each split the numbers of its records, counted from 0, in their order; and the held-out ones that leaked."""
+
+    numbers: Mapping[str, NDArray[np.int64]]
+    leaked: int
 
 
-def split_named(value: object) -> str | None:
-    """The split that a record's own column names, in any of the names that the field uses."""
-    name = str(value).strip().lower()
-    name = OTHER_NAMES.get(name, name)
-    return name if name in SPLITS else None
-
-
-def draw(text: str, seed: int) -> str:
-    """The place of a question in the order by which it comes to a split; test has the first, then validation."""
-    return hashlib.sha256(f"{seed}\0{text}".encode()).hexdigest()
-
-
-def split(rows: Sequence[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
-    """Rows -> split name -> rows. The same rows and parameters give the same splits, in the same order, everywhere.
+def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Divided:
+    """The same rows and parameters give the same splits, in the same order, everywhere. Rows are seen once, and not kept.
 
     Raises:
         BadConfiguration: a split would be empty, or a record has no layout or names no split.
     """
-    if not rows:
-        raise BadConfiguration("0 distinct records are too few: the train split would be empty")
-    layout = layout_of_all(rows)
+    draws, splits, groups = array("Q"), array("b"), array("q")
+    codes: dict[str, int] = {}
+    for line, (row, layout) in enumerate(laid_out(rows), start=1):
+        draws.append(draw(normalize(question(row, layout)), parameters.seed))
+        if parameters.column:
+            if (name := split_named(row.get(parameters.column))) is None:
+                raise BadConfiguration(f"line {line}: '{parameters.column}' must be one of {', '.join(SPLITS)}")
+            splits.append(SPLITS.index(name))
+        elif parameters.group_by:
+            groups.append(codes.setdefault(str(row.get(parameters.group_by, "")), len(codes)))
+    drawn = np.frombuffer(draws, np.uint64)
     if parameters.column:
-        return split_by_column(rows, parameters.column)
-    clusters: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        clusters.setdefault(normalize(question(row, layout)), []).append(row)
-
-    def drawn(text: str) -> str:
-        return draw(text, parameters.seed)
-
-    ranks: dict[str, int] = {}
-    order = []
-    for text in sorted(clusters, key=drawn):
-        group = str(clusters[text][0].get(parameters.group_by, "")) if parameters.group_by else ""
-        ranks[group] = ranks.get(group, 0) + 1
-        order.append((ranks[group] if parameters.group_by else 0, drawn(text), text))
-    names = [text for _, _, text in sorted(order)]
-    test = round(len(names) * parameters.test)
-    validation = round(len(names) * parameters.validation)
-    chosen = {"test": names[:test], "validation": names[test : test + validation], "train": names[test + validation :]}
-    for name, texts in chosen.items():
-        if not texts:
-            raise BadConfiguration(f"{len(names)} distinct records are too few: the {name} split would be empty")
-    return {name: [row for text in sorted(chosen[name], key=drawn) for row in clusters[text]] for name in SPLITS}
+        # In their own order: whoever names the splits may have put them in one.
+        chosen, order = named(np.frombuffer(splits, np.int8), parameters.column), np.arange(len(drawn))
+    else:
+        group = np.frombuffer(groups, np.int64) if parameters.group_by else np.zeros(len(drawn), np.int64)
+        chosen, order = assign(drawn, group, parameters), np.argsort(drawn, kind="stable")
+    numbers = {name: order[chosen[order] == place] for place, name in enumerate(SPLITS)}
+    return Divided(numbers, leaks(drawn, chosen))
 
 
-def split_by_column(rows: Sequence[dict[str, Any]], column: str) -> dict[str, list[dict[str, Any]]]:
-    """The splits that the records name themselves, in their own order."""
-    splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
-    for line, row in enumerate(rows, start=1):
-        if (name := split_named(row.get(column))) is None:
-            raise BadConfiguration(f"line {line}: '{column}' must be one of {', '.join(SPLITS)}")
-        splits[name].append(row)
-    for name, chosen in splits.items():
-        if not chosen:
-            raise BadConfiguration(f"no record has '{name}' in '{column}': a dataset needs all of {', '.join(SPLITS)}")
-    return splits
+class Lines:
+    """The records of files, first one after the other, then each by its number: where it begins is remembered."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._paths = files
+        self._files = ExitStack()
+        self._open: list[int] = []
+        self._starts, self._lengths, self._of = array("q"), array("q"), array("i")
+
+    def __enter__(self) -> Self:
+        for path in self._paths:
+            self._open.append(self._files.enter_context(path.open("rb")).fileno())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All rows, one after the other. Only a newline ends one; lines that hold nothing are none."""
+        for place, path in enumerate(self._paths):
+            start = 0
+            with path.open("rb") as lines:
+                for line in lines:
+                    if line.strip():
+                        self._starts.append(start)
+                        self._lengths.append(len(line))
+                        self._of.append(place)
+                        yield json.loads(line)
+                    start += len(line)
+
+    def read(self, number: int) -> bytes:
+        """A line that `rows` has given."""
+        return os.pread(self._open[self._of[number]], self._lengths[number], self._starts[number])
 
 
 def divide(job: Job, store: Store, work: Path) -> Result:
     """Split a version. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
     parameters = SplitParameters.model_validate(job.parameters)
     source = job.inputs["dataset"]
-    folder = store.fetch(source, Path(job.cache_dir))
-    rows = [row for file in sorted(folder.glob("*.jsonl")) for row in read_json_lines(file)]
-    splits = split(rows, parameters)
+    inputs = {"dataset": source.digest}
     artifacts = {}
-    for name, chosen in splits.items():
-        target = work / name
-        target.mkdir(parents=True, exist_ok=True)
-        write_json_lines(target / f"{name}.jsonl", chosen)
-        facts: dict[str, JsonValue] = {
-            "split": name,
-            "num_records": len(chosen),
-            "parameters": parameters.model_dump(mode="json"),
-        }
-        artifacts[name] = store.publish(target, job.outputs[name], "split", inputs={"dataset": source.digest}, facts=facts)
-        with target.joinpath(f"{name}.jsonl").open("rb") as lines:
-            publish_index(store, artifacts[name], lines, work / f"{name}.index")
-        say(f"{name}: {len(chosen)} records")
+    with Lines(sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl"))) as lines:
+        divided = split(lines.rows(), parameters)
+        for name, numbers in divided.numbers.items():
+            target = work / name
+            target.mkdir(parents=True, exist_ok=True)
+            file = target / f"{name}.jsonl"
+            write_json_lines(file, (json.loads(lines.read(number)) for number in numbers))
+            facts: dict[str, JsonValue] = {
+                "split": name,
+                "num_records": len(numbers),
+                "parameters": parameters.model_dump(mode="json"),
+            }
+            artifacts[name] = store.publish(target, job.outputs[name], "split", inputs=inputs, facts=facts)
+            with file.open("rb") as written:
+                publish_index(store, artifacts[name], written, work / f"{name}.index")
+            say(f"{name}: {len(numbers)} records")
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,
-        metrics={name: float(len(chosen)) for name, chosen in splits.items()},
-        facts={"leaked": leaked(splits)},
+        metrics={name: float(len(numbers)) for name, numbers in divided.numbers.items()},
+        facts={"leaked": divided.leaked},
     )
-
-
-def leaked(splits: dict[str, list[dict[str, Any]]]) -> int:
-    """How many held-out questions also stand in the training split."""
-
-    def asked(row: dict[str, Any]) -> str:
-        return normalize(question(row, layout_of(row)))
-
-    trained = {asked(row) for row in splits["train"]}
-    return sum(asked(row) in trained for name in ("validation", "test") for row in splits[name])
 
 
 if __name__ == "__main__":

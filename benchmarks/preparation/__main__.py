@@ -22,11 +22,11 @@ import psutil
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
 from benchmarks.training.peers import DoesNotRun, last_line, python_of
+from recipes.assignment import SPLITS
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.schema import Hardware, Job, Program, StoreAddress
-from recipes.split import SPLITS
 from recipes.store import Store
 from resources.settings import Settings
 

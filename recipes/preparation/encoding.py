@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recipes.assignment import SPLITS, draw, split_named
 from recipes.layouts import Layout, Unfit, question, said
 from recipes.parameters import PrepareParameters
 from recipes.preparation import reading
@@ -20,7 +21,6 @@ from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS, RecordTokenizer, Tokens, token_columns
 from recipes.preparation.toxicity import ToxicityFilter
 from recipes.records import normalize
-from recipes.split import SPLITS, draw, split_named
 
 STAGE = "encode"
 DISTINCT = "distinct"
@@ -185,9 +185,9 @@ def place_of(row: dict[str, Any], column: str | None) -> int:
 def draws(questions: list[str], seed: int) -> list[int]:
     """A number for each question, the same whatever its capitals and punctuation.
 
-    In the order of `recipes.split.draw`: what a version holds out, a version that is prepared of it holds out too.
+    In the order of `recipes.assignment.draw`: what a version holds out, a version that is prepared of it holds out too.
     """
     words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NOT_A_WORD, " ").to_pylist()
     # Of other letters every library has its own idea.
     normal = (word.strip() if asked.isascii() else normalize(asked) for asked, word in zip(questions, words, strict=True))
-    return [int(draw(text, seed)[:16], 16) for text in normal]
+    return [draw(text, seed) for text in normal]

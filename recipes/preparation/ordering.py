@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recipes.assignment import SPLITS
 from recipes.preparation import encoding
 from recipes.preparation.duplicates import halves
 from recipes.preparation.hashing import mixed
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS
-from recipes.split import SPLITS
 
 STAGE = "scatter"
 PARTS = "parts"

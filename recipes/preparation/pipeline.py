@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recipes.assignment import SPLITS, assign, leaks, named
 from recipes.preparation import encoding, reading
-from recipes.preparation.deciding import Decisions, assign, leaks, named, oversample
+from recipes.preparation.deciding import Decisions, oversample
 from recipes.preparation.duplicates import duplicates
 from recipes.preparation.encoding import DISTINCT, encode
 from recipes.preparation.near_duplicates import near_duplicates
@@ -27,7 +28,6 @@ from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Unit, Workers
 from recipes.runner import say
 from recipes.schema import BadConfiguration
-from recipes.split import SPLITS
 
 REJECTED = "rejected.jsonl"
 SAY_EVERY_SECONDS = 10.0

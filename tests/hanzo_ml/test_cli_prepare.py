@@ -8,9 +8,9 @@ from threading import Event, Thread
 
 import pytest
 
+from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
 from recipes.schema import Hardware, Job, Program
-from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower
 from resources.compute.local import LocalCompute

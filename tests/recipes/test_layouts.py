@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recipes.layouts import Layout, Unfit, layout_of, layout_of_all, question, said
+from recipes.layouts import Layout, Unfit, laid_out, layout_of, question, said
 from recipes.schema import BadConfiguration
 
 ASKED = {"role": "user", "content": "Who?"}
@@ -46,8 +46,8 @@ def test_a_record_that_fits_none_says_why(row: dict[str, Any], reason: str) -> N
 
 def test_a_dataset_names_the_line_that_does_not_fit() -> None:
     good = {"instruction": "Who?", "answer": "She."}
-    assert layout_of_all([good, good]) is Layout.INSTRUCTION
+    assert list(laid_out([good, good])) == [(good, Layout.INSTRUCTION)] * 2
     with pytest.raises(BadConfiguration, match="line 2: the record has none of"):
-        layout_of_all([good, {"foo": 1}])
+        list(laid_out([good, {"foo": 1}]))
     with pytest.raises(BadConfiguration, match="line 3: the record is text, those before it are instruction/answer"):
-        layout_of_all([good, good, {"text": "x"}])
+        list(laid_out([good, good, {"text": "x"}]))

@@ -1,7 +1,11 @@
 """Splitting: the same everywhere, nothing lost, nothing leaked, groups spread, too little data refused."""
 
 import json
+import resource
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes import split as splitting
+from recipes.assignment import SPLITS, assign
 from recipes.parameters import SplitParameters
-from recipes.preparation.deciding import assign
 from recipes.records import normalize, read_records, write_json_lines
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
-from recipes.split import SPLITS, divide, leaked, split
+from recipes.split import divide
 from recipes.store import Store
 
+ROOT = Path(__file__).parents[2]
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]
 instructions = st.lists(st.sampled_from([*WORDS, *(word.upper() for word in WORDS)]), min_size=1, max_size=4).map(" ".join)
 rows_of_data = st.lists(
@@ -32,6 +38,12 @@ rows_of_data = st.lists(
 
 def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
     return [{"instruction": f"Question {n}?", "answer": f"Answer {n}.", **more} for n in range(count)]
+
+
+def split(rows: list[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each split, in their order."""
+    numbers = splitting.split(rows, parameters).numbers
+    return {name: [rows[number] for number in numbers[name]] for name in SPLITS}
 
 
 def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
@@ -51,7 +63,7 @@ def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[
     questions = [{normalize(row["instruction"]) for row in splits[name]} for name in SPLITS]
     assert all(questions)
     assert sum(map(len, questions)) == len(set.union(*questions))
-    assert leaked(splits) == 0
+    assert splitting.split(rows, parameters).leaked == 0
 
 
 def test_capitals_and_punctuation_do_not_make_another_question() -> None:
@@ -63,8 +75,12 @@ def test_capitals_and_punctuation_do_not_make_another_question() -> None:
 
 
 def test_a_leak_would_be_counted() -> None:
-    splits = {"train": numbered(3), "validation": [], "test": [{"instruction": "QUESTION 1", "answer": "x"}]}
-    assert leaked(splits) == 1
+    rows = [{**row, "part": "train"} for row in numbered(3)]
+    held_out = ("QUESTION 1", "val"), ("Another?", "validation"), ("question 2!!", "test"), ("Question 2", "test")
+    rows += [{"instruction": asked, "answer": "x", "part": part} for asked, part in held_out]
+    found = splitting.split(rows, SplitParameters(column="part"))
+    assert found.leaked == 3
+    assert {name: list(found.numbers[name]) for name in SPLITS} == {"train": [0, 1, 2], "validation": [3, 4], "test": [5, 6]}
 
 
 def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
@@ -130,7 +146,7 @@ def test_equal_questions_do_not_count_as_many_records() -> None:
 class Place:
     """A store with one dataset in it, in a folder of its own."""
 
-    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, rows: Iterable[dict[str, Any]]) -> None:
         buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
         self.folder = folder
         self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=buckets))
@@ -139,8 +155,8 @@ class Place:
         write_json_lines(raw / "records.jsonl", rows)
         self.dataset = self.store.publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")
 
-    def run(self, seed: int = 42) -> Result:
-        job = Job(
+    def job(self, seed: int = 42) -> Job:
+        return Job(
             id="split",
             program=Program.SPLIT,
             inputs={"dataset": self.dataset},
@@ -151,7 +167,9 @@ class Place:
             work_dir=str(self.folder / "work"),
             cache_dir=str(self.folder / "cache"),
         )
-        return divide(job, self.store, self.folder / "work")
+
+    def run(self) -> Result:
+        return divide(self.job(), self.store, self.folder / "work")
 
 
 def test_two_places_make_the_same_artifacts_bit_for_bit(tmp_path: Path) -> None:
@@ -183,3 +201,32 @@ def test_a_text_with_a_rare_line_separator_stays_one_record(tmp_path: Path, sepa
     records = [r for a in result.artifacts.values() for r in read_records(place.store.fetch(a, tmp_path / "cache"))]
     assert len(records) == 30
     assert {record.answer for record in records} == {f"One{separator}answer."}
+
+
+MEGABYTES = 150
+LIMIT = 240 << 20
+"""Of data memory: Python with its libraries takes about 100 MB of it."""
+
+
+@pytest.mark.slow
+def test_a_dataset_larger_than_memory_is_split(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        draw = np.random.default_rng(1)
+        for number in range(MEGABYTES * 16):
+            yield {"text": f"{number} " + bytes(draw.integers(97, 123, 65_000, dtype=np.uint8)).decode()}
+
+    place = Place(tmp_path, rows())
+    job = place.job()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.split", str(tmp_path / "job.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = Result.model_validate_json(place.store.get_bytes(job.result_uri))
+    assert sum(result.metrics.values()) == MEGABYTES * 16

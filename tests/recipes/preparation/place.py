@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from recipes.assignment import SPLITS
 from recipes.prepare import prepare
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, canonical_json
-from recipes.split import SPLITS
 from recipes.store import Store
 from tests.recipes.tiny_model import make_tokenizer
 

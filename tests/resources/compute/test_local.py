@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from recipes.assignment import SPLITS
 from recipes.records import write_json_lines
 from recipes.schema import BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
-from recipes.split import SPLITS
 from recipes.store import Store
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
 from recipes.prepare import prepare
 from recipes.schema import Hardware, Job, Program, Result
-from recipes.split import SPLITS
 from resources.derived_versions import Derivation, add_prepared
 from resources.lineage.trace_tree import nodes_below
 from resources.lineage.training_data import Included
