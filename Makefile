@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-trace bench-training
+.PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -37,6 +37,9 @@ bench-tracking: $(INSTALLED)
 
 bench-preparation: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.preparation
+
+bench-versions: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.versions
 
 bench-trace: $(INSTALLED)
 	@$(BIN)/python benchmarks/trace.py

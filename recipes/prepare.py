@@ -78,7 +78,14 @@ def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
 
 
 def publish(job: Job, store: Store, plan: Plan, prepared: Prepared) -> dict[str, Artifact]:
-    """The parts of each split, all records as one dataset, and the rejects; each says what it was made from, and how."""
+    """The parts of each split, all records as one dataset, and the rejects; each says what it was made from, and how.
+
+    They lie as files, and not in chunks as what was uploaded does (`recipes.chunks`): a shuffle puts each changed record
+    somewhere else, so that hardly a chunk stays as it was. Of 40,000 records of 730 bytes, 1 % replaced in one place made
+    100 % of all chunks of 1 MiB new, and 82 % (Arrow) to 93 % (JSON lines) of chunks of 64 KiB; another split or no masking
+    100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains from a
+    folder would have to put a copy together first, instead of reading the files where they lie.
+    """
     inputs = {"dataset": job.inputs["dataset"].digest}
     facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json")}
     if plan.parameters.tokenize is not None:
