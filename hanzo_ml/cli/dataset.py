@@ -23,6 +23,7 @@ Records = Annotated[bool, typer.Option("--records", help="The records as JSON li
 Split = Annotated[
     Literal["train", "validation", "test"] | None, typer.Option(help="One split; of a prepared version its tokens too.")
 ]
+Rejected = Annotated[bool, typer.Option("--rejected", help="What a preparation rejected: file, line and reason.")]
 
 
 @app.command()
@@ -134,10 +135,11 @@ def checkout(
     to: Annotated[Path, typer.Option(help="Folder to make; not there yet, or empty.")],
     records: Records = False,
     split: Split = None,
+    rejected: Rejected = False,
 ) -> None:
     """The exact files of a version, each verified. Interrupted, it goes on where it was."""
     version = find(reference)
-    content = wanted_content(records, split)
+    content = wanted_content(records, split, rejected)
 
     def links() -> list[checking_out.RemoteFile]:
         return [checking_out.RemoteFile.from_json(file) for file in links_of(version, content)["files"]]
@@ -151,9 +153,15 @@ def checkout(
 
 
 @app.command()
-def download(reference: Reference, records: Records = False, split: Split = None, as_json: AsJson = False) -> None:
+def download(
+    reference: Reference,
+    records: Records = False,
+    split: Split = None,
+    rejected: Rejected = False,
+    as_json: AsJson = False,
+) -> None:
     """Addresses under which anybody can download a version for an hour."""
-    found = links_of(find(reference), wanted_content(records, split))
+    found = links_of(find(reference), wanted_content(records, split, rejected))
     if as_json:
         show(found)
         return
@@ -212,11 +220,12 @@ def find(reference: str) -> dict[str, Any]:
     return found[-1]
 
 
-def wanted_content(records: bool, split: str | None) -> str:
+def wanted_content(records: bool, split: str | None, rejected: bool) -> str:
     """What of a version is fetched, in the API's words."""
-    if records and split:
-        raise Refused("give --records or --split: all records, or those of one split")
-    return split or ("records" if records else "source")
+    wanted = [word for word, asked in (("records", records), (split, split), ("rejected", rejected)) if asked and word]
+    if len(wanted) > 1:
+        raise Refused("give one of --records, --split and --rejected")
+    return wanted[0] if wanted else "source"
 
 
 def links_of(version: dict[str, Any], content: str) -> Any:

@@ -96,6 +96,10 @@ def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: h
         "test-00000.jsonl": b'{"a":1}\n',
     }
     assert http.get(path, params={"content": "tests"}).status_code == 400
+    assert http.get(path, params={"content": "rejected"}).status_code == 404
+    store.publish(tmp_path, f"{made['storage_path']}rejected", "rejected")
+    rejected = http.get(path, params={"content": "rejected"}).json()["files"]
+    assert [joined(file) for file in rejected] == [joined(file) for file in files]
 
 
 def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:

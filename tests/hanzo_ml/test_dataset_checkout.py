@@ -36,7 +36,11 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
         assert (to / name).read_bytes() == (folder / name).read_bytes()
     again = cli("dataset", "checkout", "out@1", "--to", str(to))
     assert again.returncode == 1 and "is there already" in again.stderr
-    for options, reason in ((["--split", "test"], "no split 'test' yet"), (["--split", "test", "--records"], "or --split")):
+    for options, reason in (
+        (["--split", "test"], "no split 'test' yet"),
+        (["--split", "test", "--records"], "give one of"),
+        (["--rejected"], "was not prepared"),
+    ):
         assert reason in cli("dataset", "checkout", "out@1", "--to", str(tmp_path / "none"), *options).stderr
     shown = json.loads(cli("dataset", "show", "out").stdout)
     assert (shown["metadata"], shown["num_records"]) == ({"pii": False}, 3001)

@@ -17,6 +17,7 @@ from api.signed_links import Link, link_key
 from api.v1.datasets.messages import find
 from recipes.chunks import chunk_uri
 from recipes.schema import Artifact, FileRecord
+from recipes.store import Store
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
@@ -26,7 +27,7 @@ from resources.metadata.datasets import DatasetVersion
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
 
-Content = Literal["source", "records", "train", "validation", "test"]
+Content = Literal["source", "records", "train", "validation", "test", "rejected"]
 JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
 
 
@@ -38,12 +39,12 @@ def download(
     store: StoreOf,
     settings: SettingsOf,
     caller: CallerOf,
-    content: Annotated[Content, Query(description="files as uploaded, as JSON lines, or of a split")] = "source",
+    content: Annotated[Content, Query(description="files as uploaded, as JSON lines, of a split, or rejects")] = "source",
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
 ) -> Response:
     """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
     version = find(database, dataset_id)
-    artifact = artifact_of(database, version, content)
+    artifact = artifact_of(database, store, version, content)
     expires_at = int(time.time()) + seconds
 
     def address(uri: str) -> str:
@@ -72,12 +73,16 @@ def linked(organization: str, uri: str, expires_at: int, signature: str, store: 
     return StreamingResponse(stored.chunks(), media_type="application/octet-stream", headers=headers)
 
 
-def artifact_of(database: Database, version: DatasetVersion, content: Content) -> Artifact:
+def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
     """What of a version is asked for. Raises 404 where it has none."""
     if content == "source":
         return source_of(database, version)
     if content == "records":
         return version.artifact
+    if content == "rejected":
+        if (rejected := store.find(f"{version.storage_path}rejected")) is None:
+            raise not_found(f"dataset {version.reference} was not prepared: no record was rejected on its way")
+        return rejected
     return version.split(content)
 
 
