@@ -13,12 +13,17 @@ INSTALL_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Peer:
-    """`module` of this package runs in an environment with `packages`; `gpu` says that it needs one."""
+    """`module` of this package runs in an environment with `packages`; `gpu` says that it needs one.
+
+    `for_gpus` come with `packages`, are of no use to texts, and load beside a PyTorch for GPUs alone: where there is no GPU
+    they are taken away again.
+    """
 
     name: str
     module: str
     packages: tuple[str, ...]
     gpu: bool = False
+    for_gpus: tuple[str, ...] = ()
 
 
 TORCH = "torch==2.13.0"
@@ -29,8 +34,8 @@ PEERS = (
         "with_trl",
         ("trl==1.16.0", TORCH, "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0"),
     ),
-    Peer("LLaMA-Factory", "with_llama_factory", ("llamafactory", TORCH)),
-    Peer("Axolotl", "with_axolotl", ("axolotl", TORCH)),
+    Peer("LLaMA-Factory", "with_llama_factory", ("llamafactory==0.9.5", TORCH), for_gpus=("torchaudio", "torchvision")),
+    Peer("Axolotl", "with_axolotl", ("axolotl==0.19.0", TORCH)),
     Peer("Unsloth", "with_unsloth", ("unsloth", TORCH), gpu=True),
 )
 VARIANTS = ("default", "packing")
@@ -46,22 +51,30 @@ def python_of(peer: Peer, cache: Path) -> str:
     Raises:
         DoesNotRun: it needs a GPU and there is none, or its packages do not install here. They are tried again next time.
     """
-    if peer.gpu and not read_machine().gpus:
+    gpus = read_machine().gpus
+    if peer.gpu and not gpus:
         raise DoesNotRun("needs a GPU")
     folder = cache / peer.module.removeprefix("with_")
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         print(f"installing {' '.join(peer.packages)} into {folder}", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.packages]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise DoesNotRun(f"does not install within {INSTALL_SECONDS} s") from None
-        if done.returncode:
-            raise DoesNotRun(f"does not install: {last_line(done.stderr)}")
+        pip(python, "install", *peer.packages)
+        if peer.for_gpus and not gpus:
+            pip(python, "uninstall", "--yes", *peer.for_gpus)
         (folder / "complete").touch()
     return str(python)
+
+
+def pip(python: Path, verb: str, *arguments: str) -> None:
+    """Raises DoesNotRun with what pip said last."""
+    command = [str(python), "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise DoesNotRun(f"does not install within {INSTALL_SECONDS} s") from None
+    if done.returncode:
+        raise DoesNotRun(f"does not install: {last_line(done.stderr)}")
 
 
 def last_line(text: str) -> str:

@@ -15,8 +15,8 @@ def main() -> None:
         "base_model": work.model,
         "datasets": [
             {
-                "path": "json",
-                "data_files": str(work.path("axolotl.jsonl")),
+                "path": str(work.path("axolotl.jsonl")),
+                "ds_type": "json",
                 "split": "train",
                 "type": "chat_template",
                 "roles_to_train": ["assistant"],
@@ -38,16 +38,18 @@ def main() -> None:
         "learning_rate": LEARNING_RATE,
         "optimizer": "adamw_torch",
         "bf16": half,
-        "sdp_attention": True,
+        "attn_implementation": "sdpa",
         "saves_per_epoch": SAVES,
     }
+    if not half:  # it would choose its kernels by itself, and they ask for a GPU
+        config |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
     with work.path("axolotl.jsonl").open("w") as file:
         for line in work.path("conversations.jsonl").read_text().splitlines():
             row = json.loads(line)
             file.write(json.dumps({"messages": row["prompt"] + row["completion"]}) + "\n")
     path = work.path(f"axolotl-{sys.argv[2]}.json")  # JSON is YAML
     path.write_text(json.dumps(config))
-    do_cli(path)
+    do_cli(str(path))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,15 @@
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 
+if find_spec("torchaudio") is None:  # imported for recordings, which nobody has here
+    sys.modules["torchaudio"] = ModuleType("torchaudio")
+    sys.modules["torchaudio"].__spec__ = ModuleSpec("torchaudio", None)
+
+# isort: split
 from llamafactory.train.tuner import run_exp
 
 from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
