@@ -80,11 +80,11 @@ class Incidents(Frozen):
         return tuple(range(entry.step - 1, entry.noticed + 1) for entry in self.diverged if entry.skipped)
 
     def fitted(self, recipe: Recipe) -> Recipe:
-        """The recipe with the micro-batch that fits into memory, as far as the run has found out."""
-        if not self.out_of_memory:
-            return recipe
-        newest = self.out_of_memory[-1]
-        return recipe.model_copy(update=newest.model_dump(include={"batch_size", "gradient_accumulation"}))
+        """The recipe with the micro-batch that fits into memory, as far as the run has found out.
+
+        Its effective batch stays, also where the run goes on with another number of processes than it was found out with.
+        """
+        return recipe.in_batches_of(self.out_of_memory[-1].batch_size) if self.out_of_memory else recipe
 
 
 def read_incidents(store: Store, checkpoints: str) -> Incidents:

@@ -197,10 +197,15 @@ class Recipe(Frozen):
                 f"recipe '{self.name}': the {rows} rows of a step cannot be shared evenly by {processes} processes: "
                 "take a number of processes that divides them"
             )
-        batch = next(size for size in range(self.batch_size, 0, -1) if rows // processes % size == 0)
         shape = (self.distributed or Distributed()).model_copy(update={"num_nodes": 1, "gpus_per_node": processes})
-        changed = {"batch_size": batch, "gradient_accumulation": rows // processes // batch, "distributed": shape}
-        return self.model_copy(update=changed)
+        changed = {"gradient_accumulation": rows // processes, "distributed": shape}
+        return self.model_copy(update=changed | {"batch_size": 1}).in_batches_of(self.batch_size)
+
+    def in_batches_of(self, most: int) -> Self:
+        """The same effective batch on as many processes, in the largest micro-batches of up to so many rows."""
+        rows = self.batch_size * self.gradient_accumulation
+        batch = next(size for size in range(most, 0, -1) if rows % size == 0)
+        return self.model_copy(update={"batch_size": batch, "gradient_accumulation": rows // batch})
 
     @property
     def sequences(self) -> int:

@@ -65,7 +65,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     if group.leads:
         tell_fallback(recipe.computing_dtype)
     incidents = read_incidents(store, job.outputs["checkpoints"])
-    recipe = incidents.fitted(recipe).on(group.size)
+    recipe = incidents.fitted(recipe.on(group.size))
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))

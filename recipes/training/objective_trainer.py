@@ -1,12 +1,14 @@
-"""The trainer that takes rows and loss from an objective."""
+"""The trainer that takes rows and losses from an objective."""
 
 from collections import defaultdict
 from typing import Any
 
 import torch
 
+from recipes.examples import IGNORED
+from recipes.training.held_out import Part, share, together
 from recipes.training.model import autocast_dtype
-from recipes.training.objectives.objective import Objective
+from recipes.training.objectives.objective import Loss, Objective
 from recipes.training.trainer import CheckpointingTrainer
 
 
@@ -20,20 +22,48 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self._told: dict[str, list[float]] = defaultdict(list)
         objective.begin(self.model)
 
-    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **kwargs: Any) -> Any:
-        with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            found = self.objective.loss(model, inputs)
-            if found is None:
-                return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> torch.Tensor:
+        found = self._loss_of(model, inputs, **kwargs)
+        if isinstance(found, torch.Tensor):
+            return found
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
         for name, value in found.metrics.items():
-            self._told[name if model.training else f"eval_{name}"].append(value)
-        return (found.value, {"loss": found.value}) if return_outputs else found.value
+            self._told[name].append(value)
+        return found.value
+
+    def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
+        """The objective's, or the model's own, as a tensor."""
+        with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            return self.objective.loss(model, inputs) or super().compute_loss(model, inputs, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        evaluated = any(name.startswith("eval_") for name in logs)
-        for name in sorted(name for name in self._told if name.startswith("eval_") == evaluated):
-            values = [value for told in self.group.collect(self._told.pop(name)) for value in told]
-            logs[name] = sum(values) / len(values)
+        if "loss" in logs:
+            for name in sorted(self._told):
+                values = [value for told in self.group.collect(self._told.pop(name)) for value in told]
+                logs[name] = sum(values) / len(values)
         super().log(logs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The loss of the validation split and what the objective tells of it, each a mean over the whole split.
+
+        The library's is a mean over micro-batches, and repeats rows where the processes do not come out even.
+        """
+        self.model.eval()
+        rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, self.group.rank, self.group.size)
+        own = [self._part(some) for some in rows]
+        found = together(part for parts in self.group.collect(own) for part in parts)
+        metrics = {f"eval_{name}": value for name, value in found.items()}
+        self.log(metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _part(self, rows: range) -> Part:
+        """Of no rows: the first, without weight, for the others compute at the same time."""
+        batch = self._prepare_inputs(self.objective.collate([self.eval_dataset[row] for row in rows or range(1)]))
+        found = self._loss_of(self.model, batch)
+        if isinstance(found, Loss):
+            return Part({"loss": float(found.value), **found.metrics}, len(rows))
+        following = batch.get("shift_labels", batch["labels"][:, 1:])
+        return Part({"loss": float(found)}, int((following != IGNORED).sum()) if rows else 0)

@@ -28,6 +28,5 @@ def smaller(recipe: Recipe, incidents: Incidents, step: int) -> OutOfMemory:
         raise BadConfiguration(f"{what}, and there is no smaller one: {advice}")
     if len(incidents.out_of_memory) >= MOST:
         raise BadConfiguration(f"{what}, after it was made smaller {MOST} times: {advice}")
-    rows = recipe.batch_size * recipe.gradient_accumulation
-    batch = next(size for size in range(recipe.batch_size // 2, 0, -1) if rows % size == 0)
-    return OutOfMemory(step=step, batch_size=batch, gradient_accumulation=rows // batch)
+    half = recipe.in_batches_of(recipe.batch_size // 2)
+    return OutOfMemory(step=step, batch_size=half.batch_size, gradient_accumulation=half.gradient_accumulation)

@@ -99,16 +99,28 @@ def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
     recipe = tiny.recipe(**LORA, objective="orpo", beta=0.25)
     model = trained(tiny, recipe, seed=4)
     pairs = pairs_of(tiny, recipe)
-    total, tokens, ratio = 0.0, 0, 0.0
+    likelihood, ratio = 0.0, 0.0
     for pair in pairs:
         chosen, rejected = answer_log_probabilities(model, pair)
-        total, tokens = total + sum(chosen), tokens + len(chosen)
+        likelihood += sum(chosen) / len(chosen) / len(pairs)
         p, q = (math.exp(sum(half) / len(half)) for half in (chosen, rejected))
         odds_ratio = (p / (1 - p)) / (q / (1 - q))
         ratio += math.log(1 / (1 + 1 / odds_ratio)) / len(pairs)
     found = objective_of(recipe).loss(model, stack(pairs))
     assert found is not None
-    assert float(found.value) == pytest.approx(-total / tokens - 0.25 * ratio, rel=1e-4)
+    assert float(found.value) == pytest.approx(-likelihood - 0.25 * ratio, rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_what_pairs_cost_is_the_same_in_every_micro_batch(tiny: TinyTraining, objective: str) -> None:
+    """Also in a step that is done in smaller parts, because memory ran out."""
+    recipe = tiny.recipe(**LORA, objective=objective)
+    made = objective_of(recipe)
+    model = trained(tiny, recipe, seed=5)
+    pairs = pairs_of(tiny, recipe)
+    together, *alone = (made.loss(model, stack(some)) for some in (pairs, *([pair] for pair in pairs)))
+    assert together is not None
+    assert float(together.value) == pytest.approx(sum(float(one.value) for one in alone if one) / len(alone), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -19,9 +19,11 @@ from recipes.scoring import likelihood
 from recipes.store import Store
 from recipes.training.group import Group
 from recipes.training.model import load_for_training
+from recipes.training.objective_trainer import ObjectiveTrainer
+from recipes.training.objectives.sft import Sft
 from recipes.training.packing import Row, collate, first_fit, pack
 from recipes.training.samples import SampleOrder, SamplesOfRun
-from recipes.training.trainer import CheckpointingTrainer, arguments
+from recipes.training.trainer import arguments
 from recipes.training.usage import Meter
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -84,16 +86,16 @@ def alone(folder: Path, examples: list[Example]) -> tuple[float, int]:
     return total, count
 
 
-def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> CheckpointingTrainer:
+def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> ObjectiveTrainer:
     address = StoreAddress(root=work.as_uri(), buckets={"datasets": "d", "checkpoints": "c", "models": "m"})
     checkpoints = Checkpoints(work / "checkpoints", Store(address), "s3://hanzo-ml/checkpoints/packing", 1)
     model = load_for_training(folder, recipe)
-    return CheckpointingTrainer(
+    return ObjectiveTrainer(
         model=model,
         args=arguments(recipe, work, model),
         train_dataset=[vars(row) for row in rows],
         eval_dataset=[vars(row) for row in rows],
-        data_collator=collate,
+        objective=Sft(recipe),
         checkpoints=checkpoints,
         group=Group(),
         state_by_name=False,
@@ -120,12 +122,14 @@ def test_the_training_loss_of_packed_rows_is_that_of_the_examples_one_by_one(
     assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_the_validation_loss_while_training_is_that_of_the_examples_one_by_one(
-    folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path
+    folder: Path, recipe: Recipe, examples: list[Example], alone: tuple[float, int], tmp_path: Path, batch: int
 ) -> None:
-    length = sum(len(example.tokens) for example in examples) + 5
-    (row,) = pack(examples, length, PADDING)
-    found = trainer(folder, recipe.model_copy(update={"sequence_length": length}), [row], tmp_path).evaluate()
+    """In rows with unequally many answer tokens, however many of them are read at once."""
+    rows = pack(examples, LENGTH, PADDING)
+    assert len({int((row.labels != IGNORED).sum()) for row in rows}) > 1
+    found = trainer(folder, recipe.model_copy(update={"batch_size": batch}), rows, tmp_path).evaluate()
     assert found["eval_loss"] == pytest.approx(alone[0] / alone[1], rel=1e-5)
 
 

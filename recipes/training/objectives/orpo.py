@@ -17,7 +17,11 @@ from recipes.training.objectives.objective import Batch, Loss, Objective
 
 
 class Orpo(Objective):
-    """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers."""
+    """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers.
+
+    Both are means over pairs, as the paper's expectation is (equation 6): equal for every micro-batch of a step. A mean over
+    the tokens of a micro-batch would not be.
+    """
 
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
         return read_pairs(split, store, cache, tokenizer, self.recipe)
@@ -27,11 +31,9 @@ class Orpo(Objective):
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         found, inside = token_log_probabilities(model, batch)
-        pairs = len(found) // 2
-        likelihood = found[:pairs].sum() / inside[:pairs].sum()
         chosen, rejected = (found.sum(-1) / inside.sum(-1)).view(2, -1)
         log_odds = log_odds_of(chosen) - log_odds_of(rejected)
-        value = -likelihood - self.recipe.preference_beta * logsigmoid(log_odds).mean()
+        value = -chosen.mean() - self.recipe.preference_beta * logsigmoid(log_odds).mean()
         return Loss(value, reward_metrics(chosen, rejected))
 
 

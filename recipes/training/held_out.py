@@ -1,0 +1,33 @@
+"""The validation loss as one number of a split: the same for every micro-batch and every number of processes. Pure.
+
+A mean over micro-batches is not: a short last one, or one with few tokens to predict, would count as much as a full one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import fsum
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a micro-batch gave: means by name, over as much as `weight` says (tokens that are predicted, or rows)."""
+
+    means: Mapping[str, float]
+    weight: int
+
+
+def share(rows: int, batch: int, rank: int, processes: int) -> list[range]:
+    """The rows of each micro-batch of a process, none larger than `batch`; together the processes have each row once.
+
+    All have equally many, for where weights are spread over them they must compute at the same time; a range is empty where
+    there are fewer rows than micro-batches.
+    """
+    parts = processes * -(-rows // (batch * processes))
+    return [range(part * rows // parts, (part + 1) * rows // parts) for part in range(rank, parts, processes)]
+
+
+def together(parts: Iterable[Part]) -> dict[str, float]:
+    """Each mean over all parts, whatever their order; the parts that weigh something have the same names."""
+    heavy = [part for part in parts if part.weight]
+    whole = sum(part.weight for part in heavy)
+    return {name: fsum(part.means[name] * part.weight for part in heavy) / whole for name in heavy[0].means}
