@@ -1,7 +1,8 @@
-"""Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, background upload, retention.
+"""Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, upload, retention.
 
-A checkpoint without a valid manifest does not exist (specification row I15): loading falls back to the one before it and
-says so. The last few stay, and the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's business.
+Training waits until the files are written; the rest happens while it goes on, locally first. A checkpoint without a valid
+manifest does not exist (specification row I15): loading falls back to the one before it and says so. The last few stay, and
+the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's business.
 """
 
 import os
@@ -13,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from recipes.checkpoint_compression import compress, decompress, is_compressed
+from recipes.checkpoint_folder import broken, seal
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
 from recipes.schema import Manifest
-from recipes.store import MANIFEST, BrokenArtifact, Store, describe, what_is_broken
+from recipes.store import MANIFEST, BrokenArtifact, Store
 
-KIND = "checkpoint"
 DOWNLOAD = ".download"
 UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
@@ -47,7 +48,9 @@ class Checkpoints:
         self.uri = uri
         self.keep_last = keep_last
         self.compression = compression
+        self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
         self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
+        self._newest: Future[None] | None = None
         self._newest_upload: Future[None] | None = None
         self._scratch: Path | None = None
 
@@ -56,35 +59,45 @@ class Checkpoints:
         return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, self.compression)
 
     @contextmanager
-    def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None) -> Iterator[Path]:
-        """A folder to write into; it becomes the checkpoint of `step` when the block ends without an error.
+    def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None, saying: str | None = None) -> Iterator[Path]:
+        """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error.
 
         `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which
-        checkpoint is the best.
+        checkpoint is the best. `saying` is for the log, once there is the checkpoint.
+
+        Raises what kept the one before from becoming a checkpoint.
         """
-        target = self.folder / str(step)
+        self.settle()
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         self._scratch = scratch
         try:
             yield scratch
-            manifest = Manifest(kind=KIND, files=describe(scratch), facts={**(facts or {}), "step": step})
-            (scratch / MANIFEST).write_bytes(manifest.to_bytes())
-            for file in scratch.rglob("*"):
-                flush_to_disk(file)
-            if target.exists():
-                shutil.rmtree(target)
-            os.replace(scratch, target)
-            flush_to_disk(self.folder)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         finally:
             self._scratch = None
+        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying)
+
+    def _seal(self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None) -> None:
+        try:
+            manifest = seal(scratch, self.folder / str(step), facts)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        if saying:
+            say(saying)
         self._newest_upload = self._uploader.submit(self._upload, step, manifest)
         for old in set(self.local_steps()) - self._kept_locally():
             shutil.rmtree(self.folder / str(old))
+
+    def settle(self) -> None:
+        """Wait until what was written is a checkpoint here. Raises what kept it from becoming one, once."""
+        newest, self._newest = self._newest, None
+        if newest:
+            newest.result()
 
     def _kept_locally(self) -> set[int]:
         return kept({step: self._local_loss(step) for step in self.local_steps()}, self.keep_last)
@@ -124,6 +137,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
+        self.settle()
         if self._newest_upload:  # one thread uploads in order: when the newest is done, all are
             self._newest_upload.result()
 
@@ -143,20 +157,24 @@ class Checkpoints:
         A broken one is named in the log and removed, from the store too, so that it is never mistaken for the latest again
         and takes no valid one's place among those that are kept.
         """
+        self.settle()
         return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
         """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated."""
+        self.settle()
         losses = {step: self._stored_loss(step) for step in self.stored_steps()}
         losses |= {step: self._local_loss(step) for step in self.local_steps()}
         return self._first_whole(from_the_best(losses))
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
+        self.settle()
         return self._first_whole([step])
 
     def discard_from(self, step: int) -> None:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
+        self.settle()
         self._uploader.submit(lambda: None).result()  # one thread uploads in order: nothing arrives after this
         for bad in self.local_steps():
             if bad >= step:
@@ -223,25 +241,3 @@ class Checkpoints:
         shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
         say(f"checkpoint {step} restored from {uri}")
         return True
-
-
-def broken(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None when it is whole."""
-    try:
-        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return "has no manifest"
-    except ValidationError:
-        return "has an unreadable manifest"
-    if manifest.facts.get("step") != int(folder.name):
-        return "has the manifest of another step"
-    return next(filter(None, (what_is_broken(folder, file) for file in manifest.files)), None)
-
-
-def flush_to_disk(path: Path) -> None:
-    """fsync a file or a folder: a rename must never reach the disk before what it names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

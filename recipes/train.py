@@ -127,6 +127,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     try:
         trainer.train(resume_from_checkpoint=str(resume[1]) if resume else None)
     except Exception as error:
+        checkpoints.settle()
         if not is_out_of_memory(error):
             raise
         if metrics:

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from pydantic import JsonValue
+from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
@@ -13,7 +14,6 @@ from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS, from_the_best
-from recipes.runner import say
 from recipes.training import zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
@@ -73,20 +73,23 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             with TemporaryDirectory() as folder:
                 self._write_state(Path(folder), model, trial)
             return
-        with self.meter.checkpoint(), self.checkpoints.writing(step, facts) as folder:
+        saying = f"checkpoint {step} saved"
+        if from_the_best(losses)[:1] == [step]:
+            saying += f", the best so far: validation loss {losses[step]:.4f}"
+        with self.meter.checkpoint(), self.checkpoints.writing(step, facts, saying) as folder:
             self._write_state(folder, model, trial)
             # Points that the tracking server has not acknowledged yet belong to the state of the run.
             pending = self.metrics.pending() if self.metrics else []
             (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
             (folder / USAGE).write_text(self.meter.read().model_dump_json())
-        best = from_the_best(losses)[:1] == [step]
-        say(f"checkpoint {step} saved" + (f", the best so far: validation loss {losses[step]:.4f}" if best else ""))
 
     def _write_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
         """What the library saves, into a folder itself; in a process that does not lead, what only that one knows."""
         self._scratch = folder
         try:
-            super()._save_checkpoint(model, trial)
+            # A checksum that takes most of the time of writing; the manifest has SHA-256.
+            with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+                super()._save_checkpoint(model, trial)
         finally:
             self._scratch = None
         inner = folder / f"checkpoint-{self.state.global_step}"

@@ -1,5 +1,6 @@
 """Checkpoints: half a one never counts, a broken one falls back and says so, a lost machine loses nothing."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,13 +10,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes.checkpoints import UPLOAD, Checkpoints, broken
+import recipes.checkpoints
+from recipes.checkpoint_folder import broken, seal
+from recipes.checkpoints import UPLOAD, Checkpoints
 from recipes.schema import Job, Program, StoreAddress
 from recipes.store import MANIFEST, Store
 
@@ -71,6 +74,44 @@ def test_the_newest_checkpoint_is_the_latest(store: Store, tmp_path: Path) -> No
     assert checkpoints.latest() is None
     save(checkpoints, 9, 10)
     assert_whole(opened(store, tmp_path).latest(), 10)
+
+
+def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    may_end = threading.Event()
+
+    def held(*given: Any) -> Any:
+        assert may_end.wait(60)
+        return seal(*given)
+
+    monkeypatch.setattr(recipes.checkpoints, "seal", held)
+    checkpoints = opened(store, tmp_path)
+    with checkpoints.writing(1, saying="there is one") as folder:
+        (folder / "optimizer.pt").write_bytes(b"moments")
+    assert (checkpoints.local_steps(), capfd.readouterr().out) == ([], "")
+    may_end.set()
+    found = checkpoints.latest()  # it waits
+    assert found and found[0] == 1 and broken(found[1]) is None
+    assert "there is one" in capfd.readouterr().out
+
+
+def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(recipes.checkpoints, "seal", full)
+        with checkpoints.writing(2):
+            pass
+        with pytest.raises(OSError, match="No space left"), checkpoints.writing(3):
+            pass
+    assert not list(checkpoints.folder.glob(".*"))
+    assert checkpoints.local_steps() == [1]
 
 
 def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:

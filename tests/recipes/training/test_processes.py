@@ -97,9 +97,9 @@ class Runs:
         except Exception as error:
             raise AssertionError("\n".join(lines)) from error
 
-    def losses(self, name: str) -> list[tuple[int, float]]:
+    def losses(self, name: str, key: str = "train/loss") -> list[tuple[int, float]]:
         """As the server has them."""
-        query = {"run_id": self.run_id(name), "metric_key": "train/loss"}
+        query = {"run_id": self.run_id(name), "metric_key": key}
         answer = httpx.get(f"{self.server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()
         return [(point["step"], point["value"]) for point in answer["metrics"]]
 
@@ -126,10 +126,12 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
     runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
     name = f"{strategy}-{method.get('dtype', 'adapter')}"
-    one = runs.train(runs.job(f"{name}-one", batch_size=2, gradient_accumulation=2, **method))
+    one = runs.train(runs.job(f"{name}-one", batch_size=4, **method))
     two = runs.train(runs.job(f"{name}-two", batch_size=2, distributed=shape(strategy, 2), **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
+    validation = [dict(runs.losses(f"{name}-{which}", "eval/loss")) for which in ("one", "two")]
+    assert set(validation[0]) == {2, 4, 6, 8} and validation[1] == pytest.approx(validation[0], rel=tolerance)
 
 
 @pytest.mark.parametrize(
