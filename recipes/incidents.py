@@ -17,18 +17,22 @@ MOST = 3
 """How often each kind is healed in one run."""
 
 
+def words_of(step: int | None) -> str:
+    return f"step {step}" if step else "a step"
+
+
 class OutOfMemory(Frozen):
     """A step did not fit into memory; from here on the run takes this micro-batch and accumulation."""
 
     kind: Literal["out_of_memory"] = "out_of_memory"
-    step: int = Field(description="the step that did not fit")
+    step: int | None = Field(description="the step that did not fit; the kernel, which ends programs, says none")
     batch_size: int
     gradient_accumulation: int
 
     @property
     def words(self) -> str:
         return (
-            f"step {self.step} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
+            f"{words_of(self.step)} did not fit into memory: on with batch_size {self.batch_size} and gradient_accumulation "
             f"{self.gradient_accumulation}, which is the same effective batch"
         )
 

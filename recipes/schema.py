@@ -254,6 +254,9 @@ class BadConfiguration(Exception):
 EXIT_FILE = "exit.json"
 """In the work folder of a job: why its program ended by itself without a result, for the supervisor."""
 
+MEMORY_RAN_OUT = "memory_ran_out"
+"""In the work folder of a job: the kernel ended its program for want of memory, so that the program could not say so."""
+
 EXIT_BAD_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: restarting would not help (facts: Kubernetes fails such a job at once)."""
 

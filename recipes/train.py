@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PrinterCallback, set_seed
 from recipes import base_model
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
-from recipes.incidents import read_incidents
+from recipes.incidents import Incidents, read_incidents
 from recipes.launch import sharding, zero_stage
 from recipes.parameters import TrainParameters
 from recipes.runner import Preempted, main, say
@@ -23,7 +23,7 @@ from recipes.store import Store
 from recipes.training import zero
 from recipes.training.facts import facts_of
 from recipes.training.group import join
-from recipes.training.healing import restart_smaller, roll_back
+from recipes.training.healing import restart_smaller, roll_back, what_happened
 from recipes.training.logged import LogToTracking
 from recipes.training.machine import refuse_what_the_machine_lacks
 from recipes.training.metrics import open_metrics
@@ -64,8 +64,10 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     group = join(job.distributed)
     if group.leads:
         tell_fallback(recipe.computing_dtype)
-    incidents = read_incidents(store, job.outputs["checkpoints"])
-    recipe = incidents.fitted(recipe.on(group.size))
+    recipe = recipe.on(group.size)
+    found = what_happened(store, job.outputs["checkpoints"], recipe, work) if group.leads else Incidents()
+    incidents = group.share(found)
+    recipe = incidents.fitted(recipe)
     cache = Path(job.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))

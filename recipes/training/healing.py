@@ -4,9 +4,10 @@ from pathlib import Path
 
 from recipes.checkpoints import Checkpoints
 from recipes.divergence import Divergence
-from recipes.incidents import MOST, Diverged, read_incidents, write_incident
+from recipes.incidents import MOST, Diverged, Incidents, read_incidents, write_incident
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
+from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
 from recipes.store import Store
 from recipes.training.out_of_memory import smaller
 from recipes.training.samples import SamplesOfRun
@@ -21,6 +22,24 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
     incident = smaller(recipe, read_incidents(store, uri), step)
     write_incident(store, uri, incident)
     return Restart(incident.words)
+
+
+def what_happened(store: Store, uri: str, recipe: Recipe, work: Path) -> Incidents:
+    """The incidents of a run that starts, with one more where the kernel has just ended it for want of memory.
+
+    Then another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
+    """
+    known, told = read_incidents(store, uri), work / MEMORY_RAN_OUT
+    if told.exists():
+        try:
+            incident = smaller(known.fitted(recipe), known, None)
+        except BadConfiguration as problem:
+            say(f"the kernel ended the program for want of memory: {problem}")
+        else:
+            known = write_incident(store, uri, incident)
+            say(f"the kernel ended the program: {incident.words}")
+        told.unlink()
+    return known
 
 
 def roll_back(

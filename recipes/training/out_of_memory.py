@@ -2,7 +2,7 @@
 
 import torch
 
-from recipes.incidents import MOST, Incidents, OutOfMemory
+from recipes.incidents import MOST, Incidents, OutOfMemory, words_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
@@ -14,15 +14,15 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or ON_THE_CPU in str(error)
 
 
-def smaller(recipe: Recipe, incidents: Incidents, step: int) -> OutOfMemory:
+def smaller(recipe: Recipe, incidents: Incidents, step: int | None) -> OutOfMemory:
     """What to go on with after `step` did not fit with `recipe`: half the micro-batch, twice the accumulation.
 
-    Where half is no whole divisor of the effective batch, the next smaller one that is.
+    No `step`: nobody knows which. Where half is no whole divisor of the effective batch, the next smaller one that is.
 
     Raises:
         BadConfiguration: there is no smaller micro-batch, or it was made smaller often enough.
     """
-    what = f"step {step} does not fit into memory with batch_size {recipe.batch_size}"
+    what = f"{words_of(step)} does not fit into memory with batch_size {recipe.batch_size}"
     advice = "give a shorter sequence_length, gradient_checkpointing: true, method qlora, or hardware with more memory"
     if recipe.batch_size == 1:
         raise BadConfiguration(f"{what}, and there is no smaller one: {advice}")

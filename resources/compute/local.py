@@ -7,8 +7,18 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from recipes.job_processes import end_processes
-from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Program, seconds_of
+from recipes.schema import (
+    EXIT_FILE,
+    EXIT_PREEMPTED,
+    EXIT_RESTART,
+    MEMORY_RAN_OUT,
+    BadConfiguration,
+    Job,
+    Program,
+    seconds_of,
+)
 from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, SHUTDOWN_SECONDS, Compute, Credentials, Observation, Phase
+from resources.compute.memory_kills import memory_kills
 from resources.detached import LOG, is_running, lock, start, stop, write_json
 
 ENVIRONMENT = {
@@ -38,6 +48,8 @@ OF_A_COMMAND = {
 ATTEMPT = "attempt.json"
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
+MEMORY_KILLS = "memory_kills.json"
+"""How often the kernel had ended something for want of memory when the attempt began."""
 PROCESSES = "processes"
 """Where torchrun puts what all processes but the first print."""
 
@@ -103,7 +115,7 @@ class LocalCompute(Compute):
                 detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
                 return Observation(Phase.FAILED, attempt, detail)
             ended = read_exit(work)
-            detail = ended.message if ended else "killed"
+            detail = ended.message if ended else end_of_killed(work)
             code = ended.code if ended else None
             if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or attempt > self.max_restarts:
                 end_what_is_left(job)
@@ -128,10 +140,20 @@ class LocalCompute(Compute):
     def _start(self, job: Job, work: Path, descriptor: int, *, attempt: int) -> None:
         (work / EXIT_FILE).unlink(missing_ok=True)
         write_json(work / ATTEMPT, attempt)
+        write_json(work / MEMORY_KILLS, memory_kills())
         job_file = work / "job.json"
         write_json(job_file, job.model_dump(mode="json"))
         env = {**surroundings(job), **self.credentials.issue(job)}
         start(command(job, job_file), work, descriptor, cwd=self.source, env=env)
+
+
+def end_of_killed(work: Path) -> str:
+    """How the newest attempt ended that did not live to say so. Where memory ran out, the next one is told."""
+    counted = work / MEMORY_KILLS
+    if not counted.is_file() or memory_kills() <= int(counted.read_text()):
+        return "killed"
+    (work / MEMORY_RAN_OUT).touch()
+    return "killed by the kernel, for want of memory"
 
 
 def end_what_is_left(job: Job) -> None:

@@ -15,7 +15,7 @@ from recipes import train as program
 from recipes.incidents import Diverged, OutOfMemory, read_incidents
 from recipes.results import TrainingFacts
 from recipes.runner import Restart
-from recipes.schema import BadConfiguration, Result
+from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Result
 from recipes.training.objectives import sft
 from recipes.training.samples import SampleOrder
 from tests.recipes.training.place import CHECKPOINTS, Place
@@ -114,6 +114,18 @@ def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, t
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[0] - 7 * GIB, -1))
     with pytest.raises(BadConfiguration, match="batch_size 1, and there is no smaller one: give a shorter sequence_length"):
         place.train(tmp_path / "odd", **odd)
+
+
+def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_any(place: Place, tmp_path: Path) -> None:
+    work = tmp_path / "ended"
+    place.train(work, max_steps=2)
+    for batch, accumulation in ((2, 2), (1, 4), (1, 4)):
+        (work / MEMORY_RAN_OUT).touch()
+        found = facts(place.train(work))
+        incident = found.incidents[-1]
+        assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation)
+        assert not (work / MEMORY_RAN_OUT).exists()
+    assert len(found.incidents) == 2 and len(found.losses) == 8
 
 
 @pytest.fixture

@@ -18,11 +18,13 @@ import pytest
 
 from recipes.assignment import SPLITS
 from recipes.records import write_json_lines
-from recipes.schema import BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
+from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
+from resources.compute import local
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute
-from resources.detached import LOG, PID, is_running
+from resources.compute.memory_kills import memory_kills
+from resources.detached import LOG, PID, is_running, read_pid
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -208,6 +210,30 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
     assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
 
 
+def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts_again(
+    compute: LocalCompute, job_that: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts it, on a machine on which such a thing had happened before."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 12\noom_kill 3\n")
+    monkeypatch.setattr(local, "memory_kills", lambda: memory_kills(vmstat))
+    job = job_that("wait")
+    compute.submit(job)
+    for counted, detail in ((3, "killed"), (4, "killed by the kernel, for want of memory"), (4, "killed")):
+        (Path(job.work_dir) / MEMORY_RAN_OUT).unlink(missing_ok=True)
+        until("its start", lambda: read_pid(Path(job.work_dir)))
+        kill(job)
+        until("its end", lambda: not is_running(Path(job.work_dir)))
+        vmstat.write_text(f"nr_free_pages 12\noom_kill {counted}\n")
+        assert compute.observe(job).detail == detail
+        assert (Path(job.work_dir) / MEMORY_RAN_OUT).exists() == (detail != "killed")
+
+
+def test_this_kernel_says_how_often_memory_ran_out() -> None:
+    assert memory_kills() >= 0 and "oom_kill" in Path("/proc/vmstat").read_text()
+    assert memory_kills(Path("/proc/none")) == 0
+
+
 def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
@@ -255,6 +281,7 @@ SUPERVISOR = """
 import sys
 from pathlib import Path
 from recipes.schema import Job
+from resources.compute import local
 from resources.compute.base import Follower
 from resources.compute.local import LocalCompute
 compute = LocalCompute(source=Path(sys.argv[1]), poll_seconds=0.02)

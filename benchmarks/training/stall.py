@@ -1,0 +1,75 @@
+"""Usage: python -m benchmarks.training.stall [--interval 60s] [--checkpoints 3]
+
+How long checkpoints stop training at an interval that people use: our program trains all weights of a small Llama, with the
+optimizer's state, and is asked to stop after so many checkpoints, as when its machine is taken away.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.training.ours import job_of
+from benchmarks.training.shapes import Shape
+from benchmarks.training.work import make_work
+from recipes.recipe import Recipe
+from recipes.schema import EXIT_PREEMPTED, Job, seconds_of
+from recipes.training.usage import USAGE, Usage
+
+FORTY_MILLION = Shape(4096, 512, 1408, 12, 8, 8, True, "float32", 512, 2)
+"""40 million parameters: a checkpoint is 0.5 GB, a step some seconds."""
+RECORDS = 300
+NOBODY = "http://127.0.0.1:9"
+"""A tracking server that is away, so that what is logged lies in the checkpoint too."""
+
+
+def job_with(work_folder: Path, place: Path, interval: str) -> Job:
+    """Train all weights without end, with a checkpoint every interval."""
+    job = job_of(make_work(work_folder, FORTY_MILLION, RECORDS, os.cpu_count() or 1), place, NOBODY, "stall")
+    recipe = Recipe.model_validate(job.parameters["recipe"]).changed(
+        {
+            "method": "full",
+            "dtype": "float32",
+            "max_steps": 1_000_000,
+            "checkpoint": {"interval": interval, "interval_steps": 1_000_000},
+        }
+    )
+    outputs = {"checkpoints": job.outputs["checkpoints"], "weights": job.outputs["adapter"]}
+    parameters = {"recipe": recipe.model_dump(mode="json")}
+    return job.model_copy(update={"parameters": parameters, "outputs": outputs, "checkpoint": recipe.checkpoint})
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--interval", default="60s")
+    options.add_argument("--checkpoints", type=int, default=3, help="before the last one, which it saves when it is stopped")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        job = job_with(folder / "work", folder / "ours", asked.interval)
+        (folder / "job.json").write_text(job.model_dump_json())
+        checkpoints = Path(job.work_dir) / "checkpoints"
+        program = subprocess.Popen(
+            [sys.executable, "-m", "recipes.train", str(folder / "job.json")], stdout=subprocess.DEVNULL
+        )
+        while program.poll() is None and len(list(checkpoints.glob("[0-9]*"))) < asked.checkpoints:
+            time.sleep(1.0)
+        time.sleep(seconds_of(asked.interval) / 2)  # as much training as there is before the others, on average
+        program.send_signal(signal.SIGTERM)
+        if (code := program.wait()) != EXIT_PREEMPTED:
+            raise SystemExit(f"training ended with {code}")
+        newest = max((path for path in checkpoints.glob("[0-9]*")), key=lambda path: int(path.name))
+        usage = Usage.model_validate_json((newest / USAGE).read_bytes())  # from before its own checkpoint ended
+        size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    print(
+        f"{usage.num_checkpoints} checkpoints of {size / 1e6:,.0f} MB in {usage.training:.0f} s, every {asked.interval}: "
+        f"training stood still for {usage.checkpoint_share:.2%} of the time, {usage.longest_checkpoint:.2f} s at most"
+    )
+
+
+if __name__ == "__main__":
+    main()
