@@ -41,7 +41,7 @@ def check_again(dataset_id: str, database: DatabaseOf) -> Response:
 @router.get("/{dataset_id}/report", response_class=HTMLResponse)
 def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
-    # numpy and jinja2 are a tenth of a server's start that it need not wait for.
+    # numpy and jinja2 are a part of a server's start that it need not wait for.
     from resources.validation.report import SECURITY_POLICY, report
 
     version = find(database, dataset_id)
