@@ -151,6 +151,21 @@ def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Databas
     with_points(database, test)
 
 
+def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(database: Database, tracking: Tracking) -> None:
+    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
+
+    async def test(points: NextPoints) -> None:
+        writer = RunWriter(database)
+        await writer.store(point("short", 1))
+        assert writer._thread is None
+        await writer.store(point("short", 1, key="new"))
+        assert writer._thread is not None
+        await asyncio.to_thread(writer.close)
+
+    with_points(database, test)
+    assert len(tracking.metrics.history("short", "loss", 10).points) == 2
+
+
 def test_several_writers_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
     """Two servers log to one series at once, each what the other one does too."""
 
