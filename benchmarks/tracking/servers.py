@@ -38,6 +38,7 @@ class Kind:
     command: Callable[[Path, Place], list[str]]
     environment: Callable[[Place], Mapping[str, str]] = lambda _: {}
     before: Callable[[Place], None] = lambda _: None
+    databases: tuple[str, ...] = tuple(DURABILITY)
 
 
 def ours(_: Path, place: Place) -> list[str]:
@@ -52,6 +53,11 @@ def our_environment(place: Place) -> dict[str, str]:
         "HANZO_ML_METRICS_ENABLED": "false",
         "HANZO_ML_LOGGING_LEVEL": "warning",
     }
+
+
+def our_workers_environment(place: Place) -> dict[str, str]:
+    """As it is deployed: a worker for each core. SQLite has one writer, so that the server refuses several there."""
+    return {**our_environment(place), "HANZO_ML_SERVER_WORKERS": str(os.cpu_count())}
 
 
 def migrate(place: Place) -> None:
@@ -81,6 +87,7 @@ def bare(_: Path, place: Place) -> list[str]:
 MLFLOW = ("mlflow==3.17.2", "psycopg[binary]")
 KINDS = {
     "ours": Kind((), ours, our_environment, migrate),
+    "ours-workers": Kind((), ours, our_workers_environment, migrate, ("postgresql",)),
     "mlflow": Kind(MLFLOW, mlflow()),
     "mlflow-1-worker": Kind(MLFLOW, mlflow("--workers", "1")),
     "fasttrackml": Kind(("fasttrackml",), fasttrackml),
