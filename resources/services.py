@@ -52,12 +52,13 @@ def services(settings: Settings) -> list[Service]:
         ),
         Service(
             "code-server",
+            # Not `dagster code-server start`: that is a proxy, which goes on without its own server when that one dies.
             (
                 python,
                 "-m",
                 "dagster",
-                "code-server",
-                "start",
+                "api",
+                "grpc",
                 "-m",
                 "hanzo_ml_assets.definitions",
                 "-h",

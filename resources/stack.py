@@ -29,6 +29,7 @@ from resources.settings import Settings
 START_SECONDS = 120.0
 GRACE_SECONDS = 20.0
 JOB_GRACE_SECONDS = 300.0
+UNREACHABLE = "dagster._core.errors.DagsterUserCodeUnreachableError"
 
 
 def folder(settings: Settings, name: str) -> Path:
@@ -73,11 +74,25 @@ def up(settings: Settings, console: Console) -> None:
             status.update("starting " + ", ".join(service.name for service in wanted if service.name not in ready))
             time.sleep(0.2)
         status.update("loading the asset graph")
-        check_definitions(settings)
+        wait_for_definitions(settings, started + START_SECONDS)
 
 
-def check_definitions(settings: Settings) -> None:
-    """Ask Dagster whether it could load the asset graph: its processes run and answer without one, too."""
+def wait_for_definitions(settings: Settings, until: float) -> None:
+    """Wait for Dagster to load the asset graph, until the monotonic clock says so: its processes answer without one, too.
+
+    The webserver connects again by itself to a code server that was started anew, and says for a moment that it has none.
+
+    Raises:
+        BadConfiguration: it cannot be loaded; the message has Dagster's reason.
+    """
+    while problem := definitions_problem(settings):
+        if not problem.startswith(UNREACHABLE) or time.monotonic() > until:
+            raise BadConfiguration(f"Dagster can't load the asset graph: {problem[:600]}")
+        time.sleep(0.5)
+
+
+def definitions_problem(settings: Settings) -> str | None:
+    """Why Dagster has no asset graph, in one line; None when it has."""
     errors = "locationEntries { locationOrLoadError { ... on PythonError { message } } }"
     query = f"{{ workspaceOrError {{ ... on Workspace {{ {errors} }} }} }}"
     request = urllib.request.Request(
@@ -85,11 +100,13 @@ def check_definitions(settings: Settings) -> None:
         data=json.dumps({"query": query}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        entries = json.load(response)["data"]["workspaceOrError"]["locationEntries"]
-    for entry in entries:
-        if message := (entry["locationOrLoadError"] or {}).get("message"):
-            raise BadConfiguration(f"Dagster can't load the asset graph: {' '.join(message.split())[:600]}")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            entries = json.load(response)["data"]["workspaceOrError"]["locationEntries"]
+    except OSError as error:
+        return f"dagster-webserver does not answer: {error}"
+    messages = [(entry["locationOrLoadError"] or {}).get("message") for entry in entries]
+    return next((" ".join(message.split()) for message in messages if message), None)
 
 
 def launch(service: Service, place: Path, env: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 
 from recipes.schema import Job
 from resources.detached import is_running
@@ -105,6 +106,17 @@ class LocalStack:
 
     def service(self, name: str) -> Path:
         return self.home / "services" / name
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that works for the stack, also those that its services have started themselves."""
+
+        def works_for_it(process: psutil.Process) -> bool:
+            try:
+                return process.environ().get("HANZO_ML_HOME") == str(self.home)
+            except psutil.Error:
+                return False
+
+        return [process for process in psutil.process_iter() if works_for_it(process)]
 
     def run_workers(self) -> list[Path]:
         """The folders of the run workers that are alive."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resources.services import services
+from resources.settings import Settings
 from tests.chain.conftest import Baseline, kill
 from tests.chain.local_stack import LocalStack, wait_until
 
@@ -82,3 +84,15 @@ def corrupt_newest_checkpoint(stack: LocalStack, job: str) -> None:
         weights = folder / "adapter_model.safetensors"
         if weights.is_file():
             weights.write_bytes(weights.read_bytes()[:-64])
+
+
+@pytest.mark.slow
+def test_up_mends_the_stack_whichever_of_its_processes_died(stack: LocalStack) -> None:
+    """Dagster's code server as a proxy went on, and said nothing, without the server that it had started itself."""
+    processes = stack.processes()
+    assert len(processes) >= len(services(Settings.load(stack.environment)))
+    for process in processes:
+        if process.is_running():
+            process.kill()
+            process.wait()
+            stack.hanzo_ml("up")
