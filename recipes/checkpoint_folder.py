@@ -29,6 +29,19 @@ def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> Manifes
     return manifest
 
 
+def tell(folder: Path, facts: Mapping[str, JsonValue]) -> None:
+    """Add facts to the manifest of a checkpoint, whose files stay as they are."""
+    file, scratch = folder / MANIFEST, folder / f".{MANIFEST}"
+    scratch.write_bytes(with_facts(Manifest.model_validate_json(file.read_bytes()), facts).to_bytes())
+    flush_to_disk(scratch)
+    os.replace(scratch, file)
+    flush_to_disk(folder)
+
+
+def with_facts(manifest: Manifest, facts: Mapping[str, JsonValue]) -> Manifest:
+    return manifest.model_copy(update={"facts": {**manifest.facts, **facts}})
+
+
 def broken(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder, or None when it is whole."""
     try:

@@ -8,7 +8,7 @@ the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from recipes.checkpoint_compression import compress, decompress, is_compressed
-from recipes.checkpoint_folder import broken, seal
+from recipes.checkpoint_folder import broken, seal, tell, with_facts
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
 from recipes.schema import Manifest
@@ -89,7 +89,7 @@ class Checkpoints:
             raise
         if saying:
             say(saying)
-        self._newest_upload = self._uploader.submit(self._upload, step, manifest)
+        self._newest_upload = self._uploader.submit(self._upload, step, lambda: self._upload_once(step, manifest))
         for old in set(self.local_steps()) - self._kept_locally():
             shutil.rmtree(self.folder / str(old))
 
@@ -102,11 +102,23 @@ class Checkpoints:
     def _kept_locally(self) -> set[int]:
         return kept({step: self._local_loss(step) for step in self.local_steps()}, self.keep_last)
 
-    def _upload(self, step: int, manifest: Manifest) -> None:
+    def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
+        """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
+        self.settle()
+        if (self.folder / str(step) / MANIFEST).exists():
+            tell(self.folder / str(step), facts)
+        self._newest_upload = self._uploader.submit(self._upload, step, lambda: self._tell_stored(step, facts))
+
+    def _tell_stored(self, step: int, facts: Mapping[str, JsonValue]) -> None:
+        uri = f"{self.uri}/{step}"
+        if artifact := self.store.find(uri):
+            self.store.put_manifest(uri, with_facts(self.store.manifest(artifact), facts))
+
+    def _upload(self, step: int, attempt: Callable[[], None]) -> None:
         """Upload, again after each pause if it fails. Raises what the last attempt raised."""
         for pause in (*RETRY_SECONDS, None):
             try:
-                self._upload_once(step, manifest)
+                attempt()
                 return
             except Exception as error:
                 then = "given up" if pause is None else f"again in {pause:.0f} s"

@@ -32,7 +32,7 @@ from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives import objective_of
 from recipes.training.out_of_memory import is_out_of_memory
 from recipes.training.publishing import publish_trained, whole
-from recipes.training.resuming import check_position, where_to_resume
+from recipes.training.resuming import check_position, is_over, owes_evaluation, where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.sharded import load_weights, trains_shards
@@ -100,7 +100,9 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         say(f"starting from the weights of {start.uri}")
     if resume:
         check_position(resume, samples)
-    metrics = open_metrics(job, resume, incidents.steps_done_anew) if group.leads else None
+    evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
+    anew = incidents.steps_done_anew
+    metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
     meter = Meter(resume)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
@@ -110,10 +112,11 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     logged = [LogToTracking(metrics, work_of_step(recipe, folder), meter)] if metrics else []
     trainer = ObjectiveTrainer(
         model=model,
-        args=arguments(recipe, work, model),
+        args=arguments(recipe, work, model, evaluate_first=evaluates_first),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
         objective=objective,
+        stop=stop,
         processing_class=tokenizer,
         callbacks=[CheckpointWhenDue(policy, group), SaveTheBest(), stop, divergence, *logged],
         checkpoints=checkpoints,
@@ -142,7 +145,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     lost = metrics.close(timeout=STOPPED_GRACE_SECONDS if stop.requested or divergence.found else METRICS_GRACE_SECONDS)
     if divergence.found:
         chosen = roll_back(store, job.outputs["checkpoints"], recipe, checkpoints, samples, divergence.found)
-    elif stop.requested and trainer.state.global_step < recipe.max_steps:
+    elif stop.requested and not is_over(trainer.state, recipe):
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
     else:
         chosen = checkpoints.best() if recipe.publish == "best" else None

@@ -6,6 +6,10 @@ A mean over micro-batches is not: a short last one, or one with few tokens to pr
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
+
+EVALUATED = "eval_loss"
+"""What the trainer's log has of a step after which the split was evaluated."""
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,10 @@ def together(parts: Iterable[Part]) -> dict[str, float]:
     heavy = [part for part in parts if part.weight]
     whole = sum(part.weight for part in heavy)
     return {name: fsum(part.means[name] * part.weight for part in heavy) / whole for name in heavy[0].means}
+
+
+def owed(step: int, every: int | None, history: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run of that log still has to evaluate after `step`: it was asked to stop while it did."""
+    return bool(every and step and step % every == 0) and not any(
+        entry["step"] == step for entry in history if EVALUATED in entry
+    )

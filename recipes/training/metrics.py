@@ -11,12 +11,13 @@ from recipes.schema import BadConfiguration, Job
 PENDING_METRICS = "pending_metrics.json"
 
 
-def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range]) -> MetricBuffer:
+def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range], *, evaluates_first: bool) -> MetricBuffer:
     """The buffer to log into; it knows what a predecessor could not send, and leaves out what the server has already.
 
     A predecessor may have been killed before its first checkpoint: then the run begins anew, and the server is ahead.
 
-    Steps in `anew` are logged once more: after a divergence they are done on other samples.
+    Steps in `anew` are logged once more: after a divergence they are done on other samples. A run that `evaluates_first`
+    logs at the step of its checkpoint, as a predecessor may have done that was killed soon after.
     """
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
@@ -24,5 +25,5 @@ def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range
     if resume:
         pending = json.loads((resume[1] / PENDING_METRICS).read_text())
         metrics.restore([Point.from_json(point) for point in pending])
-    metrics.skip_until(resume[0] if resume else 0, anew)
+    metrics.skip_until(resume[0] - evaluates_first if resume else 0, anew)
     return metrics

@@ -6,18 +6,22 @@ from typing import Any
 import torch
 
 from recipes.examples import IGNORED
+from recipes.retention import VALIDATION_LOSS
+from recipes.runner import Preempted, say
 from recipes.training.held_out import Part, share, together
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective
+from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import CheckpointingTrainer
 
 
 class ObjectiveTrainer(CheckpointingTrainer):
     """What an objective tells of its micro-batches is logged as their mean, beside the loss that they belong to."""
 
-    def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, objective: Objective, stop: StopOnSignal, **kwargs: Any) -> None:
         super().__init__(*args, data_collator=objective.collate, **kwargs)
         self.objective = objective
+        self.stop = stop
         self.autocast_dtype = autocast_dtype(objective.recipe)
         self._told: dict[str, list[float]] = defaultdict(list)
         objective.begin(self.model)
@@ -47,16 +51,38 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The loss of the validation split and what the objective tells of it, each a mean over the whole split.
 
-        The library's is a mean over micro-batches, and repeats rows where the processes do not come out even.
+        The library's is a mean over micro-batches, and repeats rows where the processes do not come out even. Asked to stop,
+        all processes break it off after the same micro-batch: a long one would not end before they are killed. Then nothing
+        of it is logged, and whoever resumes does it first (`held_out.owed`).
         """
         self.model.eval()
         rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, self.group.rank, self.group.size)
-        own = [self._part(some) for some in rows]
+        own = []
+        for some in rows:
+            if self.stop.asked():
+                return self._break_off()
+            own.append(self._part(some))
         found = together(part for parts in self.group.collect(own) for part in parts)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if self._is_as_it_resumed and self.group.leads:
+            self.checkpoints.tell(self.state.global_step, {VALIDATION_LOSS: found["loss"]})
         return metrics
+
+    @property
+    def _is_as_it_resumed(self) -> bool:
+        """Whether no step was done since the checkpoint, whose evaluation was broken off."""
+        return bool(self.state.global_step == self._initial_global_step)
+
+    def _break_off(self) -> dict[str, float]:
+        """Raises Preempted where the checkpoint that is due is there already."""
+        if self._is_as_it_resumed:
+            raise Preempted(f"checkpoint {self.state.global_step} holds everything but its evaluation")
+        say("asked to stop: the evaluation is broken off, saving a checkpoint first")
+        self.control.should_evaluate = False
+        self.control.should_save = self.control.should_training_stop = True
+        return {}
 
     @torch.no_grad()
     def _part(self, rows: range) -> Part:

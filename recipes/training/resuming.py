@@ -3,9 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
 from recipes.checkpoints import Checkpoints
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Manifest
 from recipes.store import MANIFEST
+from recipes.training.held_out import owed
 from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
 
 
@@ -40,3 +45,14 @@ def check_position(resume: tuple[int, Path], samples: SamplesOfRun) -> None:
             f"checkpoint {step} has seen {seen} samples, {step} steps of this recipe see {samples.seen(step)}: keep "
             "batch_size x gradient_accumulation x processes as it was"
         )
+
+
+def is_over(state: TrainerState, recipe: Recipe) -> bool:
+    """Whether a run has done its last step, and the evaluation after it."""
+    return state.global_step >= recipe.max_steps and not owed(state.global_step, recipe.eval_steps, state.log_history)
+
+
+def owes_evaluation(checkpoint: Path, recipe: Recipe) -> bool:
+    """Whether the run was asked to stop while it evaluated the weights of that checkpoint."""
+    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    return owed(state.global_step, recipe.eval_steps, state.log_history)

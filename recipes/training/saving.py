@@ -5,28 +5,31 @@ Only at the end of a step, where weights, optimizer and data position agree.
 
 import math
 import time
+from collections.abc import Callable
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.schema import CheckpointPolicy, seconds_of
 from recipes.training.group import Group
+from recipes.training.held_out import EVALUATED
 
 
 class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
     """Time or steps, whichever comes first, and always at the end (specification rows I1, I6)."""
 
-    def __init__(self, policy: CheckpointPolicy, group: Group) -> None:
+    def __init__(self, policy: CheckpointPolicy, group: Group, clock: Callable[[], float] = time.monotonic) -> None:
         self.group = group
         self.interval = seconds_of(policy.interval)
         self.interval_steps = policy.interval_steps
-        self.saved_at = time.monotonic()
+        self.clock = clock
+        self.saved_at = clock()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        late = self.group.share(time.monotonic() - self.saved_at >= self.interval)  # no two clocks agree
+        late = self.group.share(self.clock() - self.saved_at >= self.interval)  # no two clocks agree
         if late or state.global_step % self.interval_steps == 0 or state.global_step >= state.max_steps:
-            self.saved_at = time.monotonic()
+            self.saved_at = self.clock()
             control.should_save = True
         return control
 
@@ -46,5 +49,5 @@ class SaveTheBest(TrainerCallback):  # type: ignore[misc]
 
 def validation_losses(state: TrainerState) -> dict[int, float]:
     """Step -> validation loss, of every evaluation of the run that gave a finite one."""
-    found = {entry["step"]: entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry}
+    found = {entry["step"]: entry[EVALUATED] for entry in state.log_history if EVALUATED in entry}
     return {step: loss for step, loss in found.items() if math.isfinite(loss)}

@@ -11,7 +11,7 @@ from recipes.training.group import Group
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """SIGTERM -> finish the step, save a checkpoint, stop (row I1, `save_on_preempt`)."""
+    """SIGTERM -> finish the step, save a checkpoint, stop (row I1, `save_on_preempt`). An evaluation asks in between."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -25,12 +25,15 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
 
+    def asked(self) -> bool:
+        """Whether one of the processes was asked to stop. All call it at the same time: one may hear of it before others."""
+        self.requested = self.group.any(self.requested)
+        return self.requested
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        # Of several processes one may hear of it a step before the others.
-        self.requested = self.group.any(self.requested)
-        if self.requested:
+        if self.asked():
             say("asked to stop: saving a checkpoint first")
             control.should_save = True
             control.should_training_stop = True

@@ -150,7 +150,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             super()._load_rng_state(checkpoint)
 
 
-def arguments(recipe: Recipe, work: Path, model: torch.nn.Module) -> TrainingArguments:
+def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
@@ -167,6 +167,7 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module) -> TrainingArg
         max_grad_norm=recipe.max_grad_norm,
         eval_strategy="steps" if recipe.eval_steps else "no",
         eval_steps=recipe.eval_steps,
+        eval_on_start=evaluate_first,
         prediction_loss_only=True,
         logging_steps=1,
         logging_nan_inf_filter=False,  # the filter would show the last good loss in place of a NaN

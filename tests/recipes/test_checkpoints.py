@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import recipes.checkpoints
 from recipes.checkpoint_folder import broken, seal
 from recipes.checkpoints import UPLOAD, Checkpoints
+from recipes.retention import VALIDATION_LOSS
 from recipes.schema import Job, Program, StoreAddress
 from recipes.store import MANIFEST, Store
 
@@ -477,3 +478,19 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_one_clear_line(store: S
     assert checkpoints.local_steps() == checkpoints.stored_steps() == [1]
     found = checkpoints.latest()
     assert found is not None and (found[1] / "weights.bin").read_bytes() == b"x" * 1000
+
+
+@pytest.mark.parametrize("open_again", [opened, compressing])
+def test_what_is_told_of_a_checkpoint_later_counts_here_and_on_another_machine(
+    store: Store, tmp_path: Path, open_again: Callable[[Store, Path], Checkpoints]
+) -> None:
+    """Its loss is known only after a resumed run has evaluated it."""
+    checkpoints = open_again(store, tmp_path)
+    save(checkpoints, 1, 2, 3)
+    checkpoints.tell(2, {VALIDATION_LOSS: 1.5})
+    checkpoints.tell(7, {VALIDATION_LOSS: 0.5})  # there is none
+    checkpoints.wait()
+    assert_whole(checkpoints.best(), 2)
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(open_again(store, tmp_path).best(), 2)
+    assert open_again(store, tmp_path).stored_steps() == [3, 2, 1]
