@@ -94,7 +94,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         if zero_stage(recipe) == 3 and recipe.method == "full":
             zero.load_weights(model, weights, leads=group.leads)
         elif trains_shards(recipe):
-            load_weights(model, weights, leads=group.leads)
+            load_weights(model, weights, group)
         else:
             copy_weights(model, f"input 'start' ({start.uri})", weights)
         say(f"starting from the weights of {start.uri}")
@@ -124,7 +124,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         metrics=metrics,
         meter=meter,
         group=group,
-        state_by_name=trains_shards(recipe),
+        in_rows=trains_shards(recipe),
     )
     trainer.remove_callback(PrinterCallback)
     if group.size > 1:

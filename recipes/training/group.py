@@ -6,6 +6,7 @@ What goes from process to process here is small and seldom, and travels over glo
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,8 @@ from recipes.schema import Distributed
 
 T = TypeVar("T")
 
+PIECE = 64 << 20
+"""Bytes of a file that are on their way to the leader at a time."""
 PATIENCE = timedelta(hours=2)
 """How long the others wait for one that fetches a base model for all."""
 
@@ -43,6 +46,11 @@ class Group:
             dist.broadcast_object_list(values, src=0, group=self._control)
         return values[0]
 
+    @property
+    def is_beside_leader(self) -> bool:
+        """Whether this process sees the leader's folders: it runs on the same node, where it is not the leader itself."""
+        return self.rank < self.on_this_node
+
     def any(self, flag: bool) -> bool:
         """Whether it is true in one of the processes."""
         return any(self.collect(flag))
@@ -53,6 +61,26 @@ class Group:
         if self.size > 1:
             dist.all_gather_object(values, value, group=self._control)
         return values
+
+    def bring(self, file: Path | None, folder: Path) -> None:
+        """Send a file into the leader's `folder`, where a process has one to send; all wait until the last is there.
+
+        It travels in pieces, so that nobody holds more of it.
+        """
+        sizes = self.collect((file.name, file.stat().st_size) if file else None)
+        piece = torch.empty(PIECE, dtype=torch.uint8)
+        for rank, described in enumerate(sizes):
+            if described and self.rank == rank and file:
+                with file.open("rb") as source:
+                    while count := source.readinto(piece.numpy().data):
+                        dist.send(piece[:count], dst=0, group=self._control)
+            elif described and self.leads:
+                name, size = described
+                with (folder / name).open("wb") as target:
+                    for start in range(0, size, PIECE):
+                        received = piece[: min(PIECE, size - start)]
+                        dist.recv(received, src=rank, group=self._control)
+                        target.write(received.numpy().data)
 
     @contextmanager
     def one_fetches(self) -> Iterator[None]:

@@ -1,25 +1,20 @@
-"""Weights and optimizer state that FSDP2 has spread over the processes: whole in a checkpoint, so that any number goes on.
+"""Weights and optimizer state that FSDP2 has spread over the processes: in a checkpoint each writes and reads its own rows.
 
-Every function is called by all processes at once; the leader alone reads and writes files.
+Nobody gathers them: of 72B parameters they are 864 GB. Any number of processes goes on from them. Every function is called
+by all processes at once.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.tensor import DTensor
 
 from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from recipes.training.group import Group
+from recipes.training.row_files import RowFiles, rows_of, write_rows
 
-GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-"""Not strict: of tied weights a file holds one."""
+WEIGHTS, OPTIMIZER = "model", "optimizer"
 
 
 def trains_shards(recipe: Recipe) -> bool:
@@ -30,19 +25,69 @@ def trains_shards(recipe: Recipe) -> bool:
     return recipe.method == "full" and recipe.distributed is not None and recipe.distributed.strategy == "fsdp"
 
 
-def save_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, file: Path, *, leads: bool) -> None:
-    state = get_optimizer_state_dict(model, optimizer, options=GATHER)
-    if leads:
-        torch.save(state, file)
+def save_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
+    write_rows({name: own_rows(weight) for name, weight in weights_of(model).items()}, WEIGHTS, folder, group)
 
 
-def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, file: Path, *, leads: bool) -> None:
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True) if leads else {}
-    set_optimizer_state_dict(model, optimizer, state, options=SCATTER)
+def load_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
+    """Those of a checkpoint, or of a model that was saved as a whole.
+
+    Raises:
+        BadConfiguration: they are of another model.
+    """
+    files = RowFiles(sorted(folder.glob(f"{WEIGHTS}*.safetensors")))
+    for name, weight in weights_of(model).items():
+        if files.shape(name) != weight.shape:
+            raise BadConfiguration(f"the weights in {folder} do not fit the recipe: {name} is another shape")
+        own_rows(weight).copy_(files.read(name, rows_of(len(weight), group.rank, group.size)))
 
 
-def load_weights(model: torch.nn.Module, folder: Path, *, leads: bool) -> None:
-    weights: dict[str, Any] = {}
-    for file in sorted(folder.glob("model*.safetensors")) if leads else ():
-        weights |= load_file(file)
-    set_model_state_dict(model, weights, options=SCATTER)
+def save_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group) -> None:
+    """What is one number for a whole weight, as the number of steps is, is the leader's."""
+    states = {f"{key}/{name}": value for name, state in states_of(model, optimizer).items() for key, value in state.items()}
+    own = {name: own_rows(value) for name, value in states.items() if value.dim() or group.leads}
+    write_rows(own, OPTIMIZER, folder, group)
+
+
+def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group) -> None:
+    files = RowFiles(sorted(folder.glob(f"{OPTIMIZER}*.safetensors")))
+    keys = sorted({name.split("/", 1)[0] for name in files.names})
+    state = {
+        place: {key: spread_like(weight, f"{key}/{name}", files, group) for key in keys}
+        for place, (name, weight) in enumerate(trained_by(optimizer, model).items())
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Each tied weight once, and all spread: after an evaluation the last ones are still gathered."""
+    spread = model.state_dict()
+    return {name: spread[name] for name, _ in model.named_parameters()}
+
+
+def trained_by(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of an optimizer in its own order, by their names."""
+    model.state_dict()  # spreads what is gathered: the optimizer knows the spread ones
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return {names[id(weight)]: weight for group in optimizer.param_groups for weight in group["params"]}
+
+
+def states_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: optimizer.state[weight] for name, weight in trained_by(optimizer, model).items()}
+
+
+def own_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Those that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(weight: torch.Tensor, name: str, files: RowFiles, group: Group) -> torch.Tensor:
+    """A tensor of the files, spread as the weight is that it belongs to."""
+    if not files.shape(name):
+        return files.read(name)
+    own = files.read(name, rows_of(len(weight), group.rank, group.size))
+    if not isinstance(weight, DTensor):
+        return own
+    mesh, placements = weight.device_mesh, weight.placements
+    own = own.to(weight.device)
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())

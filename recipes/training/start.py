@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from recipes.schema import BadConfiguration
+from recipes.training.row_files import RowFiles
 
 
 def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) -> None:
@@ -22,16 +22,15 @@ def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) ->
     files = sorted(folder.glob("adapter_model.safetensors" if is_adapter else "model*.safetensors"))
     if not files:
         raise BadConfiguration(f"{name} has no {'adapter' if is_adapter else 'weights'}: start from another")
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
+    weights = RowFiles(files)
     own: dict[str, torch.Tensor] = get_peft_model_state_dict(model) if is_adapter else model.state_dict()
-    given = {own[name].data_ptr() for name in weights if name in own}
-    differing = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
-    differing += [name for name in own if name not in weights and own[name].data_ptr() not in given]  # else they are tied
+    given = {own[name].data_ptr() for name in weights.names if name in own}
+    differing = [name for name in weights.names if name not in own or own[name].shape != weights.shape(name)]
+    differing += [name for name in own if weights.shape(name) is None and own[name].data_ptr() not in given]  # else tied
     if differing:
         raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} is another shape")
     if is_adapter:
-        set_peft_model_state_dict(model, weights)
-    else:
-        model.load_state_dict(weights, strict=False)
+        set_peft_model_state_dict(model, {name: weights.read(name) for name in weights.names})
+        return
+    for name in weights.names:  # one by one: all of them beside the model are twice the memory
+        own[name].copy_(weights.read(name))

@@ -14,12 +14,11 @@ from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS, from_the_best
-from recipes.training import zero
+from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
 from recipes.training.saving import validation_losses
-from recipes.training.sharded import load_optimizer, load_weights, save_optimizer
 from recipes.training.usage import USAGE, Meter
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
@@ -41,12 +40,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         metrics: MetricBuffer | None,
         meter: Meter,
         group: Group,
-        state_by_name: bool,
+        in_rows: bool,
         **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
-        self.state_by_name = state_by_name
+        self.in_rows = in_rows
         self.checkpoints = checkpoints
         self.samples = samples
         self.metrics = metrics
@@ -70,7 +69,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]
         if not self.group.leads:
-            with TemporaryDirectory() as folder:
+            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".", suffix=".tmp", dir=self.checkpoints.folder) as folder:
                 self._write_state(Path(folder), model, trial)
             return
         saying = f"checkpoint {step} saved"
@@ -103,34 +103,43 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
         if resume_from_checkpoint:
             zero.load_state(self.deepspeed, Path(resume_from_checkpoint, OPTIMIZER_NAME))
-            self.lr_scheduler.load_state_dict(torch.load(Path(resume_from_checkpoint, SCHEDULER_NAME), weights_only=True))
-            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
+            self._load_scheduler(Path(resume_from_checkpoint))
         return prepared
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled:
             zero.save_state(self.deepspeed, Path(output_dir, OPTIMIZER_NAME), leads=self.group.leads)
-            if self.group.leads:
-                torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+        elif self.in_rows:
+            sharded.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group)
+        else:
+            super()._save_optimizer_and_scheduler(output_dir)
             return
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.state_by_name:
-            # The library saved the leader's shards alone.
-            file = Path(output_dir, OPTIMIZER_NAME)
-            save_optimizer(self.model, self.optimizer.optimizer, file, leads=self.group.leads)
+        if self.group.leads:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint and self.state_by_name:
-            file = Path(checkpoint, OPTIMIZER_NAME)
-            load_optimizer(self.model, self.optimizer.optimizer, file, leads=self.group.leads)
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True))
+        if checkpoint and self.in_rows:
+            sharded.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint), self.group)
+            self._load_scheduler(Path(checkpoint))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
 
+    def _load_scheduler(self, checkpoint: Path) -> None:
+        """The schedule, and with it the rate of the next step."""
+        self.lr_scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER_NAME, weights_only=True))
+        for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.in_rows and output_dir:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            sharded.save_weights(self.model, Path(output_dir), self.group)
+        else:
+            super().save_model(output_dir, _internal_call)
+
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        if self.state_by_name:
-            load_weights(self.model, Path(checkpoint), leads=self.group.leads)
+        if self.in_rows:
+            sharded.load_weights(self.model, Path(checkpoint), self.group)
         else:
             super()._load_from_checkpoint(checkpoint, model)
 

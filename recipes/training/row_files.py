@@ -1,0 +1,71 @@
+"""Tensors in several safetensors files, each of which has some of their rows: whoever reads takes the rows that it needs.
+
+The rows of a tensor follow each other in the order of the files that have it. So a model that transformers has saved in
+several files is read too: there one file has all rows of a tensor.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from recipes.training.group import Group
+
+
+class RowFiles:
+    """Only what is asked for is read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._holders: dict[str, list[Any]] = defaultdict(list)
+        for file in files:
+            opened: Any = safe_open(file, framework="pt")
+            for name in opened.offset_keys():
+                self._holders[name].append(opened)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._holders)
+
+    def shape(self, name: str) -> torch.Size | None:
+        """Of a whole tensor; none where there is no such tensor."""
+        shapes = [opened.get_slice(name).get_shape() for opened in self._holders.get(name, ())]
+        if not shapes:
+            return None
+        return torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]] if shapes[0] else [])
+
+    def read(self, name: str, rows: range | None = None) -> torch.Tensor:
+        """Some rows of a tensor, or all that there is of it."""
+        if rows is None:
+            parts = [opened.get_tensor(name) for opened in self._holders[name]]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = []
+        first = 0
+        for piece in (opened.get_slice(name) for opened in self._holders[name]):
+            shape = piece.get_shape()
+            start, stop = max(rows.start - first, 0), min(rows.stop - first, shape[0])
+            if start < stop:
+                found.append(piece[start:stop])
+            first += shape[0]
+        return torch.cat(found) if found else torch.empty(0, *shape[1:])
+
+
+def rows_of(total: int, rank: int, processes: int) -> range:
+    """The rows that a process holds where FSDP2 has spread a tensor: equally many each, fewer or none at the end."""
+    each = -(-total // processes)
+    return range(min(total, each * rank), min(total, each * (rank + 1)))
+
+
+def write_rows(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group) -> None:
+    """A file from each process, with its rows. All call it at once; when it returns, all files are in the leader's `folder`.
+
+    Who runs beside the leader writes there; what was written on another node is sent.
+    """
+    name = f"{stem}-rows-{group.rank + 1:05}-of-{group.size:05}.safetensors"
+    place = Path(group.share(str(folder)))
+    file = (place if group.is_beside_leader else folder) / name
+    save_file(dict(tensors), file)
+    group.bring(None if group.is_beside_leader else file, place)

@@ -1,0 +1,119 @@
+"""Rows that some processes wrote are read by any number of them; that a model trains on from them is in `test_processes`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from recipes.training.row_files import RowFiles, rows_of
+from tests.api.server_process import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+MEGABYTES_OF_BUFFER = 100
+SAVING = """
+import sys
+from pathlib import Path
+import torch
+from torch.distributed.fsdp import fully_shard
+from recipes.schema import Distributed
+from recipes.training.group import join
+from recipes.training.sharded import load_optimizer, load_weights, own_rows, save_optimizer, save_weights
+from recipes.training.sharded import states_of, weights_of
+
+NODES = int(sys.argv[2])
+MEGABYTE = 1 << 20
+
+def new():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2049, 2049, bias=False) for _ in range(12)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+def resident(key):
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+group = join(Distributed(strategy="fsdp", num_nodes=NODES, gpus_per_node=2 // NODES, backend="gloo"))
+folder = Path(sys.argv[1], str(group.rank if NODES > 1 else 0))
+folder.mkdir(parents=True, exist_ok=True)
+model, optimizer = new()
+model(torch.randn(4, 2049)).square().mean().backward()
+optimizer.step()
+optimizer.zero_grad()
+with torch.no_grad():
+    model(torch.randn(4, 2049))
+own = sum(own_rows(weight).nbytes for weight in weights_of(model).values()) // MEGABYTE
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+save_weights(model, folder, group)
+save_optimizer(model, optimizer, folder, group)
+print(f"rank {group.rank} holds {own} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
+group.collect(None)
+again, theirs = new()
+leaders = Path(sys.argv[1], "0")
+load_weights(again, leaders, group)
+load_optimizer(again, theirs, leaders, group)
+for name, weight in weights_of(model).items():
+    assert own_rows(weight).equal(own_rows(weights_of(again)[name])), name
+for name, state in states_of(model, optimizer).items():
+    for key, value in state.items():
+        assert own_rows(value).equal(own_rows(states_of(again, theirs)[name][key])), (name, key)
+print(f"rank {group.rank} reads them", flush=True)
+"""
+
+
+@given(total=st.integers(0, 9), writers=st.integers(1, 4), readers=st.integers(1, 5))
+def test_the_rows_that_some_wrote_are_read_by_others(total: int, writers: int, readers: int) -> None:
+    whole = torch.arange(2.0 * total).view(total, 2)
+    with TemporaryDirectory() as folder:
+        written = [Path(folder, f"rows-{rank}.safetensors") for rank in range(writers)]
+        for rank, file in enumerate(written):
+            part = rows_of(total, rank, writers)
+            one = {"step": torch.tensor(7.0)} if rank == 0 else {}
+            save_file({"weight": whole[part.start : part.stop].clone(), **one}, file)
+        files = RowFiles(written)
+        assert sorted(files.names) == ["step", "weight"]
+        assert (files.shape("weight"), files.shape("step"), files.shape("bias")) == (whole.shape, torch.Size([]), None)
+        parts = [files.read("weight", rows_of(total, rank, readers)) for rank in range(readers)]
+        assert torch.cat(parts).equal(whole) and files.read("weight").equal(whole)
+        assert files.read("step") == 7.0
+
+
+def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
+    for total in range(12):
+        for processes in range(1, 6):
+            chunks = torch.arange(total).chunk(processes) if total else ()
+            own = [rows_of(total, rank, processes) for rank in range(processes)]
+            assert [list(rows) for rows in own if rows] == [chunk.tolist() for chunk in chunks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, nodes: int) -> None:
+    """200 MB of weights and 400 MB of moments over two processes; on two nodes they share no folder."""
+    (tmp_path / "saving.py").write_text(SAVING)
+    port = free_port()
+    launched = []
+    for node in range(nodes):
+        words = ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={2 // nodes}"]
+        words += ["--master-addr=127.0.0.1", f"--master-port={port}", str(tmp_path / "saving.py")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *words, str(tmp_path / "saved"), str(nodes)]
+        launched.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    said = "".join(process.communicate(timeout=240)[0] for process in launched)
+    assert [process.returncode for process in launched] == [0] * nodes, said
+    found = re.findall(r"rank \d holds (\d+) MB of weights, saving took (-?\d+) MB", said)
+    assert [int(own) for own, _ in found] == [96, 96], said
+    assert all(int(more) < MEGABYTES_OF_BUFFER for _, more in found), said
+    assert said.count("reads them") == 2
