@@ -41,6 +41,15 @@ def environment_lines(differences: list[dict[str, str]]) -> list[str]:
     return ["the environment is not that of the first run, so results may differ:", *told]
 
 
+def healing_lines(unrepeated: list[dict[str, Any]]) -> list[str]:
+    """One line for each thing that only one of both runs was healed of, below one that says what it means."""
+    if not unrepeated:
+        return []
+    other = {"run": "in the first run, not in the replay", "replay": "in the replay, not in the first run"}
+    told = [f"  {other[each['of']]}: {each['what']}" for each in unrepeated]
+    return ["only one of the runs was healed of something, so results may differ from there on:", *told]
+
+
 def lines_of(verdict: dict[str, Any]) -> list[str]:
     """A verdict for people: what came out, then what may explain it."""
     first = verdict["first_difference"]
@@ -50,4 +59,5 @@ def lines_of(verdict: dict[str, Any]) -> list[str]:
         losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
     weights = [f"{each['path']} has SHA-256 {each['now']}, then {each['then']}" for each in verdict["weights"]]
     told = ["reproduced" if verdict["equal"] else "not reproduced", losses, *(weights or ["the final weights are equal"])]
-    return [f"{told[0]}: {told[1]}", *told[2:], *environment_lines(verdict["environment"])]
+    why = [*healing_lines(verdict["unrepeated"]), *environment_lines(verdict["environment"])]
+    return [f"{told[0]}: {told[1]}", *told[2:], *why]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from recipes.incidents import Incident
 from recipes.results import TRAINED, TrainingFacts
 from recipes.schema import Machine, Result
 from recipes.store import BrokenArtifact, Store
@@ -23,6 +24,7 @@ class FinishedRun:
     job: JobRecord
     record: RunRecord
     losses: dict[int, float | None]
+    incidents: tuple[Incident, ...]
     machine: Machine | None
 
 
@@ -44,8 +46,8 @@ def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
         result = Result.model_validate_json(store.get_bytes(place))
     except (FileNotFoundError, BrokenArtifact, ValidationError) as error:
         raise gone(run_id, f"its record or its result ({' '.join(str(error).split())[:200]})") from None
-    losses = TrainingFacts.model_validate(result.facts).losses
-    return FinishedRun(job, record, losses, result.machine)
+    facts = TrainingFacts.model_validate(result.facts)
+    return FinishedRun(job, record, facts.losses, facts.incidents, result.machine)
 
 
 def check_inputs(run: FinishedRun, store: Store) -> None:

@@ -7,10 +7,13 @@ from resources.metadata.database import Database
 from resources.replay.comparison import FileDifference, StepDifference, compare
 from resources.replay.environment import Difference, differences
 from resources.replay.finished_run import FinishedRun, read_finished, weights_of
+from resources.replay.healing import Unrepeated, unrepeated
 
 
 class Verdict(Frozen):
-    """`equal` means every loss and the hash of the final weights; `environment` may explain why they are not."""
+    """`equal` means every loss and the hash of the final weights; `environment` and `unrepeated` may explain why they are
+    not: the replay computed elsewhere, or only one of the two runs was healed of something.
+    """
 
     run: str
     replay: str
@@ -19,6 +22,7 @@ class Verdict(Frozen):
     first_difference: StepDifference | None
     weights: tuple[FileDifference, ...]
     environment: tuple[Difference, ...]
+    unrepeated: tuple[Unrepeated, ...]
 
 
 def read_verdict(database: Database, store: Store, replay_id: str) -> Verdict:
@@ -44,4 +48,5 @@ def judge(first: FinishedRun, replay: FinishedRun, store: Store) -> Verdict:
         first_difference=found.first_difference,
         weights=found.weights,
         environment=differences(first.record.environment, first.machine, replay.record.environment, replay.machine),
+        unrepeated=unrepeated(first.incidents, replay.incidents),
     )

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from hanzo_ml.cli import app, replay, waiting
+from recipes.incidents import Diverged, Incident, OutOfMemory
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, Machine, Result
@@ -47,7 +48,12 @@ class Runs:
         Jobs(self.database).submit(id=run_id, name="doors", config=config, user="u", organization="default")
 
     def complete(
-        self, run_id: str, losses: Mapping[int, float | None] = LOSSES, weights: str = "weights", **config: str
+        self,
+        run_id: str,
+        losses: Mapping[int, float | None] = LOSSES,
+        weights: str = "weights",
+        incidents: tuple[Incident, ...] = (),
+        **config: str,
     ) -> str:
         self.submit(run_id, **config)
         recipe = Recipe.named("smollm2-135m-lora")
@@ -69,6 +75,7 @@ class Runs:
             resumed_from=None,
             unsent_metrics=0,
             losses=dict(losses),
+            incidents=incidents,
             published_step=len(losses),
             tokens=512,
             peak_memory=1 << 30,
@@ -160,4 +167,29 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     verdict = http.get(f"/v1/runs/{other}/replay").json()
     assert verdict["first_difference"] == {"step": 2, "then": 1.25, "now": 1.0}
     assert verdict["environment"] == []
+    assert verdict["unrepeated"] == []
     assert "is no replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
+
+
+def test_a_replay_of_a_run_that_healed_says_why_it_differs(
+    http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both went through explains nothing."""
+    short = OutOfMemory(step=2, batch_size=2, gradient_accumulation=4)
+    bad = Diverged(step=3, noticed=3, reason="the loss is not a number", rolled_back_to=2, skipped=(8, 16))
+    first = runs.complete("healed", incidents=(short, bad))
+    again = runs.complete(
+        "again", {**LOSSES, 2: 1.0}, "others", (bad, short.model_copy(update={"step": 3})), replay_of=first
+    )
+    verdict = http.get(f"/v1/runs/{again}/replay").json()
+    assert [(each["of"], each["kind"], each["step"]) for each in verdict["unrepeated"]] == [
+        ("run", "out_of_memory", 2),
+        ("replay", "out_of_memory", 3),
+    ]
+    submitted = {"job": {"id": again}, "environment": []}
+    for module in (replay, waiting):
+        monkeypatch.setattr(module, "call", lambda method, path: submitted if method == "POST" else http.get(path).json())
+    said = CliRunner().invoke(app, ["run", "replay", first]).output
+    assert "not reproduced: step 2 is the first that differs" in said
+    assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said
+    assert "diverged" not in said

@@ -1,0 +1,31 @@
+"""What one of two runs was healed of and the other was not: from there on it took other micro-batches or samples. Pure."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from recipes.incidents import Incident
+from recipes.schema import Frozen
+
+
+class Unrepeated(Frozen):
+    """An incident of the run `of`. `step` is null where the kernel ended the program, which says none."""
+
+    of: Literal["run", "replay"]
+    kind: Literal["out_of_memory", "diverged"]
+    step: int | None
+    what: str
+
+
+def unrepeated(then: Sequence[Incident], now: Sequence[Incident]) -> tuple[Unrepeated, ...]:
+    """Incidents of the first run that its replay does not have, then those that it has alone.
+
+    Memory runs out as a machine has it at the time, so that no record repeats it. Equal losses diverge alike.
+    """
+    return (
+        *(told("run", incident) for incident in then if incident not in now),
+        *(told("replay", incident) for incident in now if incident not in then),
+    )
+
+
+def told(of: Literal["run", "replay"], incident: Incident) -> Unrepeated:
+    return Unrepeated(of=of, kind=incident.kind, step=incident.step, what=incident.words)
