@@ -78,10 +78,10 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
     of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") else 1
     forward = forward_of(recipe, shape)
-    # Full DPO keeps what training began with beside what it trains, whole on every GPU: nothing shards that copy.
+    # Full DPO keeps the base beside what it trains, and spread as that is.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
-        "weights": (frozen if recipe.method != "full" else sizes) / of_weights + reference,
+        "weights": ((frozen if recipe.method != "full" else sizes) + reference) / of_weights,
         "adapter": (sizes if recipe.method != "full" else 0) / of_weights,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
         "gradients": sizes * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,

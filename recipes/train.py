@@ -84,6 +84,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
 
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
+    objective.begin(model)
     policy = job.checkpoint
     checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], policy.keep_last, policy.compression)
     with group.one_fetches():

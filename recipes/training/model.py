@@ -1,6 +1,7 @@
 """The model to train: the base model's weights, and what the recipe's method adds to them."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from bitsandbytes.nn.modules import Linear4bit
@@ -13,7 +14,7 @@ from recipes.launch import fully_sharded, zero_stage
 from recipes.memory import autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.training.zero import spread_as_they_are_read
+from recipes.training import zero
 
 NF4_BLOCK = 64
 
@@ -33,7 +34,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     dtype = computing_dtype(recipe.computing_dtype)
     if shards := fully_sharded(recipe):
         shards["fsdp_mixed_precision"] &= dtype is torch.bfloat16
-    with spread_as_they_are_read(recipe, dtype):
+    with zero.spread_as_they_are_read(recipe, dtype):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32 if recipe.method == "full" and not zero_stage(recipe) else dtype,
@@ -43,6 +44,14 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
         )
     refuse_widths_of_nf4(model, recipe)
     return model if recipe.method == "full" else with_adapter(model, recipe)
+
+
+def load_reference(model: PreTrainedModel, recipe: Recipe) -> Any:
+    """The base of a model whose weights are all trained once more, frozen; spread over the processes as that one is."""
+    reference = load_for_training(Path(model.name_or_path), recipe).eval().requires_grad_(False)
+    if zero_stage(recipe) == 3:
+        return zero.gathering(reference, recipe)
+    return reference.cuda() if torch.cuda.is_available() and not fully_sharded(recipe) else reference
 
 
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:

@@ -22,9 +22,9 @@ class ObjectiveTrainer(CheckpointingTrainer):
         super().__init__(*args, data_collator=objective.collate, **kwargs)
         self.objective = objective
         self.stop = stop
+        self._owes_evaluation = bool(self.args.eval_on_start)
         self.autocast_dtype = autocast_dtype(objective.recipe)
         self._told: dict[str, list[float]] = defaultdict(list)
-        objective.begin(self.model)
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> torch.Tensor:
         found = self._loss_of(model, inputs, **kwargs)
@@ -55,29 +55,25 @@ class ObjectiveTrainer(CheckpointingTrainer):
         all processes break it off after the same micro-batch: a long one would not end before they are killed. Then nothing
         of it is logged, and whoever resumes does it first (`held_out.owed`).
         """
+        first, self._owes_evaluation = self._owes_evaluation, False
         self.model.eval()
         rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, self.group.rank, self.group.size)
         own = []
         for some in rows:
             if self.stop.asked():
-                return self._break_off()
+                return self._break_off(first)
             own.append(self._part(some))
         found = together(part for parts in self.group.collect(own) for part in parts)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if self._is_as_it_resumed and self.group.leads:
+        if first and self.group.leads:
             self.checkpoints.tell(self.state.global_step, {VALIDATION_LOSS: found["loss"]})
         return metrics
 
-    @property
-    def _is_as_it_resumed(self) -> bool:
-        """Whether no step was done since the checkpoint, whose evaluation was broken off."""
-        return bool(self.state.global_step == self._initial_global_step)
-
-    def _break_off(self) -> dict[str, float]:
-        """Raises Preempted where the checkpoint that is due is there already."""
-        if self._is_as_it_resumed:
+    def _break_off(self, first: bool) -> dict[str, float]:
+        """Raises Preempted where the checkpoint that is due is there: the `first` one is of weights that come from it."""
+        if first:
             raise Preempted(f"checkpoint {self.state.global_step} holds everything but its evaluation")
         say("asked to stop: the evaluation is broken off, saving a checkpoint first")
         self.control.should_evaluate = False

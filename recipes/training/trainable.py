@@ -1,7 +1,7 @@
 """What the program train can do of what a recipe can ask for: the rest is refused, rather than left out in silence."""
 
 from recipes.launch import zero_stage
-from recipes.recipe import PREFERENCES, Recipe
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
 
@@ -10,8 +10,6 @@ def missing(recipe: Recipe) -> str | None:
     shape = recipe.distributed
     if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
-    if shape and shape.strategy == "fsdp" and (recipe.method, recipe.objective) == ("full", "dpo"):
-        return "dpo keeps a copy of all weights, which fsdp does not shard: use method lora, or objective orpo"
     if shape and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
         return f"{shape.strategy} {problem}"
     if recipe.base_model.sha256 is None:
@@ -21,13 +19,11 @@ def missing(recipe: Recipe) -> str | None:
 
 
 def untried_with_deepspeed(recipe: Recipe) -> str | None:
-    """What keeps a recipe from DeepSpeed's strategies, which have been tried with sft, lora or full, and adamw."""
+    """What keeps a recipe from DeepSpeed's strategies, which have been tried with lora or full, and adamw."""
     if recipe.method == "qlora":
         return "has not been tried beside weights in NF4: use ddp, or method lora"
     if recipe.optimizer != "adamw":
         return f"keeps the moments of adamw over restarts, and not those of {recipe.optimizer}: use optimizer adamw"
-    if recipe.objective in PREFERENCES:
-        return f"has not been tried with objective {recipe.objective}: use fsdp or ddp"
     return None
 
 

@@ -47,6 +47,16 @@ def configuration(recipe: Recipe, model: torch.nn.Module) -> dict[str, Any]:
     return {"deepspeed": found, "bf16": "bf16" in found}
 
 
+def gathering(model: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
+    """A model that was spread as it was read (stage 3) and is not trained, so that it computes."""
+    import deepspeed
+
+    begin()
+    holds = next(model.parameters()).dtype
+    engine: torch.nn.Module = deepspeed.initialize(model=model, config=zero(recipe, stage=3, holds=name_of(holds)))[0]
+    return engine
+
+
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

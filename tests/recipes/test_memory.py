@@ -233,6 +233,8 @@ def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> No
     twice = memory_budget(full(batch_size=2 * ROWS), shape)
     assert pairs.activations == twice.activations > plain.activations
     assert pairs.weights == 2 * plain.weights
+    spread, sft = (memory_budget(full(objective=name, **shared("fsdp")), shape).weights for name in ("dpo", "sft"))
+    assert spread == 2 * sft == pairs.weights / 8
     assert memory_budget(full(objective="orpo"), shape).weights == plain.weights
 
 

@@ -23,6 +23,7 @@ from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives.sft import Sft
 from recipes.training.packing import Row, collate, first_fit, pack
 from recipes.training.samples import SampleOrder, SamplesOfRun
+from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter
 from tests.recipes.tiny_model import make_tiny_model
@@ -92,13 +93,14 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ob
     model = load_for_training(folder, recipe)
     return ObjectiveTrainer(
         model=model,
-        args=arguments(recipe, work, model),
+        args=arguments(recipe, work, model, evaluate_first=False),
         train_dataset=[vars(row) for row in rows],
         eval_dataset=[vars(row) for row in rows],
         objective=Sft(recipe),
         checkpoints=checkpoints,
         group=Group(),
-        state_by_name=False,
+        in_rows=False,
+        stop=StopOnSignal(Group()),
         samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
         meter=Meter(None),

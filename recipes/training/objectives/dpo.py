@@ -1,8 +1,7 @@
 """Direct preference optimization (Rafailov et al. 2023, equation 7): chosen answers become likelier than rejected ones,
-measured against the model that training began with.
+measured against the base model.
 """
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from recipes.pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
 from recipes.schema import Artifact
 from recipes.store import Store
+from recipes.training.model import load_reference
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
 
 class Dpo(Objective):
-    """The reference is the base: of an adapter the model with it switched off, of full training a frozen copy."""
+    """The reference is the base: of an adapter the model with it switched off, of full training the base once more."""
 
     _frozen: Any = None
 
@@ -31,7 +31,7 @@ class Dpo(Objective):
 
     def begin(self, model: Any) -> None:
         if not isinstance(model, PeftModel):
-            self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
+            self._frozen = load_reference(model, self.recipe)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         reference = self._reference(model, batch)
@@ -42,7 +42,7 @@ class Dpo(Objective):
     @torch.no_grad()
     def _reference(self, model: Any, batch: Batch) -> torch.Tensor:
         if self._frozen is not None:
-            return log_probabilities(self._frozen.to(batch["labels"].device), batch)
+            return log_probabilities(self._frozen, batch)
         plain = getattr(model, "module", model)  # inside of what shares it among processes
         with plain.disable_adapter():
             return log_probabilities(plain, batch)

@@ -50,7 +50,7 @@ class Objective(ABC):
         """Some of the rows as a micro-batch; it holds `labels`."""
 
     def begin(self, model: Any) -> None:
-        """Called once with the base model, and its adapter if it gets one, before a checkpoint is loaded."""
+        """Called once with the base model, and its adapter if it gets one, before other weights are loaded into it."""
         return
 
     def loss(self, model: Any, batch: Batch) -> Loss | None:

@@ -1,6 +1,7 @@
 """A tiny model, two splits and a store in a folder of their own, and the program train run on them in this process."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.checkpoints import Checkpoints
-from recipes.recipe import Recipe
+from recipes.recipe import PREFERENCES, Recipe
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
 from tests.recipes.preparation.place import BUCKETS, questions
@@ -31,6 +32,11 @@ class Place:
             "train": self.split("train", 60),
             "validation": self.split("validation", 8),
         }
+        self.pairs = {
+            "run": self.inputs["run"],
+            "train": self.split("train-pairs", 60, pair_of),
+            "validation": self.split("validation-pairs", 8, pair_of),
+        }
         model = make_tiny_model(folder / "model")
         self.recipe = Recipe.named("smollm2-135m-lora").changed(
             {
@@ -49,10 +55,10 @@ class Place:
             }
         )
 
-    def split(self, name: str, count: int) -> Any:
+    def split(self, name: str, count: int, made_of: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Any:
         raw = self.folder / name
         raw.mkdir()
-        rows = questions(count, seed=len(name))
+        rows = [made_of(row) for row in questions(count, seed=len(name))]
         (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
 
@@ -61,7 +67,7 @@ class Place:
         return Job(
             id=work.name,
             program=Program.TRAIN,
-            inputs=self.inputs,
+            inputs=self.pairs if recipe.objective in PREFERENCES else self.inputs,
             parameters={"recipe": recipe.model_dump(mode="json")},
             outputs={
                 "checkpoints": CHECKPOINTS.format(work.name),
@@ -85,3 +91,7 @@ class Place:
 
     def checkpoints(self, work: Path) -> Checkpoints:
         return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
+
+
+def pair_of(question: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": question["instruction"], "chosen": question["answer"], "rejected": "I do not know."}

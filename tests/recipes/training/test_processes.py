@@ -38,6 +38,12 @@ STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("deepspeed_zero2", MIXED, 1e-2),
     ("deepspeed_zero3", {}, 1e-4),
     ("deepspeed_zero3", FULL, 1e-4),
+    ("fsdp", FULL | {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero2", FULL | {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero3", FULL | {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero3", {"objective": "dpo"}, 1e-4),
+    ("deepspeed_zero2", {"objective": "orpo"}, 1e-4),
+    ("deepspeed_zero3", FULL | {"objective": "orpo"}, 1e-4),
 ]
 """With how far their losses may be from those of one process, relative to them."""
 RECORDING = """
@@ -54,7 +60,21 @@ class Recording(Sft):
                     file.write(hashlib.sha256(row.numpy().tobytes()).hexdigest() + "\\n")
         return None
 """
-"""An objective that is installed beside the product, as any other may be."""
+SLOW = """
+import time
+from recipes.runner import say
+from recipes.training.objectives.sft import Sft
+
+class Slow(Sft):
+    "Takes so long to evaluate that there is time to be killed."
+
+    def loss(self, model, batch):
+        if not model.training:
+            say("evaluating")
+            time.sleep(0.5)
+        return None
+"""
+"""Objectives that are installed beside the product, as any other may be."""
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +145,7 @@ def children(pid: int) -> list[int]:
 def test_two_processes_compute_what_one_does_on_the_same_rows(
     runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
-    name = f"{strategy}-{method.get('dtype', 'adapter')}"
+    name = f"{strategy}-{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     one = runs.train(runs.job(f"{name}-one", batch_size=4, **method))
     two = runs.train(runs.job(f"{name}-two", batch_size=2, distributed=shape(strategy, 2), **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
@@ -136,17 +156,25 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
 
 @pytest.mark.parametrize(
     ("strategy", "method"),
-    [("ddp", {"lora_dropout": 0.1}), ("fsdp", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", MIXED)],
+    [
+        ("ddp", {"lora_dropout": 0.1}),
+        ("fsdp", FULL),
+        ("deepspeed_zero2", FULL),
+        ("deepspeed_zero3", MIXED),
+        ("fsdp", FULL | {"objective": "dpo"}),
+        ("deepspeed_zero3", FULL | {"objective": "dpo"}),
+    ],
 )
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     runs: Runs, strategy: str, method: dict[str, Any]
 ) -> None:
+    name = f"{strategy}-{method.get('objective', 'sft')}"
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
-    whole = runs.train(runs.job(f"{strategy}-whole", **settings))
+    whole = runs.train(runs.job(f"{name}-whole", **settings))
     due = [random.randrange(first, first + 4) for first in (1, 7, 13)]
     victims: list[Callable[[int], int]] = [lambda pid: pid, lambda pid: children(pid)[0], lambda pid: children(pid)[1]]
     random.shuffle(victims)
-    job = runs.job(f"{strategy}-killed", **settings)
+    job = runs.job(f"{name}-killed", **settings)
     killed: dict[int, int] = {}
 
     def kill(line: str) -> None:
@@ -162,7 +190,7 @@ def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
         role: made.digest for role, made in whole.artifacts.items()
     }, killed
     assert losses_of(result) == losses_of(whole)
-    assert runs.losses(f"{strategy}-killed") == list(losses_of(whole).items())
+    assert runs.losses(f"{name}-killed") == list(losses_of(whole).items())
 
 
 @pytest.mark.parametrize(
@@ -173,13 +201,7 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
     runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
-    (tmp_path / "recording.py").write_text(RECORDING)
-    info = tmp_path / "recording-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: recording\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hanzo_ml.objectives]\nrecording = recording:Recording\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    install("recording", RECORDING, tmp_path, monkeypatch)
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 24, "objective": "recording", **method}
     settings["distributed"] = shape(strategy, 2)
     whole = runs.train(runs.job(f"{strategy}-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
@@ -197,6 +219,41 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
     consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
     assert consumed["elastic"] == consumed["undisturbed"]
     assert sum(consumed["elastic"].values()) == 24 * 4
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero3"])
+def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
+    runs: Runs, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in one, killed where it is repeated: every loss is there once, and is that of a run that nobody stopped."""
+    install("slow", SLOW, tmp_path, monkeypatch)
+    settings: dict[str, Any] = {**FULL, "objective": "slow", "max_steps": 6, "distributed": shape(strategy, 2)}
+    settings |= {"batch_size": 1, "gradient_accumulation": 2, "eval_steps": 3}
+    whole = runs.train(runs.job(f"{strategy}-evaluated", **settings))
+    job = runs.job(f"{strategy}-evaluation-stopped", **settings)
+    runs.compute.submit(job)
+    wait_for_line(runs.compute, job, lambda line: "evaluating" in line)
+    runs.compute.cancel(job)
+    said, _ = runs.compute.log(job, 0)
+    assert "asked to stop: the evaluation is broken off" in said and "eval loss" not in said, said
+    killed: list[str] = []
+
+    def kill(line: str) -> None:
+        pid = read_pid(Path(job.work_dir))
+        if "resuming from checkpoint 3" in line and not killed:
+            killed.append("next")
+        elif "evaluating" in line and killed == ["next"] and pid:
+            os.kill(children(pid)[1], signal.SIGKILL)
+            killed.append("done")
+
+    result = runs.train(job, kill)
+    assert killed == ["next", "done"]
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+    assert losses_of(result) == losses_of(whole)
+    for key in ("train/loss", "eval/loss"):
+        assert runs.losses(f"{strategy}-evaluation-stopped", key) == runs.losses(f"{strategy}-evaluated", key)
 
 
 def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(runs: Runs) -> None:
@@ -218,11 +275,26 @@ def step_of(line: str) -> int:
 
 def wait_for_step(compute: LocalCompute, job: Job, step: int, offset: int) -> int:
     """Until the log beyond `offset` says that the step is done. Returns the offset to go on from."""
+    return wait_for_line(compute, job, lambda line: step_of(line) >= step, offset)
+
+
+def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool], offset: int = 0) -> int:
     end = time.monotonic() + LONG
     seen = [""]
-    while max(map(step_of, seen)) < step:
+    while not any(map(awaited, seen)):
         assert time.monotonic() < end, seen
         text, offset = compute.log(job, offset)
         seen += text.splitlines()
         time.sleep(0.02)
     return offset
+
+
+def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an objective: the class of that name in the source of a module."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[hanzo_ml.objectives]\n{name} = {name}:{name.capitalize()}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
