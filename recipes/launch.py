@@ -34,6 +34,14 @@ def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
     return None
 
 
+def trains_shards(recipe: Recipe) -> bool:
+    """Whether fsdp shards what is trained, where there are several processes; an adapter is whole in every one.
+
+    On one process such a run saves and loads in the same form, for its place may be one of several again.
+    """
+    return recipe.method == "full" and recipe.distributed is not None and recipe.distributed.strategy == "fsdp"
+
+
 def zero_stage(recipe: Recipe) -> int | None:
     """Of DeepSpeed's ZeRO: with 2 gradients and optimizer states are spread over the processes, with 3 weights too."""
     strategy = recipe.distributed.strategy if recipe.distributed else "ddp"

@@ -15,7 +15,7 @@ from recipes import base_model
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incidents, read_incidents
-from recipes.launch import sharding, zero_stage
+from recipes.launch import sharding, trains_shards, zero_stage
 from recipes.parameters import TrainParameters
 from recipes.runner import Preempted, main, say
 from recipes.schema import Job, Result
@@ -35,7 +35,7 @@ from recipes.training.publishing import publish_trained, whole
 from recipes.training.resuming import check_position, is_over, owes_evaluation, where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
-from recipes.training.sharded import load_weights, trains_shards
+from recipes.training.sharded import load_weights
 from recipes.training.start import copy_weights
 from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from recipes.training.trainable import refuse_what_is_missing

@@ -9,20 +9,11 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.group import Group
 from recipes.training.row_files import RowFiles, rows_of, write_rows
 
 WEIGHTS, OPTIMIZER = "model", "optimizer"
-
-
-def trains_shards(recipe: Recipe) -> bool:
-    """Whether what is trained is sharded, where there are several processes; an adapter is whole in every one.
-
-    On one process such a run saves and loads in the same form, for its place may be one of several again.
-    """
-    return recipe.method == "full" and recipe.distributed is not None and recipe.distributed.strategy == "fsdp"
 
 
 def save_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:

@@ -1,6 +1,6 @@
 """What the program train can do of what a recipe can ask for: the rest is refused, rather than left out in silence."""
 
-from recipes.launch import zero_stage
+from recipes.launch import trains_shards, zero_stage
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
@@ -10,6 +10,8 @@ def missing(recipe: Recipe) -> str | None:
     shape = recipe.distributed
     if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
+    if trains_shards(recipe) and recipe.optimizer != "adamw":  # bitsandbytes 0.50 raises at the first step
+        return f"fsdp does not shard the moments of {recipe.optimizer}: use optimizer adamw"
     if shape and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
         return f"{shape.strategy} {problem}"
     if recipe.base_model.sha256 is None:

@@ -214,6 +214,7 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
         ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
         ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
+        ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
 )
 def test_what_the_program_cannot_do_is_refused_in_one_line(name: str, changes: dict[str, Any], named: str) -> None:
