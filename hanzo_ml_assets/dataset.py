@@ -34,6 +34,8 @@ from resources.settings import Settings
 from resources.validation.judge import Verdict
 
 SPLITS = ("train", "validation", "test")
+FORM = "lines of the version"
+"""Of what a split consists."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,12 @@ def describe(version: DatasetVersion) -> dict[str, object]:
 
 
 def split_job(definition: DatasetDefinition, version: DatasetVersion, control_plane: ControlPlane) -> Job:
-    """The job that splits a version. Other parameters go to another place: what a run was trained on never changes."""
+    """The job that splits a version. Other parameters go to another place: what a run was trained on never changes.
+
+    So does another form of splits: those that were copies, in the order in which they were drawn, stay where they are.
+    """
     parameters = definition.split.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json(parameters)).hexdigest()[:12]
+    label = hashlib.sha256(canonical_json([FORM, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}splits/{label}"
     identifier = f"split-{version.name}-{version.version}-{label}"
     return Job(

@@ -62,22 +62,39 @@ class Chunk(Frozen):
     size: int
 
 
+class Selection(Frozen):
+    """Lines of a file of another artifact, in their order there (`recipes.selection`).
+
+    `of` is that artifact's digest and `path` the file. Where it lies stands elsewhere, as stores differ in that. `sha256` is
+    of the bitmap that says which lines: one bit for each of the `records` lines of the file. `before` counts the records in
+    the artifact's earlier files, `chosen` the bits that are set.
+    """
+
+    of: str
+    path: str
+    before: int
+    records: int
+    chosen: int
+    sha256: str
+
+
 class FileRecord(Frozen):
     """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
 
-    A file whose bytes lie in chunks names them in their order; one that lies at its path has none, and no such key in JSON,
-    so that the digests of manifests are what they were before there were chunks.
+    A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
+    that lies at its path has neither, and no such key in JSON, so that digests of manifests are what they always were.
     """
 
     path: str
     sha256: str
     size: int
     chunks: tuple[Chunk, ...] = ()
+    selection: Selection | None = None
 
     @model_serializer(mode="wrap")
-    def without_no_chunks(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def only_what_is_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
-        return document if self.chunks else {key: value for key, value in document.items() if key != "chunks"}
+        return {key: value for key, value in document.items() if key not in ("chunks", "selection") or value}
 
 
 class Manifest(Frozen):

@@ -1,17 +1,18 @@
 """The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
 
-With `group_by`, every group is spread over the splits as evenly as its size allows. A dataset may be larger than memory: it
-is read twice, one record at a time, and the second time in the order of the splits.
+With `group_by`, every group is spread over the splits as evenly as its size allows. A split is no copy: it says of which
+lines of the version it consists, in their order there (`recipes.selection`). A dataset may be larger than memory: it is read
+twice, some lines at a time.
 """
 
+import hashlib
 import json
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +21,26 @@ from pydantic import JsonValue
 from recipes.assignment import SPLITS, assign, draw, leaks, named, split_named
 from recipes.layouts import laid_out, question
 from recipes.parameters import SplitParameters
-from recipes.record_index import publish_index
-from recipes.records import normalize, write_json_lines
+from recipes.records import normalize
 from recipes.runner import main, say
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.schema import Artifact, BadConfiguration, FileRecord, Job, Manifest, Result, Selection
+from recipes.selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_lines
 from recipes.store import Store
+
+PIECE = 1 << 20
+Files: TypeAlias = dict[str, list[FileRecord]]
 
 
 @dataclass(frozen=True)
 class Divided:
-    """Of each split the numbers of its records, counted from 0, in their order; and the held-out ones that leaked."""
+    """Of each record, in their order, the place of its split in `SPLITS`; and how many held-out ones leaked."""
 
-    numbers: Mapping[str, NDArray[np.int64]]
+    split: NDArray[np.int8]
     leaked: int
 
 
 def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Divided:
-    """The same rows and parameters give the same splits, in the same order, everywhere. Rows are seen once, and not kept.
+    """The same rows and parameters give the same splits everywhere. Rows are seen once, and not kept.
 
     Raises:
         BadConfiguration: a split would be empty, or a record has no layout or names no split.
@@ -53,76 +57,98 @@ def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Div
             groups.append(codes.setdefault(str(row.get(parameters.group_by, "")), len(codes)))
     drawn = np.frombuffer(draws, np.uint64)
     if parameters.column:
-        # In their own order: whoever names the splits may have put them in one.
-        chosen, order = named(np.frombuffer(splits, np.int8), parameters.column), np.arange(len(drawn))
+        chosen = named(np.frombuffer(splits, np.int8), parameters.column)
     else:
         group = np.frombuffer(groups, np.int64) if parameters.group_by else np.zeros(len(drawn), np.int64)
-        chosen, order = assign(drawn, group, parameters), np.argsort(drawn, kind="stable")
-    numbers = {name: order[chosen[order] == place] for place, name in enumerate(SPLITS)}
-    return Divided(numbers, leaks(drawn, chosen))
+        chosen = assign(drawn, group, parameters)
+    return Divided(chosen, leaks(drawn, chosen))
 
 
-class Lines:
-    """The records of files, first one after the other, then each by its number: where it begins is remembered."""
+def runs(file: Path) -> Iterator[list[bytes]]:
+    """The lines of a file, some at a time."""
+    with file.open("rb") as opened:
+        yield from runs_of_lines(iter(lambda: opened.read(PIECE), b""))
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._paths = files
-        self._files = ExitStack()
-        self._open: list[int] = []
-        self._starts, self._lengths, self._of = array("q"), array("q"), array("i")
 
-    def __enter__(self) -> Self:
-        for path in self._paths:
-            self._open.append(self._files.enter_context(path.open("rb")).fileno())
-        return self
+@dataclass
+class Part:
+    """What a split has of one file, while that is read."""
 
-    def __exit__(self, *error: object) -> None:
-        self._files.close()
+    marks: list[Marks] = field(default_factory=list)
+    size: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """All rows, one after the other. Only a newline ends one; lines that hold nothing are none."""
-        for place, path in enumerate(self._paths):
-            start = 0
-            with path.open("rb") as lines:
-                for line in lines:
-                    if line.strip():
-                        self._starts.append(start)
-                        self._lengths.append(len(line))
-                        self._of.append(place)
-                        yield json.loads(line)
-                    start += len(line)
+    def add(self, lines: Sequence[bytes], marks: Marks) -> None:
+        data = b"".join(compress(lines, marks))
+        self.marks.append(marks)
+        self.size += len(data)
+        self.digest.update(data)
 
-    def read(self, number: int) -> bytes:
-        """A line that `rows` has given."""
-        return os.pread(self._open[self._of[number]], self._lengths[number], self._starts[number])
+
+def parts_of(file: Path, chosen: NDArray[np.int8], before: int) -> dict[str, Part]:
+    """What each split has of a file, behind the `before` records of the files before it."""
+    parts = {name: Part() for name in SPLITS}
+    for lines in runs(file):
+        splits = chosen[before : before + len(lines)]
+        before += len(lines)
+        for place, part in enumerate(parts.values()):
+            part.add(lines, splits == place)
+    return parts
+
+
+def selected(
+    store: Store, source: Artifact, files: Mapping[str, Path], split: NDArray[np.int8], places: Mapping[str, str]
+) -> Files:
+    """The files of each split, whose bitmaps are stored: one for each file of the version that has a record in the split."""
+    found: Files = {name: [] for name in SPLITS}
+    before = 0
+    for number, (path, file) in enumerate(files.items()):
+        records = 0
+        for name, part in parts_of(file, split, before).items():
+            marks = np.concatenate([np.zeros(0, np.bool_), *part.marks])
+            records, count, bitmap = len(marks), int(marks.sum()), bitmap_of(marks)
+            if count:
+                selection = Selection(
+                    of=source.digest,
+                    path=path,
+                    before=before,
+                    records=records,
+                    chosen=count,
+                    sha256=hashlib.sha256(bitmap).hexdigest(),
+                )
+                target = f"{name}-{number:05}.jsonl"
+                store.put_bytes(bitmap_uri(places[name], target), bitmap)
+                found[name].append(
+                    FileRecord(path=target, sha256=part.digest.hexdigest(), size=part.size, selection=selection)
+                )
+        before += records
+    return found
 
 
 def divide(job: Job, store: Store, work: Path) -> Result:
     """Split a version. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
     parameters = SplitParameters.model_validate(job.parameters)
     source = job.inputs["dataset"]
-    inputs = {"dataset": source.digest}
-    artifacts = {}
-    with Lines(sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl"))) as lines:
-        divided = split(lines.rows(), parameters)
-        for name, numbers in divided.numbers.items():
-            target = work / name
-            target.mkdir(parents=True, exist_ok=True)
-            file = target / f"{name}.jsonl"
-            write_json_lines(file, (json.loads(lines.read(number)) for number in numbers))
-            facts: dict[str, JsonValue] = {
-                "split": name,
-                "num_records": len(numbers),
-                "parameters": parameters.model_dump(mode="json"),
-            }
-            artifacts[name] = store.publish(target, job.outputs[name], "split", inputs=inputs, facts=facts)
-            with file.open("rb") as written:
-                publish_index(store, artifacts[name], written, work / f"{name}.index")
-            say(f"{name}: {len(numbers)} records")
+    folder = store.fetch(source, Path(job.cache_dir))
+    files = {file.path: folder / file.path for file in store.manifest(source).files if file.path.endswith(".jsonl")}
+    rows = (json.loads(line) for file in files.values() for lines in runs(file) for line in lines)
+    divided = split(rows, parameters)
+    places = {name: job.outputs[name].rstrip("/") for name in SPLITS}
+    artifacts, counts = {}, dict(zip(SPLITS, np.bincount(divided.split, minlength=len(SPLITS)).tolist(), strict=True))
+    for name, found in selected(store, source, files, divided.split, places).items():
+        facts: dict[str, JsonValue] = {
+            "split": name,
+            "num_records": counts[name],
+            "parameters": parameters.model_dump(mode="json"),
+        }
+        store.put_bytes(origin_uri(places[name]), source.model_dump_json().encode())
+        manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": source.digest}, facts=facts)
+        artifacts[name] = store.put_manifest(places[name], manifest)
+        say(f"{name}: {counts[name]} records")
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,
-        metrics={name: float(len(numbers)) for name, numbers in divided.numbers.items()},
+        metrics={name: float(count) for name, count in counts.items()},
         facts={"leaked": divided.leaked},
     )
 

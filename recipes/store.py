@@ -13,7 +13,8 @@ from pydantic import JsonValue, ValidationError
 from recipes.addresses import BrokenArtifact
 from recipes.chunks import chunk_uri
 from recipes.objects import Objects
-from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.schema import Artifact, FileRecord, Manifest, Selection
+from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
 from recipes.stored_object import CHUNK
 
 __all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
@@ -103,9 +104,12 @@ class Store(Objects):
 
         Raises:
             FileNotFoundError: its object, or a chunk, is missing.
-            BrokenArtifact: a chunk has other bytes than its name says. A file without chunks is not verified here.
+            BrokenArtifact: a chunk has other bytes than its name says, or of what a file was chosen of something is missing.
+                A file without chunks is not verified here.
         """
-        if not file.chunks:
+        if file.selection is not None:
+            yield from self._chosen(artifact_uri, file, file.selection)
+        elif not file.chunks:
             yield from self.open(f"{artifact_uri}/{file.path}").chunks()
         for chunk in file.chunks:
             where = chunk_uri(artifact_uri, chunk.sha256)
@@ -113,6 +117,29 @@ class Store(Objects):
             if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
                 raise BrokenArtifact(f"{where}, a chunk of {artifact_uri}/{file.path}, has SHA-256 {found}")
             yield data
+
+    def marks(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Marks:
+        """Which lines a file consists of. Raises FileNotFoundError or BrokenArtifact."""
+        where = bitmap_uri(artifact_uri, file.path)
+        bitmap = self.get_bytes(where)
+        if (found := hashlib.sha256(bitmap).hexdigest()) != selection.sha256:
+            raise BrokenArtifact(f"{where} has SHA-256 {found}, recorded is {selection.sha256}")
+        return marks_in(bitmap, selection.records)
+
+    def origin(self, artifact_uri: str, selection: Selection) -> Artifact:
+        """The artifact of whose lines a file consists. Raises FileNotFoundError or BrokenArtifact."""
+        origin = Artifact.model_validate_json(self.get_bytes(origin_uri(artifact_uri)))
+        if origin.digest != selection.of:
+            raise BrokenArtifact(f"{origin_uri(artifact_uri)} names {origin.digest}, recorded is {selection.of}")
+        return origin
+
+    def _chosen(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Iterator[bytes]:
+        try:
+            origin = self.origin(artifact_uri, selection)
+            source = next(one for one in self.manifest(origin).files if one.path == selection.path)
+            yield from chosen(self.pieces(origin.uri, source), self.marks(artifact_uri, file, selection))
+        except (BrokenArtifact, FileNotFoundError) as error:
+            raise BrokenArtifact(f"{artifact_uri}/{file.path} consists of lines of another file: {error}") from None
 
     def fetch(self, artifact: Artifact, cache: Path) -> Path:
         """The artifact as a verified local folder: in place where it lies in one, else put together in `cache`.
@@ -123,7 +150,8 @@ class Store(Objects):
             BrokenArtifact: a file is missing or its SHA-256 is not the manifest's (row X7).
         """
         manifest = self.manifest(artifact)
-        local = None if any(file.chunks for file in manifest.files) else self.local_path(artifact.uri)
+        scattered = any(file.chunks or file.selection for file in manifest.files)
+        local = None if scattered else self.local_path(artifact.uri)
         folder = local or cache / artifact.digest
         for file in manifest.files:
             problem = what_is_broken(folder, file)

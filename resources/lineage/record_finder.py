@@ -1,16 +1,17 @@
 """Which dataset versions and splits hold a record, or one that was made of it.
 
-Answers come from the indexes that were built with them. What has none is read: that takes long, but misses nothing.
+Answers come from the indexes that were built with them; for a split that is lines of its version, from that one's. What has
+none is read: that takes long, but misses nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from recipes.fingerprint import Fingerprint
 from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
-from recipes.schema import Artifact
+from recipes.schema import Artifact, FileRecord
 from recipes.store import Store
 from resources.dataset_records import record_lines
 from resources.lineage.descend import DATA, children
@@ -80,6 +81,9 @@ class RecordFinder:
 
     def _in_child(self, child: Artifact, parents: Sequence[Hit], wanted: Fingerprint) -> Iterator[Hit]:
         """The records of an artifact that are, or were made of, those that were found in what it was made of."""
+        if child.kind == "split" and (selections := self._selections(child)):
+            yield from self._chosen(child, selections, parents)
+            return
         texts = {wanted.text, *(hit.print.text for hit in parents)}
         known = {hit.print.record for hit in parents}
         index = self._index(child)
@@ -95,6 +99,25 @@ class RecordFinder:
                 yield Hit(entry.number, found, how(entry, wanted))
             elif entry.value in known or entry.number in own:
                 yield Hit(entry.number, found, How.MADE_OF)
+
+    def _selections(self, split: Artifact) -> list[FileRecord]:
+        """The files of a split that consist of lines of its version: these need no index of their own."""
+        return [file for file in self._store.manifest(split).files if file.selection]
+
+    def _chosen(self, split: Artifact, files: Sequence[FileRecord], parents: Sequence[Hit]) -> Iterator[Hit]:
+        """Those records of a version that are in its split, numbered as there."""
+        before = 0
+        for file in files:
+            selection = file.selection
+            assert selection is not None
+            last = selection.before + selection.records
+            if here := [hit for hit in parents if selection.before < hit.number <= last]:
+                marks = self._store.marks(split.uri, file, selection)
+                for hit in here:
+                    place = hit.number - selection.before
+                    if marks[place - 1]:
+                        yield replace(hit, number=before + int(marks[:place].sum()))
+            before += selection.chosen
 
     def _find(self, segments: Sequence[Segment], keys: Collection[int]) -> Iterator[Found]:
         return numbered(segments, self._look_up(segments, keys))

@@ -63,9 +63,12 @@ def check_inputs(run: FinishedRun, store: Store) -> None:
         name = f"its base model {run.record.recipe.base_model.uri}" if role == "base" else f"its {role} split"
         try:
             for file in store.manifest(artifact).files:
-                if not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
+                if file.selection is not None:
+                    store.manifest(store.origin(artifact.uri, file.selection))
+                    store.marks(artifact.uri, file, file.selection)
+                elif not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
                     raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")
-        except BrokenArtifact as error:
+        except (BrokenArtifact, FileNotFoundError) as error:
             raise gone(run.job.id, f"{name} ({error})") from None
 
 

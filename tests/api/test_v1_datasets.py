@@ -13,11 +13,13 @@ import httpx
 import pytest
 
 from api.signed_links import Link
+from recipes.selection import bitmap_uri
 from recipes.store import Store
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from tests.api.server_process import ServerProcess
+from tests.resources.test_split_storage import divided
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 DRAW = random.Random(0)
@@ -100,6 +102,29 @@ def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: h
     store.publish(tmp_path, f"{made['storage_path']}rejected", "rejected")
     rejected = http.get(path, params={"content": "rejected"}).json()["files"]
     assert [joined(file) for file in rejected] == [joined(file) for file in files]
+
+
+def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
+    server: ServerProcess, http: httpx.Client, tmp_path: Path
+) -> None:
+    """No object has its bytes, on S3 neither: this server puts them together."""
+    made = create(http, "chosen", b"".join(b'{"text": "%d"}\n' % number for number in range(40)))
+    store, database = Store(server.settings.store, VARIABLES), Database(server.settings.database_url)
+    datasets = Datasets(database)
+    with database.read() as connection:
+        version = datasets.get(made["id"], connection)
+    splits = divided(database, store, tmp_path, version)
+    with database.write() as connection:
+        stored = {name: {"artifact": artifact.model_dump()} for name, artifact in splits.items()}
+        datasets.set_splits(connection, version, stored)
+    for name, count in {"train": 32, "validation": 4, "test": 4}.items():
+        (file,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": name}).json()["files"]
+        assert joined(file).count(b"\n") == count
+    (part,) = file["parts"]
+    assert httpx.get(part["url"].replace("test-00000", "test-00001"), trust_env=False).status_code == 403
+    store.remove(bitmap_uri(splits["test"].uri, file["path"]))
+    broken = httpx.get(part["url"], trust_env=False)
+    assert (broken.status_code, "ask for a new link" in broken.text) == (404, True)
 
 
 def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
+from resources.dataset_records import record_lines
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.model_key import ModelKey
@@ -163,7 +164,7 @@ def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(gr
     assert leaks is not None and leaks.exact > 0
     first = leaks.first[0]
     assert first.ancestor == "doors@1 train, of m@1"
-    tested = graph.plane.store.get_bytes(f"{graph.version('doors@2').split('test').uri}/test.jsonl").splitlines()
-    trained = graph.plane.store.get_bytes(f"{graph.version('doors@1').split('train').uri}/train.jsonl").splitlines()
+    tested = list(record_lines(graph.plane.store, graph.version("doors@2").split("test")))
+    trained = list(record_lines(graph.plane.store, graph.version("doors@1").split("train")))
     assert json.loads(tested[first.line - 1]) == json.loads(trained[first.ancestor_line - 1])
     assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked

@@ -42,8 +42,10 @@ def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
 
 def split(rows: list[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
     """The rows of each split, in their order."""
-    numbers = splitting.split(rows, parameters).numbers
-    return {name: [rows[number] for number in numbers[name]] for name in SPLITS}
+    places = splitting.split(rows, parameters).split
+    return {
+        name: [row for row, found in zip(rows, places, strict=True) if found == place] for place, name in enumerate(SPLITS)
+    }
 
 
 def frozen(rows: list[dict[str, Any]]) -> Counter[str]:
@@ -80,7 +82,7 @@ def test_a_leak_would_be_counted() -> None:
     rows += [{"instruction": asked, "answer": "x", "part": part} for asked, part in held_out]
     found = splitting.split(rows, SplitParameters(column="part"))
     assert found.leaked == 3
-    assert {name: list(found.numbers[name]) for name in SPLITS} == {"train": [0, 1, 2], "validation": [3, 4], "test": [5, 6]}
+    assert [SPLITS[place] for place in found.split] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
 
 
 def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
@@ -190,6 +192,40 @@ def test_the_published_splits_name_their_dataset_and_hold_what_was_counted(tmp_p
         assert len(records) == result.metrics[name] == manifest.facts["num_records"]
     assert sum(result.metrics.values()) == 50
     assert result.facts["leaked"] == 0
+
+
+def test_the_records_of_a_split_are_those_that_they_always_were(tmp_path: Path) -> None:
+    """And in the order of the version: they were in the order in which they are drawn, while splits were copies."""
+    place = Place(tmp_path, numbered(50))
+    result = place.run()
+    found = {
+        name: [int(record.answer[7:-1]) for record in read_records(place.store.fetch(artifact, tmp_path / "cache"))]
+        for name, artifact in result.artifacts.items()
+    }
+    assert (found["validation"], found["test"]) == ([8, 36, 44, 47, 49], [10, 13, 25, 28, 40])
+    held_out = {*found["validation"], *found["test"]}
+    assert found["train"] == [number for number in range(50) if number not in held_out]
+
+
+def test_a_split_has_a_file_for_each_of_its_version_that_it_has_records_of(tmp_path: Path) -> None:
+    place = Place(tmp_path, numbered(3, part="train"))
+    write_json_lines(tmp_path / "raw" / "second.jsonl", numbered(4, part="test"))
+    held_out = [*numbered(1, part="val"), *numbered(1, part="train")]
+    text = "\n\n".join(json.dumps(row) for row in held_out)  # no newline at the end, and a line that holds nothing
+    (tmp_path / "raw" / "third.jsonl").write_text(text)
+    place.dataset = place.store.publish(tmp_path / "raw", "s3://hanzo-ml/datasets/d/2/records", "dataset")
+    job = place.job().model_copy(update={"parameters": {"column": "part"}})
+    result = divide(job, place.store, tmp_path / "work")
+    files = {name: place.store.manifest(artifact).files for name, artifact in result.artifacts.items()}
+    assert {name: [file.path for file in found] for name, found in files.items()} == {
+        "train": ["train-00000.jsonl", "train-00002.jsonl"],
+        "validation": ["validation-00002.jsonl"],
+        "test": ["test-00001.jsonl"],
+    }
+    assert [(one.selection.before, one.selection.records) for one in files["train"] if one.selection] == [(0, 3), (7, 2)]
+    for name, count in {"train": 4, "validation": 1, "test": 4}.items():
+        records = read_records(place.store.fetch(result.artifacts[name], tmp_path / "cache"))
+        assert len(records) == count == result.metrics[name]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])

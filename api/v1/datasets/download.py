@@ -1,11 +1,13 @@
 """Addresses under which a version can be downloaded for a while by whoever has them (row B6).
 
-On S3 they are pre-signed and lead to S3 itself; where the store is a folder, this server answers them. A file may lie in
-parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
+On S3 they are pre-signed and lead to S3 itself; where the store is a folder, this server answers them. So it does for files
+of a split that are lines of its version: no object has their bytes. A file may lie in parts: put one behind the other in
+their order, they are the file, whose SHA-256 proves it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -17,7 +19,7 @@ from api.signed_links import Link, link_key
 from api.v1.datasets.messages import find
 from recipes.chunks import chunk_uri
 from recipes.schema import Artifact, FileRecord
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
@@ -47,8 +49,8 @@ def download(
     artifact = artifact_of(database, store, version, content)
     expires_at = int(time.time()) + seconds
 
-    def address(uri: str) -> str:
-        if signed := store.signed_url(uri, seconds):
+    def address(uri: str, file: FileRecord) -> str:
+        if file.selection is None and (signed := store.signed_url(uri, seconds)):
             return signed
         link = Link(caller.organization, uri, expires_at)
         return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
@@ -62,15 +64,34 @@ def download(
 @links.get("")
 def linked(organization: str, uri: str, expires_at: int, signature: str, store: StoreOf, settings: SettingsOf) -> Response:
     """What a signed link leads to. The signature is the permission: nobody signs in here."""
-    if store.local_path(uri) is None:
-        raise not_found("This server gives out links to its object store, and has none of its own")
     Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
-        stored = store.open(uri)
-    except FileNotFoundError:
+        size, pieces = chosen_lines(store, uri) or whole_object(store, uri)
+    except (BrokenArtifact, FileNotFoundError):
         raise not_found("The file of this link is not there any more: ask for a new link") from None
-    headers = {**SAFE, "Content-Length": str(stored.size), "Content-Disposition": "attachment"}
-    return StreamingResponse(stored.chunks(), media_type="application/octet-stream", headers=headers)
+    headers = {**SAFE, "Content-Length": str(size), "Content-Disposition": "attachment"}
+    return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
+
+
+def chosen_lines(store: Store, uri: str) -> tuple[int, Iterator[bytes]] | None:
+    """Size and bytes of a file that consists of lines of another; None where there is no such file."""
+    folder, _, path = uri.rpartition("/")
+    if (artifact := store.find(folder)) is None:
+        return None
+    found = [file for file in store.manifest(artifact).files if file.path == path and file.selection]
+    if not found:
+        return None
+    pieces = store.pieces(folder, found[0])
+    first = next(pieces, b"")  # what is missing should be known before the answer begins
+    return found[0].size, chain((first,), pieces)
+
+
+def whole_object(store: Store, uri: str) -> tuple[int, Iterator[bytes]]:
+    """Size and bytes of what lies at an address. Raises FileNotFoundError."""
+    if store.local_path(uri) is None:
+        raise not_found("This server gives out links to its object store, and has none of its own")
+    stored = store.open(uri)
+    return stored.size, stored.chunks()
 
 
 def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
@@ -96,12 +117,12 @@ def source_of(database: Database, version: DatasetVersion) -> Artifact:
     return found
 
 
-def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str], str]) -> dict[str, Any]:
+def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str, FileRecord], str]) -> dict[str, Any]:
     where = [(chunk_uri(artifact.uri, chunk.sha256), chunk.sha256, chunk.size) for chunk in file.chunks]
     parts = where or [(f"{artifact.uri}/{file.path}", file.sha256, file.size)]
     return {
         "path": file.path,
         "sha256": file.sha256,
         "size": file.size,
-        "parts": [{"url": address(uri), "sha256": sha256, "size": size} for uri, sha256, size in parts],
+        "parts": [{"url": address(uri, file), "sha256": sha256, "size": size} for uri, sha256, size in parts],
     }

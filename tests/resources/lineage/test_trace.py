@@ -13,6 +13,7 @@ from recipes.record_index import fingerprint_of, index_uri, publish_index
 from recipes.schema import Artifact, Job, Program, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
+from resources.dataset_records import record_lines
 from resources.ingest.create import create_version
 from resources.lineage.match import trace_matches
 from resources.lineage.record import record
@@ -169,7 +170,7 @@ def node(trace: Trace, name: str) -> TraceNode:
 def split_of(artifacts: Mapping[str, Artifact], store: Store, row: Mapping[str, Any]) -> str:
     """The split that holds a row, by reading all of them."""
     for name, artifact in artifacts.items():
-        if row in map(json.loads, store.get_bytes(f"{artifact.uri}/{name}.jsonl").splitlines()):
+        if row in map(json.loads, record_lines(store, artifact)):
             return name
     raise AssertionError(f"no split holds {row}")
 
@@ -333,6 +334,35 @@ def test_deployments_are_told_with_their_end(world: World) -> None:
     assert (served["m version 1"]["status"], served["m version 2"]["status"]) == ("replaced", "serving")
     assert served["m version 1"]["until"] is not None and served["m version 2"]["until"] is None
     assert found.live == ["m version 2"]
+
+
+def test_a_record_has_its_number_in_its_split(small: World) -> None:
+    corpus = rows(40)
+    version = small.create(corpus)
+    for name, artifact in small.split(version).items():
+        lines = [json.loads(line) for line in record_lines(small.store, artifact)]
+        for number, row in enumerate(lines, start=1):
+            assert node(small.trace(row), f"d@1 {name}").facts["numbers"] == [number]
+
+
+def test_a_split_that_is_a_copy_is_looked_up_in_its_own_index(small: World) -> None:
+    """As all were, before they were lines of their version."""
+    corpus = rows(6)
+    version = small.create(corpus)
+    folder = small.folder / "copy"
+    folder.mkdir()
+    lines = [canonical_line(row) for row in reversed(corpus[2:])]
+    (folder / "train.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    inputs = {"dataset": version.artifact.digest}
+    artifact = small.store.publish(folder, f"{version.storage_path}splits/old/train", "split", inputs=inputs)
+    publish_index(small.store, artifact, lines, small.folder / "copy.index")
+    with small.database.write() as connection:
+        record(connection, artifact, small.store.manifest(artifact))
+        Datasets(small.database).set_splits(connection, version, {"train": {"artifact": artifact.model_dump()}})
+    (folder / "train.jsonl").unlink()  # what is found is found in the index
+    small.store.remove(f"{artifact.uri}/train.jsonl")
+    assert node(small.trace(corpus[5]), "d@1 train").facts["numbers"] == [1]
+    assert "d@1 train" not in str(small.trace(corpus[0]).reached)
 
 
 @pytest.mark.slow
