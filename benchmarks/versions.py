@@ -1,8 +1,8 @@
-"""What a version costs that changes 1 % of a large corpus: bytes stored more, processor time, memory.
+"""What a version costs that changes 1 % of a large corpus, and its splits: bytes stored more, processor time, memory.
 
-Makes a version of generated records, one with 1 % of them replaced in one place, and one with another 1 % replaced in ten.
-Each is made by a process of its own, on SQLite and a folder. Raw files and canonical records are stored both, so the first
-takes about twice the corpus: have three times its size free.
+Makes a version of generated records, one with 1 % of them replaced in one place, and one with another 1 % replaced in ten;
+each is split as the stack would split it. Versions and splits are made by processes of their own, on SQLite and a folder.
+Raw files and canonical records are stored both, and splitting puts a copy together: have four times the corpus free.
 
 Usage: `python -m benchmarks.versions [--gigabytes 10] [--folder FOLDER]`.
 """
@@ -12,16 +12,20 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes.schema import StoreAddress
+from recipes.assignment import SPLITS
+from recipes.schema import Job, Program, StoreAddress
+from recipes.split import divide
 from recipes.store import Store
 from resources.ingest.create import create_version
 from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
 
 ALL = "s3://hanzo-ml/datasets"
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -64,45 +68,71 @@ def store_in(folder: Path) -> Store:
 
 
 def ingest(folder: Path) -> None:
-    """In a process of its own: make a version of the corpus and print its peak memory in MB."""
+    """In a process of its own: make a version of the corpus."""
     database = Database(f"sqlite:///{folder}/metadata.db")
     database.migrate()
     create_version(
         database, store_in(folder), name="corpus", path=folder / "corpus.jsonl", user="bench", organization="default"
     )
     database.close()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+
+
+def split(folder: Path) -> None:
+    """In a process of its own: split the newest version."""
+    database = Database(f"sqlite:///{folder}/metadata.db")
+    version = Datasets(database).read("corpus", "default")
+    database.close()
+    place = f"{version.storage_path}splits/bench"
+    job = Job(
+        id="split",
+        program=Program.SPLIT,
+        inputs={"dataset": version.artifact},
+        outputs={name: f"{place}/{name}" for name in SPLITS},
+        result_uri=f"{place}/result.json",
+        store=store_in(folder).address,
+        work_dir=str(folder / "work"),
+        cache_dir=str(folder / "cache"),
+    )
+    divide(job, store_in(folder), folder / "work")
+    shutil.rmtree(folder / "cache")
+
+
+PARTS = {"ingest": ingest, "split": split}
 
 
 def measure(folder: Path, blocks: int) -> None:
     corpus, before = folder / "corpus.jsonl", 0
     columns = ("corpus MB", "stored more", "of before", "cpu-s", "seconds", "MB/cpu-s", "peak MB")
-    print(" " * 20, *(f"{column:>12}" for column in columns))
+    print(" " * 30, *(f"{column:>12}" for column in columns))
     for name, replaced in editions(blocks).items():
         write_corpus(corpus, blocks, replaced)
-        began = os.times()
-        command = [sys.executable, "-m", "benchmarks.versions", "--ingest", str(folder)]
-        said = subprocess.run(command, check=True, capture_output=True, text=True)
-        ended = os.times()
-        cpu = ended.children_user + ended.children_system - began.children_user - began.children_system
-        after = sum(entry.size for entry in store_in(folder).entries(ALL))
-        size = corpus.stat().st_size
-        share = f"{(after - before) / before:.2%}" if before else "-"
-        figures = (f"{size / 1e6:,.0f}", f"{(after - before) / 1e6:,.1f}", share, f"{cpu:.0f}")
-        speed = (f"{ended.elapsed - began.elapsed:.0f}", f"{size / 1e6 / cpu:.0f}", said.stdout.strip())
-        print(f"{name:<20}", *(f"{figure:>12}" for figure in (*figures, *speed)), flush=True)
-        before = after
+        size, first = corpus.stat().st_size, before
+        for part in PARTS:
+            began = os.times()
+            command = [sys.executable, "-m", "benchmarks.versions", f"--{part}", str(folder)]
+            said = subprocess.run(command, check=True, capture_output=True, text=True)
+            ended = os.times()
+            cpu = ended.children_user + ended.children_system - began.children_user - began.children_system
+            after = sum(entry.size for entry in store_in(folder).entries(ALL))
+            share = f"{(after - before) / first:.2%}" if first else "-"
+            figures = (f"{size / 1e6:,.0f}", f"{(after - before) / 1e6:,.1f}", share, f"{cpu:.0f}")
+            speed = (f"{ended.elapsed - began.elapsed:.0f}", f"{size / 1e6 / cpu:.0f}", said.stdout.split()[-1])
+            print(f"{name + ', ' + part:<30}", *(f"{figure:>12}" for figure in (*figures, *speed)), flush=True)
+            before = after
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=10)
     parser.add_argument("--folder", type=Path, help="where the files are made, and removed again")
-    parser.add_argument("--ingest", type=Path, help=argparse.SUPPRESS)
+    for part in PARTS:
+        parser.add_argument(f"--{part}", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.ingest is not None:
-        ingest(options.ingest)
-        return
+    for part, run in PARTS.items():
+        if (folder := getattr(options, part)) is not None:
+            run(folder)
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+            return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure(Path(folder), max(100, round(options.gigabytes * 1000)))
 
