@@ -38,8 +38,8 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         job_id = context.run.tags.get(PREPARATION_TAG)
         asked = control_plane.jobs.start(job_id) if job_id else None
         try:
-            derivation, workers = wanted(context, definition, asked, control_plane)
-            job = preparation_job(derivation, workers, asked, control_plane)
+            derivation = wanted(context, definition, asked, control_plane)
+            job = preparation_job(derivation, asked, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
             version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
         except (BadConfiguration, JobFailed) as error:
@@ -64,8 +64,8 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
 
 def wanted(
     context: dg.AssetExecutionContext, definition: DatasetDefinition, asked: JobRecord | None, control_plane: ControlPlane
-) -> tuple[Derivation, int]:
-    """What is to be made of which version, and by how many processes: what a job asks for, else the definition's section.
+) -> Derivation:
+    """What is to be made of which version: what a job asks for, else the definition's section.
 
     Raises:
         BadConfiguration: there is neither.
@@ -73,11 +73,11 @@ def wanted(
     if asked is not None:
         parent = control_plane.datasets.read(str(asked.config["dataset"]), asked.organization)
         parameters = PrepareParameters.model_validate(asked.config["parameters"])
-        return Derivation(parent, str(asked.config["name"]), parameters, asked.user_id), int(asked.config["workers"])
+        return Derivation(parent, str(asked.config["name"]), parameters, asked.user_id)
     if definition.prepare is None:
         raise BadConfiguration(f"add a section `prepare:` to the definition of {definition.name}, or submit a preparation")
     parent = pinned(context, control_plane) or source_version(definition, control_plane)
-    return Derivation(parent, parent.name, definition.prepare, "dagster"), 1
+    return Derivation(parent, parent.name, definition.prepare, "dagster")
 
 
 def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
@@ -89,7 +89,7 @@ def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -
     return max(found, key=lambda version: version.version)
 
 
-def preparation_job(derivation: Derivation, workers: int, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
+def preparation_job(derivation: Derivation, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change."""
     parent = derivation.parent
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
@@ -97,6 +97,7 @@ def preparation_job(derivation: Derivation, workers: int, asked: JobRecord | Non
     place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     work = (asked.id, "prepare") if asked is not None else (identifier,)
+    config = asked.config if asked is not None else {}
     return Job(
         id=asked.id if asked is not None else identifier,
         program=Program.PREPARE,
@@ -107,5 +108,6 @@ def preparation_job(derivation: Derivation, workers: int, asked: JobRecord | Non
         store=control_plane.settings.store,
         work_dir=control_plane.work_dir(*work),
         cache_dir=control_plane.cache_dir,
-        hardware=Hardware(cpu=workers),
+        hardware=Hardware(cpu=int(config.get("workers", 1))),
+        pods=int(config.get("pods", 1)),
     )

@@ -231,6 +231,7 @@ class Job(Frozen):
     tracking: Tracking | None = None
     hardware: Hardware = Hardware()
     distributed: Distributed | None = None
+    pods: int = Field(1, ge=1, description="on a cluster, of programs that can share their work through the store: prepare")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     schedule: Schedule = Schedule()
 

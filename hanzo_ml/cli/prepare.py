@@ -13,7 +13,7 @@ from hanzo_ml.cli.waiting import ended_job
 
 def prepare(
     reference: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="Without @VERSION, the newest.")],
-    config: Annotated[Path, typer.Option(help="A YAML file: tokenize, filter, augment, split; name, workers.")],
+    config: Annotated[Path, typer.Option(help="A YAML file: tokenize, filter, augment, split; name, workers, pods.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
     as_json: AsJson = False,
 ) -> None:

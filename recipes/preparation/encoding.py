@@ -41,24 +41,36 @@ FIELDS = (
 )
 
 
+ASKED = ("draw", "split", "group", "class")
+
+
+class EncodeFacts(msgspec.Struct):
+    """What is said of a range: the bytes of its table, and the records that were rejected."""
+
+    size: int
+    rejects: list[Reject]
+
+
 def schema(parameters: PrepareParameters) -> pa.Schema:
     return pa.schema([*FIELDS, *(TOKEN_FIELDS if parameters.tokenize else ())])
 
 
 def encode(plan: Plan, index: int) -> None:
     """Encode range `index`. A unit that was done before is not done again."""
-    rejects_file = plan.place(STAGE, index, "json")
-    if rejects_file.is_file():
+    facts_file = plan.place(STAGE, index, "json")
+    if facts_file.is_file():
         return
     encoder = encoder_for(plan.work, plan.parameters.model_dump_json())
     rejects: list[Reject] = []
     write_table(plan.place(STAGE, index, "arrow"), schema(plan.parameters), encoder.batches(distinct(plan, index), rejects))
-    with written(rejects_file) as part:
-        part.write_bytes(msgspec.json.encode(rejects))
+    reading.tell(plan, STAGE, index, ASKED)
+    with written(facts_file) as part:
+        size = plan.place(STAGE, index, "arrow").stat().st_size
+        part.write_bytes(msgspec.json.encode(EncodeFacts(size, rejects)))
 
 
-def read_rejects(plan: Plan, index: int) -> list[Reject]:
-    return msgspec.json.decode(plan.place(STAGE, index, "json").read_bytes(), type=list[Reject])
+def encode_facts(plan: Plan, index: int) -> EncodeFacts:
+    return msgspec.json.decode(plan.place(STAGE, index, "json").read_bytes(), type=EncodeFacts)
 
 
 def distinct(plan: Plan, index: int) -> Iterator[pa.RecordBatch]:

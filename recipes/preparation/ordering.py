@@ -19,6 +19,7 @@ from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS
 
 STAGE = "scatter"
+SLICES = "slices"
 PARTS = "parts"
 DECIDED = "decided"
 KEY = "key"
@@ -78,11 +79,31 @@ def part_of(plan: Plan, index: int, key: NDArray[np.uint64], parts: NDArray[np.u
     return (((key >> np.uint64(32)) * parts) >> np.uint64(32)).astype(np.int64)
 
 
+def slice_of(plan: Plan, index: int, rank: int) -> Path:
+    """Where the records of range `index` lie on their way to the pod that writes their parts."""
+    return plan.work / SLICES / f"{index:05}-{rank:03}.arrow"
+
+
+def cut_slice(plan: Plan, index: int, first: int, end: int, target: Path) -> None:
+    """What a scattered range has for parts `first` to before `end`, as if it were all of it."""
+    starts = np.load(plan.place(STAGE, index, "npy"))
+    low, high = starts[first], starts[end]
+    table = open_table(plan.place(STAGE, index, "arrow"))[low:high]
+    write_table(target, table.schema, table.to_batches())
+    with written(target.with_suffix(".npy")) as part, part.open("wb") as file:
+        np.save(file, np.clip(starts, low, high) - low)
+
+
+def name_of(parts: Parts, number: int) -> tuple[str, str]:
+    """The split of part `number` of all parts, and the name of its files."""
+    split = int(np.searchsorted(np.cumsum(parts), number, side="right"))
+    return SPLITS[split], f"{SPLITS[split]}-{number - sum(parts[:split]):05}"
+
+
 def gather(plan: Plan, parts: Parts, number: int) -> int:
     """Write part `number` of all parts, its texts and its tokens. Returns how many records it has."""
-    split = int(np.searchsorted(np.cumsum(parts), number, side="right"))
-    name = f"{SPLITS[split]}-{number - sum(parts[:split]):05}"
-    texts = plan.work / PARTS / SPLITS[split] / f"{name}.jsonl"
+    split, name = name_of(parts, number)
+    texts = plan.work / PARTS / split / f"{name}.jsonl"
     slices = []
     for index in range(len(plan.ranges)):
         starts = np.load(plan.place(STAGE, index, "npy"))
@@ -99,7 +120,7 @@ def gather(plan: Plan, parts: Parts, number: int) -> int:
         write_lines(part_file, table.column("record"), order)
         # Not beside the records: it is of their index, and not of the dataset. Before them: where they are, all is done.
         hashes = [table.column(column).take(order).to_numpy() for column in HASHES]
-        with written(plan.work / KNOWN_BY / SPLITS[split] / f"{name}.npy") as known, known.open("wb") as file:
+        with written(plan.work / KNOWN_BY / split / f"{name}.npy") as known, known.open("wb") as file:
             np.save(file, np.column_stack(hashes))
     return len(table)
 

@@ -1,13 +1,17 @@
-"""The stages of a preparation, one after the other; within a stage the workers share its units.
+"""The stages of a preparation, one after the other; within a stage the workers of all pods share its units.
 
 read (range) -> distinct -> encode (range) -> decide -> scatter (range) -> gather (part)
+
+What only the whole dataset can tell (distinct, decide) the first pod finds out, from a few columns that the others give it.
 """
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +19,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recipes.assignment import SPLITS, assign, leaks, named
-from recipes.preparation import encoding, reading
+from recipes.preparation import encoding, ordering, reading
 from recipes.preparation.deciding import Decisions, oversample
+from recipes.preparation.delivery import delivered
 from recipes.preparation.duplicates import duplicates
-from recipes.preparation.encoding import DISTINCT, encode
+from recipes.preparation.encoding import DISTINCT, encode, encode_facts
 from recipes.preparation.near_duplicates import near_duplicates
-from recipes.preparation.ordering import DECIDED, Parts, gather, scatter
+from recipes.preparation.ordering import DECIDED, Parts, cut_slice, gather, scatter, slice_of
 from recipes.preparation.plan import Plan, written
-from recipes.preparation.reading import read, read_facts
+from recipes.preparation.pods import Pods
+from recipes.preparation.reading import TOLD, read, read_facts, told
 from recipes.preparation.rejects import Reject, write_rejects
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Unit, Workers
@@ -30,6 +36,7 @@ from recipes.runner import say
 from recipes.schema import BadConfiguration
 
 REJECTED = "rejected.jsonl"
+PARTS_FILE = "parts.json"
 SAY_EVERY_SECONDS = 10.0
 DUPLICATE, NEAR_DUPLICATE = 1, 2
 
@@ -46,22 +53,93 @@ class Prepared:
     lines: int
 
 
-def run(plan: Plan, workers: Workers) -> Prepared:
-    """Do all stages that are not done yet. The parts lie in `plan.work / ordering.PARTS`, the rejects in `REJECTED`.
+def run(plan: Plan, workers: Workers, pods: Pods) -> tuple[Parts, Prepared | None]:
+    """Do all stages that are not done yet. This pod's parts lie in `plan.work / ordering.PARTS`.
+
+    Returns how many parts there are, and, to the first pod, what came out; there the rejects lie in `REJECTED`.
 
     Raises:
         BadConfiguration: no record is left, or too few to split.
     """
-    ranges = [(plan, index) for index in range(len(plan.ranges))]
-    share(workers, "read", read, ranges)
-    find_duplicates(plan)
-    share(workers, "encoded", encode, ranges)
+    ranges = range(len(plan.ranges))
+    # What a range has for the parts is all that is ever asked of it again.
+    own = [
+        index for index in pods.own(len(ranges)) if not pods.has(slice_of(plan, index, pods.count - 1).with_suffix(".npy"))
+    ]
+    leads = pods.rank == 0
+    share(workers, "read", read, [(plan, index) for index in own])
+    for index in own:
+        give(pods, files_of(plan, reading.STAGE, index))
+    if leads:
+        for index in ranges:
+            take(pods, files_of(plan, reading.STAGE, index))
+        find_duplicates(plan)
+        give(pods, [plan.place(DISTINCT, index, "npy") for index in ranges])
+    take(pods, [plan.place(DISTINCT, index, "npy") for index in own])
+    share(workers, "encoded", encode, [(plan, index) for index in own])
+    for index in own:
+        give(pods, files_of(plan, encoding.STAGE, index))
+    prepared = None
+    if leads:
+        for index in ranges:
+            take(pods, files_of(plan, encoding.STAGE, index))
+        prepared = decide_all(plan)
+        give(pods, [*(plan.place(DECIDED, index, "npy") for index in ranges), plan.work / PARTS_FILE])
+    take(pods, [*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE])
+    parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
+    share(workers, "sorted", scatter, [(plan, parts, index) for index in own])
+    exchange(plan, pods, parts, own)
+    first, end = pods.run_of(sum(parts), pods.rank)
+    wanted = [number for number in range(first, end) if not pods.has(delivered(plan, number))]
+    share(workers, "written", gather, [(plan, parts, number) for number in wanted], of="parts")
+    return parts, prepared
+
+
+def is_given(plan: Plan, pods: Pods, index: int) -> bool:
+    """Whether the pods can have what a range has for their parts: nothing else is ever asked of it again."""
+    return pods.has(slice_of(plan, index, pods.count - 1).with_suffix(".npy"))
+
+
+def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
+    """What a pod tells of a range after a stage; the last one is written last."""
+    signed = stage == reading.STAGE and plan.parameters.filter.near_dedup is not None
+    return [plan.place(stage, index, suffix) for suffix in (TOLD, *(("npy",) if signed else ()), "json")]
+
+
+def give(pods: Pods, paths: Iterable[Path]) -> None:
+    for path in paths:
+        pods.give(path)
+
+
+def take(pods: Pods, paths: Iterable[Path]) -> None:
+    for path in paths:
+        pods.take(path)
+
+
+def exchange(plan: Plan, pods: Pods, parts: Parts, own: Sequence[int]) -> None:
+    """Give each pod what this one's ranges have for its parts, and take what all ranges have for one's own."""
+    if pods.count == 1:
+        return
+    for index in own:
+        for rank in range(pods.count):
+            target = slice_of(plan, index, rank)
+            cut_slice(plan, index, *pods.run_of(sum(parts), rank), target)
+            for path in (target, target.with_suffix(".npy")):
+                pods.give(path)
+                path.unlink()
+    for index in range(len(plan.ranges)):
+        target = slice_of(plan, index, pods.rank)
+        for suffix in ("arrow", "npy"):
+            pods.take(plan.place(ordering.STAGE, index, suffix), target.with_suffix(f".{suffix}"))
+
+
+def decide_all(plan: Plan) -> Prepared:
+    """Everything that depends on all records, and what is told of it."""
     rejected = write_rejects(plan.work / REJECTED, plan, all_rejects(plan))
     decisions = decide(plan, rejected)
-    parts = parts_of(plan, decisions)
-    share(workers, "sorted", scatter, [(plan, parts, index) for _, index in ranges])
-    share(workers, "written", gather, [(plan, parts, number) for number in range(sum(parts))], of="parts")
-    facts = [read_facts(plan, index) for _, index in ranges]
+    with written(plan.work / PARTS_FILE) as part:
+        part.write_text(json.dumps(parts_of(plan, decisions)))
+    facts = [read_facts(plan, index) for index in range(len(plan.ranges))]
     return Prepared(
         records={
             name: int(decisions.copies[decisions.split == place].sum(dtype=np.int64)) for place, name in enumerate(SPLITS)
@@ -85,7 +163,7 @@ def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ..
 
 def find_duplicates(plan: Plan) -> None:
     """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
-    tables = [plan.place(reading.STAGE, index, "arrow") for index in range(len(plan.ranges))]
+    tables = [plan.place(reading.STAGE, index, TOLD) for index in range(len(plan.ranges))]
     wanted = plan.parameters.filter
     gone = [np.zeros(open_table(table).num_rows, dtype=np.int8) for table in tables]
     if wanted.dedup:
@@ -111,9 +189,9 @@ def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
     for index in range(len(plan.ranges)):
         facts = read_facts(plan, index)
         marks = np.load(plan.place(DISTINCT, index, "npy"))
-        lines = open_table(plan.place(reading.STAGE, index, "arrow")).column("line").to_numpy()
+        lines = told(plan, reading.STAGE, index).column("line").to_numpy()
         again = [Reject(int(lines[row]), reasons[int(marks[row])]) for row in np.flatnonzero(marks)]
-        yield facts.lines, [*facts.rejects, *again, *encoding.read_rejects(plan, index)]
+        yield facts.lines, [*facts.rejects, *again, *encode_facts(plan, index).rejects]
 
 
 def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
@@ -123,10 +201,7 @@ def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
         BadConfiguration: no record is left, or a split would be empty.
     """
     wanted = plan.parameters
-    tables = [
-        open_table(plan.place(encoding.STAGE, index, "arrow")).select(["draw", "split", "group", "class"])
-        for index in range(len(plan.ranges))
-    ]
+    tables = [told(plan, encoding.STAGE, index) for index in range(len(plan.ranges))]
     table = pa.concat_tables(tables) if tables else None
     if table is None or not table.num_rows:
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
@@ -158,7 +233,7 @@ def codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
 
 def parts_of(plan: Plan, decisions: Decisions) -> Parts:
     """How many files each split gets: a matter of the data alone."""
-    total = sum(plan.place(encoding.STAGE, index, "arrow").stat().st_size for index in range(len(plan.ranges)))
+    total = sum(encode_facts(plan, index).size for index in range(len(plan.ranges)))
     each = total / len(decisions.split)
     sizes = [each * decisions.copies[decisions.split == place].sum(dtype=np.int64) for place in range(len(SPLITS))]
     return tuple(max(1, ceil(size / plan.part_bytes)) for size in sizes)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import Kinds, mask, suspects
 from recipes.preparation.plan import Plan, Range, written
 from recipes.preparation.rejects import Reject
-from recipes.preparation.tables import write_table
+from recipes.preparation.tables import open_table, write_table
 
 STAGE = "read"
 BATCH, BATCH_BYTES = 2048, 1 << 20
@@ -37,6 +37,11 @@ SCHEMA = pa.schema(
 )
 
 
+TOLD = "told.arrow"
+"""Suffix of a table beside a stage's records: the columns that are asked for all of them together."""
+ASKED = ("line", "digest")
+
+
 class ReadFacts(msgspec.Struct):
     """What is said of a range: its lines, what was masked by kind, and the lines that were rejected."""
 
@@ -52,12 +57,23 @@ def read(plan: Plan, index: int) -> None:
         return
     reader = Reader(plan)
     write_table(plan.place(STAGE, index, "arrow"), SCHEMA, reader.batches(plan.ranges[index]))
+    tell(plan, STAGE, index, ASKED)
     if reader.signer is not None:
         with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as file:
             np.save(file, reader.signer.signatures())
     facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects)
     with written(facts_file) as part:
         part.write_bytes(msgspec.json.encode(facts))
+
+
+def tell(plan: Plan, stage: str, index: int, columns: Sequence[str]) -> None:
+    """Leave some columns of a stage's table by themselves: pods give each other these, and not the records."""
+    asked = open_table(plan.place(stage, index, "arrow")).select(list(columns))
+    write_table(plan.place(stage, index, TOLD), asked.schema, asked.to_batches())
+
+
+def told(plan: Plan, stage: str, index: int) -> pa.Table:
+    return open_table(plan.place(stage, index, TOLD))
 
 
 def read_facts(plan: Plan, index: int) -> ReadFacts:

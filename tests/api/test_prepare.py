@@ -22,11 +22,12 @@ SPECIFICATION: dict[str, Any] = {
 
 
 def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: str) -> None:
-    answer = http.post(f"/v1/datasets/{dataset}/prepare", json={**SPECIFICATION, "workers": 2})
+    answer = http.post(f"/v1/datasets/{dataset}/prepare", json={**SPECIFICATION, "workers": 2, "pods": 3})
     assert answer.status_code == 201, answer.text
     job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
     assert (job["type"], job["status"]) == ("preparation", "queued")
-    assert (job["config"]["dataset"], job["config"]["name"], job["config"]["workers"]) == ("d@1", "d", 2)
+    assert (job["config"]["dataset"], job["config"]["name"]) == ("d@1", "d")
+    assert (job["config"]["workers"], job["config"]["pods"]) == (2, 3)
     for section, keys in SPECIFICATION.items():
         assert job["config"]["parameters"][section].items() >= keys.items()
     cancelled = http.post(f"/v1/jobs/{job['id']}/cancel").json()
@@ -40,6 +41,7 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"filter": {"dedupe": True}}, "dedupe"),
         ({"name": "../x"}, "is not allowed"),
         ({"workers": 0}, "workers"),
+        ({"pods": 0}, "pods"),
     ],
 )
 def test_what_could_not_run_is_refused_now(http: TestClient, dataset: str, body: dict[str, Any], words: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -10,10 +11,11 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.definitions import definitions
-from hanzo_ml_assets.preparation import PREPARATION_TAG
+from hanzo_ml_assets.preparation import PREPARATION_TAG, preparation_job
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from recipes.parameters import PrepareParameters
 from recipes.schema import canonical_json
+from resources.derived_versions import Derivation
 from resources.ingest.create import create_version
 from resources.metadata.jobs import PREPARATION, JobRecord
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -64,6 +66,15 @@ def test_a_submitted_preparation_becomes_a_version(plane: ControlPlane) -> None:
     assert (version.reference, version.lineage["parent_datasets"]) == ("d@2", ["d@1"])
     assert set(version.splits) == {"train", "validation", "test"}
     assert plane.jobs.read(asked.id).status == "completed"
+
+
+def test_the_job_has_the_processes_and_pods_that_were_asked_for(plane: ControlPlane) -> None:
+    derivation = Derivation(plane.datasets.read("d@1", "default"), "d", PrepareParameters(), "ann")
+    asked = submit(plane)
+    one = preparation_job(derivation, asked, plane)
+    more = preparation_job(derivation, replace(asked, config={**asked.config, "workers": 2, "pods": 3}), plane)
+    assert [(job.hardware.cpu, job.pods) for job in (one, more)] == [(1, 1), (2, 3)]
+    assert more.work_digest == one.work_digest, "neither is a part of what comes out"
 
 
 def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(plane: ControlPlane) -> None:

@@ -15,10 +15,11 @@ router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
 
 
 class Preparation(PrepareParameters):
-    """The specification's sections, the name of the dataset that the version belongs to, and how many processes work."""
+    """The specification's sections, the name of the dataset that the version belongs to, and how much works on it."""
 
     name: str | None = Field(None, description="of the prepared dataset; that of its parent where none is given")
-    workers: int = Field(1, ge=1, le=256)
+    workers: int = Field(1, ge=1, le=256, description="processes, of each pod")
+    pods: int = Field(1, ge=1, le=256, description="on a cluster; on one machine it is one")
 
 
 @router.post("/{dataset_id}/prepare", status_code=201)
@@ -29,8 +30,9 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
     config = {
         "name": name,
         "dataset": parent.reference,
-        "parameters": body.model_dump(mode="json", exclude={"name", "workers"}),
+        "parameters": body.model_dump(mode="json", exclude={"name", "workers", "pods"}),
         "workers": body.workers,
+        "pods": body.pods,
     }
     job = Jobs(database).submit(
         name=f"prepare {parent.reference}",

@@ -16,7 +16,10 @@ WORK = "/work"
 
 @dataclass(frozen=True)
 class Gang:
-    """Pods that start, restart and end together. `processes` is torchrun's number per pod; none: the program itself."""
+    """Pods that start, restart and end together. `processes` is torchrun's number per pod; none: the program itself.
+
+    Pods of a program that shares its work through the store (`Job.pods`) need no other to run, and may restart alone.
+    """
 
     name: str
     job: Job
@@ -32,6 +35,11 @@ class Gang:
     priority_class: str
     namespace: str
     secret: str
+
+    @property
+    def shares(self) -> bool:
+        """Whether its pods need only the store to find each other."""
+        return self.processes is None and self.nodes > 1
 
 
 def gang_of(job: Job, scheduler: Scheduler) -> Gang:
@@ -56,7 +64,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         name=object_name(job),
         job=in_pod(job, scheduler),
         image=image_of(job) or scheduler.default_image,
-        nodes=distributed.num_nodes if distributed else 1,
+        nodes=distributed.num_nodes if distributed else job.pods,
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
         node_labels=node_labels,

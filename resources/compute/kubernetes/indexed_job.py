@@ -1,7 +1,8 @@
 """An Indexed Job: one pod for each node, by rank. The child of a JobSet, and alone what a cluster without CRDs can do.
 
 Alone it is not a gang: the scheduler may start some of its pods, and nothing but whoever follows it can restart all of them.
-So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall 2).
+So it fails as soon as one pod does; only a job of a single pod restarts by itself (facts/kubernetes.md, pitfall 2), and one
+whose pods find in the store what they need of each other.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ EXIT_RULE, DISRUPTION_RULE = 0, 1
 
 def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bool = False) -> dict[str, Any]:
     """The `spec` of a batch/v1 Job."""
-    by_itself = alone and gang.nodes == 1
+    by_itself = alone and (gang.nodes == 1 or gang.shares)
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": gang.nodes,
@@ -46,14 +47,15 @@ def job_spec(gang: Gang, rank_0: str, subdomain: str | None = None, *, alone: bo
 
 
 def without_crds(gang: Gang) -> list[dict[str, Any]]:
-    """The Service that gives the pods host names, where there is more than one pod; then the Job."""
+    """The Service that gives the pods host names, where they look for each other; then the Job."""
+    named = gang.nodes > 1 and not gang.shares
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(gang),
-        "spec": job_spec(gang, f"{gang.name}-0.{gang.name}", gang.name if gang.nodes > 1 else None, alone=True),
+        "spec": job_spec(gang, f"{gang.name}-0.{gang.name}", gang.name if named else None, alone=True),
     }
-    return [headless_service(gang), job] if gang.nodes > 1 else [job]
+    return [headless_service(gang), job] if named else [job]
 
 
 def headless_service(gang: Gang) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
         # Optional: a job that is applied by hand has no token, and runs all the same.
         token = {"name": secret_name(gang), "key": KEY, "optional": True}
         variables.append({"name": TOKEN, "valueFrom": {"secretKeyRef": token}})
-    if gang.processes:
+    if gang.processes or gang.shares:
         name = "PET_NODE_RANK" if gang.job.program is Program.COMMAND else "NODE_RANK"
         variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": RANK}}})
     return variables

@@ -21,7 +21,7 @@ def command(gang: Gang, rank_0: str) -> list[str]:
     """
     program = ["-m", f"recipes.{gang.job.program}", JOB_FILE]
     if gang.processes is None or gang.job.program is Program.COMMAND:
-        return ["python", *program]
+        return ["python", *program, *(["$(NODE_RANK)"] if gang.shares else [])]
     return [
         "python",
         "-m",

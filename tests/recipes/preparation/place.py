@@ -74,7 +74,9 @@ class Place:
         )
 
     def prepare(self, parameters: dict[str, Any], workers: int = 1) -> Result:
-        return prepare(self.job(parameters, workers), self.store, self.folder / "work", **self.units)
+        result = prepare(self.job(parameters, workers), self.store, self.folder / "work", **self.units)
+        assert result is not None
+        return result
 
     def files(self, result: Result) -> dict[str, str]:
         """SHA-256 of every file that came out."""

@@ -27,6 +27,7 @@ from recipes.preparation.near_duplicates import bands_of
 from recipes.preparation.ordering import PARTS
 from recipes.preparation.pipeline import REJECTED, run
 from recipes.preparation.plan import Plan, cut
+from recipes.preparation.pods import Pods
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Workers
 from recipes.records import normalize
@@ -255,7 +256,7 @@ def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400))
     plan = Plan(tmp_path / "work", cut(sorted((place.folder / "raw").glob("*.jsonl")), 20_000), PrepareParameters())
     with Workers(1) as workers:
-        run(plan, workers)
+        run(plan, workers, Pods())
     files = sorted((plan.work / "read").glob("*.arrow"))
     at_once, shared = duplicates(files), duplicates(files, at_once=50)
     assert sum(marks.sum() for marks in at_once) > 10
@@ -269,7 +270,7 @@ def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None
     for number, size in enumerate((5_000, 1 << 20)):
         plan = Plan(tmp_path / str(number), cut(source, size), PrepareParameters())
         with Workers(1) as workers:
-            run(plan, workers)
+            run(plan, workers, Pods())
         files = [*(plan.work / PARTS).rglob("*.jsonl"), plan.work / REJECTED]
         made.append({file.name: sha256(file) for file in files})
     assert made[0] == made[1]
@@ -330,7 +331,8 @@ def test_a_question_has_the_same_place_in_the_order_of_both_ways_to_split(asked:
 
 def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_path: Path) -> None:
     rows = questions(200)
-    held_out = [rows[number] for number in split(rows, SplitParameters()).numbers["test"]]
+    places = split(rows, SplitParameters()).split
+    held_out = [row for row, place in zip(rows, places, strict=True) if SPLITS[place] == "test"]
     place = Place(tmp_path, rows)
     found = place.rows(place.prepare({}), "test")
     assert sorted(row["instruction"] for row in found) == sorted(row["instruction"] for row in held_out)

@@ -39,6 +39,7 @@ def prepared(world: World, version: DatasetVersion, name: str, **parameters: obj
         hardware=Hardware(cpu=2),
     )
     result = prepare(job, world.store, Path(job.work_dir))
+    assert result is not None
     made, is_new = add_prepared(world.database, world.store, Derivation(version, name, wanted, "u"), result)
     assert is_new
     return made, result

@@ -44,6 +44,7 @@ JOBS = {
     "a command on four nodes": a_job(
         program=Program.COMMAND, parameters=COMMAND, hardware=GPUS, distributed=Distributed(num_nodes=4)
     ),
+    "a preparation in three pods": a_job(program=Program.PREPARE, tracking=None, pods=3),
 }
 DISTRIBUTED = JOBS["four nodes of eight GPUs"]
 

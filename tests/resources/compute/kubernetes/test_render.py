@@ -96,6 +96,20 @@ def test_evicted_pods_restart_the_gang_and_bad_configuration_ends_it() -> None:
     assert disrupted == [{"type": "DisruptionTarget", "status": "True"}]
 
 
+def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() -> None:
+    job = JOBS["a preparation in three pods"]
+    for scheduler in (KUEUE, PLAIN):
+        spec = child(job, scheduler)
+        assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+        (container,) = spec["template"]["spec"]["containers"]
+        assert container["command"][1:] == ["-m", "recipes.prepare", "/job/job.json", "$(NODE_RANK)"]
+        (number,) = [variable for variable in container["env"] if variable["name"] == "NODE_RANK"]
+        assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
+    assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Job"]
+    rules = child(job, PLAIN)["podFailurePolicy"]["rules"]
+    assert (child(job, PLAIN)["backoffLimit"], rules[1]["action"]) == (5, "Ignore")
+
+
 def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
     gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
     assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 5

@@ -1,0 +1,108 @@
+"""Finished parts on their way to where the version lies: each pod delivers its own, the first one writes the manifests."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import JsonValue
+
+from recipes.assignment import SPLITS
+from recipes.preparation.ordering import KNOWN_BY, PARTS, Parts, name_of
+from recipes.preparation.plan import Plan, written
+from recipes.preparation.pods import Pods
+from recipes.record_index import publish_hashes
+from recipes.schema import Artifact, FileRecord, Job, Manifest
+from recipes.store import Store, sha256_of
+
+DELIVERED = "delivered"
+TOGETHER = "dataset"
+"""Role of all records of all splits."""
+
+
+def delivered(plan: Plan, number: int) -> Path:
+    """Left when a part is in the store: its files as a manifest has them."""
+    return plan.work / DELIVERED / f"{number:05}.json"
+
+
+def known_by(plan: Plan, parts: Parts, number: int) -> Path:
+    split, name = name_of(parts, number)
+    return plan.work / KNOWN_BY / split / f"{name}.npy"
+
+
+def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> None:
+    """Put the parts of this pod where the version will lie, its records in their split and among all."""
+    for number in range(*pods.run_of(sum(parts), pods.rank)):
+        if pods.has(delivered(plan, number)):
+            continue
+        split, name = name_of(parts, number)
+        files = []
+        written_files = (plan.work / PARTS / split / f"{name}.{suffix}" for suffix in ("arrow", "jsonl"))
+        for file in filter(Path.is_file, written_files):
+            store.put_file(f"{job.outputs[split]}/{file.name}", file)
+            if is_records(file.name):
+                store.put_file(f"{job.outputs[TOGETHER]}/{file.name}", file)
+            files.append(FileRecord(path=file.name, sha256=sha256_of(file), size=file.stat().st_size))
+        with written(delivered(plan, number)) as part:
+            part.write_bytes(Manifest(kind="part", files=tuple(files)).to_bytes())
+        pods.give(known_by(plan, parts, number))
+        pods.give(delivered(plan, number))
+
+
+def is_records(name: str) -> bool:
+    """Not the tokens beside them."""
+    return name.endswith(".jsonl")
+
+
+class Delivery:
+    """All parts, delivered by whichever pods."""
+
+    def __init__(self, job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> None:
+        self._job, self._store, self._plan = job, store, plan
+        self._files: dict[str, list[FileRecord]] = {role: [] for role in (*SPLITS, TOGETHER)}
+        self._known_by: dict[str, list[Path]] = {role: [] for role in (*SPLITS, TOGETHER)}
+        # In the order of their names, as a folder of all of them would be read.
+        for number in sorted(range(sum(parts)), key=lambda number: name_of(parts, number)[1]):
+            split, _ = name_of(parts, number)
+            known = known_by(plan, parts, number)
+            pods.take(delivered(plan, number))
+            pods.take(known)
+            files = Manifest.model_validate_json(delivered(plan, number).read_bytes()).files
+            self._files[split] += files
+            self._files[TOGETHER] += [file for file in files if is_records(file.path)]
+            for role in (split, TOGETHER):
+                self._known_by[role].append(known)
+
+    def publish(self, role: str, kind: str, facts: dict[str, JsonValue]) -> Artifact:
+        """Make an artifact of a split, or of all records, and index it.
+
+        Records are known by themselves and by what they were made of, so that those are found in it too.
+        """
+        inputs = {"dataset": self._job.inputs["dataset"].digest}
+        manifest = Manifest(kind=kind, files=tuple(self._files[role]), inputs=inputs, facts=facts)
+        artifact = self._store.put_manifest(self._job.outputs[role], manifest)
+        hashes = np.concatenate([np.load(path) for path in self._known_by[role]])
+        sources, records, texts = (np.ascontiguousarray(column) for column in hashes.T)
+        scratch = self._plan.work / "index"
+        publish_hashes(self._store, artifact, texts, records, scratch, sources)
+        shutil.rmtree(scratch)
+        return artifact
+
+    def content(self) -> str:
+        """SHA-256 of all records, one after the other: of a version, it tells whether another holds the same."""
+        digest = hashlib.sha256()
+        for file in self._files[TOGETHER]:
+            for piece in self._bytes_of(file):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def _bytes_of(self, file: FileRecord) -> Iterator[bytes]:
+        """From this pod's own folder, where it is there."""
+        own = next(self._plan.work.glob(f"{PARTS}/*/{file.path}"), None)
+        if own is None:
+            yield from self._store.open(f"{self._job.outputs[TOGETHER]}/{file.path}").chunks()
+            return
+        with own.open("rb") as opened:
+            while piece := opened.read(1 << 20):
+                yield piece
