@@ -14,39 +14,39 @@ from recipes.validation.leakage import HeldOut
 from recipes.validation.parameters import FindLeaksParameters
 
 TEST = "test"
+MATCHES = ("none", "near", "exact")
 
 
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
     files = {role: sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl")) for role, source in job.inputs.items()}
-    tested = HeldOut(files.pop(TEST), parameters.near)
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)
     by_ancestor: Counter[str] = Counter()
-    matches: dict[int, str] = {}
     first: list[Leak] = []
-    with (folder / "leaks.jsonl").open("w", encoding="utf-8") as out:
+    with (
+        HeldOut(files.pop(TEST), parameters.near) as tested,
+        (folder / "leaks.jsonl").open("w", encoding="utf-8") as out,
+    ):
+        matches = bytearray(len(tested))  # of each test record the strongest
         for role in sorted(files):
             ancestor = parameters.names.get(role, role)
             for leak in tested.leaks(files[role], ancestor):
                 out.write(leak.model_dump_json() + "\n")
                 by_ancestor[ancestor] += 1
-                if matches.get(leak.line) != "exact":
-                    matches[leak.line] = leak.match
+                matches[leak.line - 1] = max(matches[leak.line - 1], MATCHES.index(leak.match))
                 if len(first) < NAMED:
                     first.append(leak)
-    kinds = Counter(matches.values())
-    say(
-        f"{len(tested.texts)} test records, {kinds['exact']} stand in an ancestor's training records, {kinds['near']} nearly"
-    )
+    exact, near = (matches.count(MATCHES.index(match)) for match in ("exact", "near"))
+    say(f"{len(matches)} test records, {exact} stand in an ancestor's training records, {near} nearly")
     inputs = {role: source.digest for role, source in job.inputs.items()}
     artifact = store.publish(folder, job.outputs["leaks"], "leaks", inputs=inputs)
     leaks = Leaks(
-        tested=len(tested.texts),
+        tested=len(matches),
         searched=len(files),
-        exact=kinds["exact"],
-        near=kinds["near"],
+        exact=exact,
+        near=near,
         by_ancestor=dict(by_ancestor),
         first=tuple(first),
     )

@@ -1,22 +1,29 @@
 """Records of a test split that stand in what a model was trained on: the same question, or nearly the same text.
 
-The index holds the test split, which is small; what was trained on is read past it, so that memory stays flat.
+In memory are fingerprints of the test split, some 200 bytes a record however long the records are; what was trained on is
+read past them. A test record whose fingerprint is met is read again, and its text decides.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.fingerprint import record_hash
 from recipes.layouts import Layout, question
 from recipes.parameters import NearDuplicates
 from recipes.preparation.near_duplicates import Signer, band_keys, bands_of, shingles
 from recipes.records import normalize
-from recipes.validation.blocks import Block, blocks
+from recipes.validation.blocks import Block, blocks, read_by_a_model
 from recipes.validation.findings import Leak
+from recipes.validation.places import Places
 
 SHOWN = 200
+Keys = NDArray[np.uint64]
+Rows = NDArray[np.uint32]
 
 
 class HeldOut:
@@ -24,82 +31,112 @@ class HeldOut:
 
     def __init__(self, files: Sequence[Path], near: NearDuplicates) -> None:
         self._near = near
-        self.texts: list[str] = []
-        self._asked: dict[str, list[int]] = {}
-        signer = Signer(near)
+        self._places = Places(files)
+        self._open = ExitStack()
+        questions: list[Keys] = []
+        bands: list[list[Keys]] = [[] for _ in range(bands_of(near)[0])]
         for block in blocks(files):
-            for place, text in enumerate(block.texts):
-                self._asked.setdefault(asked(block, place), []).append(len(self.texts))
-                self.texts.append(text)
-                signer.add(text)
-        self._signatures = signer.signatures()
-        self._buckets = [Buckets(keys) for keys in self._keys(self._signatures)]
+            questions.append(question_keys(block))
+            for collected, keys in zip(bands, self._band_keys(block), strict=True):
+                collected.append(keys)
+        self._asked = Buckets(questions)
+        self._bands = [Buckets(collected) for collected in bands]
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(self._places)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     def leaks(self, files: Sequence[Path], ancestor: str) -> Iterator[Leak]:
         """Each test record that stands in these files, once, where it first does; an equal question before a near text."""
-        exact: dict[int, Leak] = {}
-        near: dict[int, Leak] = {}
+        exact, near = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
+        similarity = np.ones(len(self))
         for block in blocks(files):
-            for place in range(len(block.rows)):
-                for row in self._asked.get(asked(block, place), ()):
-                    if row not in exact:
-                        exact[row] = self._leak(row, "exact", 1.0, ancestor, block.start + place)
-            for row, place, similarity in self._near_matches(block, exact.keys() | near.keys()):
-                near[row] = self._leak(row, "near", similarity, ancestor, block.start + place)
-        yield from (exact.get(row) or near[row] for row in sorted(exact.keys() | near.keys()))
+            self._find_equal(block, exact)
+            self._find_near(block, exact, near, similarity)
+        for row in np.flatnonzero(exact | near).tolist():
+            _, text = read_by_a_model(self._places.read(row))
+            yield Leak(
+                line=row + 1,
+                text=text[:SHOWN],
+                match="exact" if exact[row] else "near",
+                similarity=1.0 if exact[row] else round(float(similarity[row]), 3),
+                ancestor=ancestor,
+                ancestor_line=int(exact[row] or near[row]),
+            )
 
-    def _near_matches(self, block: Block, known: set[int]) -> Iterator[tuple[int, int, float]]:
-        """(row of the test split, place in the block, similarity). Candidates share a band; Jaccard decides."""
-        if not self.texts:
-            return
+    def _find_equal(self, block: Block, exact: NDArray[np.int64]) -> None:
+        """Note the line where the question of a test record stands; `exact` has 0 where none does yet."""
+        keys = question_keys(block)
+        for place in self._asked.met(keys):
+            rows = self._asked.rows(keys[place])
+            for row in rows[exact[rows] == 0].tolist():
+                record = self._places.read(row)
+                if asked(record, *read_by_a_model(record)) == asked(
+                    block.rows[place], block.layouts[place], block.texts[place]
+                ):
+                    exact[row] = block.start + place
+
+    def _find_near(
+        self, block: Block, exact: NDArray[np.int64], near: NDArray[np.int64], similarity: NDArray[np.float64]
+    ) -> None:
+        """Note the line of a text that is nearly that of a test record. Candidates share a band; Jaccard decides."""
+        bands = list(self._band_keys(block))
+        met = [band.met(keys) for band, keys in zip(self._bands, bands, strict=True)]
+        for place in np.unique(np.concatenate(met)).tolist():
+            rows = np.unique(np.concatenate([band.rows(keys[place]) for band, keys in zip(self._bands, bands, strict=True)]))
+            rows = rows[(exact[rows] == 0) & (near[rows] == 0)]
+            runs = set(shingles(block.texts[place])) if len(rows) else set()
+            for row in rows.tolist():
+                _, text = read_by_a_model(self._places.read(row))
+                if (found := jaccard(set(shingles(text)), runs)) >= self._near.threshold:
+                    near[row], similarity[row] = block.start + place, found
+
+    def _band_keys(self, block: Block) -> Iterator[Keys]:
+        bands, rows = bands_of(self._near)
         signer = Signer(self._near)
         for text in block.texts:
             signer.add(text)
-        candidates: set[tuple[int, int]] = set()
-        for keys, buckets in zip(self._keys(signer.signatures()), self._buckets, strict=True):
-            for place in np.flatnonzero(np.isin(keys, buckets.keys)).tolist():
-                candidates.update((row, place) for row in buckets.rows(keys[place]))
-        found = set(known)
-        for row, place in sorted(candidates, key=lambda pair: (pair[1], pair[0])):
-            if row not in found and (similarity := jaccard(self.texts[row], block.texts[place])) >= self._near.threshold:
-                found.add(row)
-                yield row, place, similarity
-
-    def _keys(self, signatures: NDArray[np.uint32]) -> Iterator[NDArray[np.uint64]]:
-        bands, rows = bands_of(self._near)
+        signatures = signer.signatures()
         return (band_keys(signatures, band * rows, rows) for band in range(bands))
-
-    def _leak(self, row: int, match: str, similarity: float, ancestor: str, line: int) -> Leak:
-        return Leak(
-            line=row + 1,
-            text=self.texts[row][:SHOWN],
-            match=match,
-            similarity=round(similarity, 3),
-            ancestor=ancestor,
-            ancestor_line=line,
-        )
 
 
 class Buckets:
-    """The rows of each key of a band."""
+    """The rows of each key."""
 
-    def __init__(self, keys: NDArray[np.uint64]) -> None:
-        self._order = np.argsort(keys, kind="stable")
-        self.keys = keys[self._order]
+    def __init__(self, parts: Sequence[Keys]) -> None:
+        keys = np.concatenate([np.zeros(0, np.uint64), *parts])
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._order = keys[order], order.astype(np.uint32)
 
-    def rows(self, key: np.uint64) -> list[int]:
-        begin, end = np.searchsorted(self.keys, key, side="left"), np.searchsorted(self.keys, key, side="right")
-        rows: list[int] = self._order[begin:end].tolist()
-        return rows
+    def met(self, keys: Keys) -> NDArray[np.int64]:
+        """Which of the keys have rows."""
+        places = np.searchsorted(self._keys, keys)
+        found = places < len(self._keys)
+        found[found] = self._keys[places[found]] == keys[found]
+        return np.flatnonzero(found)
+
+    def rows(self, key: np.uint64) -> Rows:
+        begin, end = np.searchsorted(self._keys, key, side="left"), np.searchsorted(self._keys, key, side="right")
+        return self._order[begin:end]
 
 
-def asked(block: Block, place: int) -> str:
+def question_keys(block: Block) -> Keys:
+    """Of each record, the hash of what it asks."""
+    texts = (asked(*record) for record in zip(block.rows, block.layouts, block.texts, strict=True))
+    return np.array([record_hash(text.encode()) for text in texts], np.uint64)
+
+
+def asked(row: dict[str, Any], layout: Layout | None, text: str) -> str:
     """What a record asks, regardless of capitals and punctuation; of one without a layout, all that it says."""
-    layout: Layout | None = block.layouts[place]
-    return normalize(block.texts[place] if layout is None else question(block.rows[place], layout))
+    return normalize(text if layout is None else question(row, layout))
 
 
-def jaccard(text: str, other: str) -> float:
+def jaccard(one: set[str], two: set[str]) -> float:
     """Share of the runs of three words that two texts have in common."""
-    one, two = set(shingles(text)), set(shingles(other))
     return len(one & two) / len(one | two)

@@ -2,16 +2,24 @@
 
 import json
 import random
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from recipes.find_leaks import find_leaks
 from recipes.parameters import NearDuplicates
-from recipes.schema import Artifact, Job, Program, StoreAddress
+from recipes.schema import Artifact, Job, Program, Result, StoreAddress
 from recipes.store import Store
+from recipes.validation import leakage
 from recipes.validation.findings import Leak, Leaks
 from recipes.validation.leakage import HeldOut
 
+ROOT = Path(__file__).resolve().parents[3]
+BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 WORDS = [f"word{number}" for number in range(400)]
 
 
@@ -26,8 +34,8 @@ def file(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def leaks(folder: Path, test: list[dict[str, Any]], train: list[dict[str, Any]], threshold: float = 0.8) -> list[Leak]:
-    tested = HeldOut([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold))
-    return list(tested.leaks([file(folder / "train.jsonl", train)], "d@1 train"))
+    with HeldOut([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold)) as tested:
+        return list(tested.leaks([file(folder / "train.jsonl", train)], "d@1 train"))
 
 
 def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: Path) -> None:
@@ -60,8 +68,7 @@ def test_nothing_leaks_into_or_out_of_nothing(tmp_path: Path) -> None:
 
 
 def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: Path) -> None:
-    buckets = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
-    address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=buckets)
+    address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS)
     store = Store(address)
 
     def published(name: str, rows: list[dict[str, Any]]) -> Artifact:
@@ -89,3 +96,54 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
     assert found.by_ancestor == {"a@1 train": 25, "b@1 train": 10}
     folder = store.fetch(result.artifacts["leaks"], tmp_path / "cache")
     assert len((folder / "leaks.jsonl").read_text().splitlines()) == 35
+
+
+def test_two_questions_of_one_hash_are_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fingerprints only say where to look."""
+    monkeypatch.setattr(leakage, "record_hash", len)
+    test = [{"instruction": "Who keeps the lamp?", "answer": "She."}]
+    train = [
+        {"instruction": "Who built the lamp?", "answer": "She."},
+        {"instruction": "Who keeps the lamp", "answer": "He."},
+    ]
+    (leak,) = leaks(tmp_path, test, train, threshold=1.0)
+    assert (leak.match, leak.ancestor_line) == ("exact", 2)
+
+
+MEGABYTES = 150
+LIMIT = 300 << 20
+"""Of data memory: Python with its libraries takes about 200 MB of it."""
+
+
+@pytest.mark.slow
+def test_a_test_split_larger_than_memory_is_looked_for(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
+    raw = tmp_path / "raw" / "records.jsonl"
+    raw.parent.mkdir()
+    with raw.open("w") as out:
+        for number in range(MEGABYTES * 16):
+            out.write(json.dumps({"text": f"{number} {draw.randbytes(32_000).hex()}"}) + "\n")
+    records = store.publish(raw.parent, "s3://hanzo-ml/datasets/d", "split")
+    job = Job(
+        id="leaks",
+        program=Program.FIND_LEAKS,
+        inputs={"test": records, "ancestor": records},
+        outputs={"leaks": "s3://hanzo-ml/datasets/leaks"},
+        result_uri="s3://hanzo-ml/datasets/result.json",
+        store=store.address,
+        work_dir=str(tmp_path / "work"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.find_leaks", str(tmp_path / "job.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = Result.model_validate_json(store.get_bytes(job.result_uri)).facts
+    assert (found["tested"], found["exact"]) == (MEGABYTES * 16, MEGABYTES * 16)
