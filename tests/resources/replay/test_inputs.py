@@ -1,0 +1,43 @@
+"""What a replay needs is looked for before it begins: also where a split's lines lie, and which of them are its own."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from recipes.schema import Artifact
+from recipes.selection import bitmap_uri
+from resources.errors import HanzoError
+from resources.metadata.database import Database
+from resources.replay.finished_run import FinishedRun, check_inputs
+from tests.resources.metadata.conftest import migrated_sqlite, sqlite_url
+from tests.resources.test_dataset_storage import corpus, create, in_folder
+from tests.resources.test_split_storage import divided
+
+__all__ = ["migrated_sqlite", "sqlite_url"]
+
+
+def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
+    """As much of a run as is asked of it."""
+    recipe = SimpleNamespace(base_model=SimpleNamespace(uri="b"))
+    job: Any = SimpleNamespace(id="r1", artifact=artifacts.__getitem__)
+    return FinishedRun(job=job, record=cast(Any, SimpleNamespace(recipe=recipe)), losses={}, machine=None)
+
+
+@pytest.mark.parametrize("lost", ["bitmap", "version"])
+def test_a_run_whose_split_has_lost_something_is_not_replayed(sqlite_url: str, tmp_path: Path, lost: str) -> None:
+    database, store = Database(sqlite_url), in_folder(tmp_path)
+    version, _ = create(database, store, tmp_path, "".join(corpus(100_000)))
+    splits = divided(database, store, tmp_path, version)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"weights")
+    base = store.publish(tmp_path / "base", "s3://hanzo-models/base/b", "base")
+    run = run_of({**splits, "base": base})
+    check_inputs(run, store)
+    train = splits["train"]
+    bitmap = bitmap_uri(train.uri, store.manifest(train).files[0].path)
+    gone = bitmap if lost == "bitmap" else f"{version.artifact.uri}/manifest.json"
+    store.remove(gone)
+    with pytest.raises(HanzoError, match=r"run 'r1' cannot be replayed without its train split .*" + gone):
+        check_inputs(run, store)
