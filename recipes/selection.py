@@ -21,8 +21,8 @@ def bitmap_uri(artifact_uri: str, path: str) -> str:
 
 
 def origin_uri(artifact_uri: str) -> str:
-    """Where stands of which artifact the files at `artifact_uri` are lines: its `recipes.schema.Artifact`."""
-    return f"{artifact_uri}/chosen-of.json"
+    """Where stands of which artifact the files at `artifact_uri` are lines: its URI, whose manifest has the right digest."""
+    return f"{artifact_uri}/chosen-of"
 
 
 def bitmap_of(marks: Marks) -> bytes:

@@ -141,7 +141,7 @@ def divide(job: Job, store: Store, work: Path) -> Result:
             "num_records": counts[name],
             "parameters": parameters.model_dump(mode="json"),
         }
-        store.put_bytes(origin_uri(places[name]), source.model_dump_json().encode())
+        store.put_bytes(origin_uri(places[name]), source.uri.encode())
         manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": source.digest}, facts=facts)
         artifacts[name] = store.put_manifest(places[name], manifest)
         say(f"{name}: {counts[name]} records")

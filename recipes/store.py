@@ -126,18 +126,20 @@ class Store(Objects):
             raise BrokenArtifact(f"{where} has SHA-256 {found}, recorded is {selection.sha256}")
         return marks_in(bitmap, selection.records)
 
-    def origin(self, artifact_uri: str, selection: Selection) -> Artifact:
-        """The artifact of whose lines a file consists. Raises FileNotFoundError or BrokenArtifact."""
-        origin = Artifact.model_validate_json(self.get_bytes(origin_uri(artifact_uri)))
-        if origin.digest != selection.of:
-            raise BrokenArtifact(f"{origin_uri(artifact_uri)} names {origin.digest}, recorded is {selection.of}")
-        return origin
+    def origin(self, artifact_uri: str, selection: Selection) -> tuple[str, Manifest]:
+        """Where the artifact lies of whose lines a file consists, and its manifest. Raises BrokenArtifact."""
+        where = origin_uri(artifact_uri)
+        try:
+            uri = self.get_bytes(where).decode()
+            return uri, self.manifest(Artifact(kind="", uri=uri, digest=selection.of, size_bytes=0))
+        except (BrokenArtifact, FileNotFoundError, UnicodeDecodeError) as error:
+            raise BrokenArtifact(f"what {where} names is not {selection.of}: {error}") from None
 
     def _chosen(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Iterator[bytes]:
         try:
-            origin = self.origin(artifact_uri, selection)
-            source = next(one for one in self.manifest(origin).files if one.path == selection.path)
-            yield from chosen(self.pieces(origin.uri, source), self.marks(artifact_uri, file, selection))
+            uri, manifest = self.origin(artifact_uri, selection)
+            source = next(one for one in manifest.files if one.path == selection.path)
+            yield from chosen(self.pieces(uri, source), self.marks(artifact_uri, file, selection))
         except (BrokenArtifact, FileNotFoundError) as error:
             raise BrokenArtifact(f"{artifact_uri}/{file.path} consists of lines of another file: {error}") from None
 

@@ -64,7 +64,7 @@ def check_inputs(run: FinishedRun, store: Store) -> None:
         try:
             for file in store.manifest(artifact).files:
                 if file.selection is not None:
-                    store.manifest(store.origin(artifact.uri, file.selection))
+                    store.origin(artifact.uri, file.selection)
                     store.marks(artifact.uri, file, file.selection)
                 elif not file.chunks and not store.exists(f"{artifact.uri}/{file.path}"):
                     raise BrokenArtifact(f"{artifact.uri}/{file.path} is missing")

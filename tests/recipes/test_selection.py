@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.schema import Artifact, FileRecord, Manifest, Selection, StoreAddress
+from recipes.schema import FileRecord, Manifest, Selection, StoreAddress
 from recipes.selection import bitmap_of, bitmap_uri, chosen, marks_in, origin_uri, runs_of_lines
 from recipes.store import BrokenArtifact, Store
 
@@ -45,7 +45,7 @@ class Place:
         self.uri = "s3://hanzo-ml/datasets/d/1/splits/x/test"
         self.bitmap = bitmap_of(np.array([False, True, False, True]))
         self.store.put_bytes(bitmap_uri(self.uri, "test.jsonl"), self.bitmap)
-        self.store.put_bytes(origin_uri(self.uri), self.source.model_dump_json().encode())
+        self.store.put_bytes(origin_uri(self.uri), self.source.uri.encode())
         sha256 = hashlib.sha256(self.bitmap).hexdigest()
         selection = Selection(of=self.source.digest, path="b.jsonl", before=1, records=4, chosen=2, sha256=sha256)
         bytes_of_it = LINES[1] + LINES[3]
@@ -78,10 +78,13 @@ def test_what_is_broken_is_named(tmp_path: Path) -> None:
     store.remove(bitmap)
     assert bitmap in refusal()
     store.put_bytes(bitmap, place.bitmap)
-    other = Artifact(kind="dataset", uri=place.source.uri, digest="0" * 64, size_bytes=1)
-    store.put_bytes(origin_uri(place.uri), other.model_dump_json().encode())
-    assert f"names {other.digest}, recorded is {place.source.digest}" in refusal()
-    store.put_bytes(origin_uri(place.uri), place.source.model_dump_json().encode())
+    uri = place.source.uri.encode()
+    for place_of_bit in range(8 * len(uri)):  # whichever is flipped
+        flipped = bytearray(uri)
+        flipped[place_of_bit // 8] ^= 1 << place_of_bit % 8
+        store.put_bytes(origin_uri(place.uri), bytes(flipped))
+        assert f"what {origin_uri(place.uri)} names is not {place.source.digest}" in refusal()
+    store.put_bytes(origin_uri(place.uri), uri)
     store.put_bytes(f"{place.source.uri}/b.jsonl", b"one\nTWO\nthree\nfour\n")
     assert "test.jsonl has SHA-256" in refusal()
     store.remove(f"{place.source.uri}/b.jsonl")
@@ -97,7 +100,7 @@ def test_a_store_of_another_place_has_the_same_digest(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl", "manifest.json"):
         there.store.put_bytes(f"{moved.uri}/{name}", there.store.get_bytes(f"{there.source.uri}/{name}"))
     there.store.delete(there.source.uri)
-    there.store.put_bytes(origin_uri(there.uri), moved.model_dump_json().encode())
+    there.store.put_bytes(origin_uri(there.uri), moved.uri.encode())
     assert there.artifact.digest == here.artifact.digest
     folder = there.store.fetch(there.artifact, tmp_path / "cache")
     assert (folder / "test.jsonl").read_bytes() == LINES[1] + LINES[3]
