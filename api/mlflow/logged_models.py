@@ -101,7 +101,11 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
         conditions=[in_our_words(condition) for condition in parse_filter(body.filter, LOGGED_MODEL_GRAMMAR)],
         datasets=[dataset.measured_on() for dataset in body.datasets],
         orders=[
-            ModelOrder(order.field_name, order.ascending, order.measured_on() if order.dataset_name else None)
+            ModelOrder(
+                order.field_name,
+                order.ascending,
+                order.measured_on() if order.dataset_name or order.dataset_digest else None,
+            )
             for order in body.order_by
         ],
         limit=body.max_results,

@@ -19,10 +19,11 @@ from graphql import (
 )
 from graphql.error import GraphQLError
 
+from api.ui.graphql_limits import too_much
 from resources.errors import HanzoError, invalid
 
-MAX_TOKENS = 500
-"""The UI's largest document has 180: one that repeats fields to make work is refused."""
+MAX_TOKENS = 5000
+"""The UI's largest document has 180. What a shorter one may ask for is `graphql_limits`'."""
 
 
 def answer(questions: object, document: str, variables: dict[str, Any] | None, operation: str | None) -> dict[str, Any]:
@@ -33,7 +34,8 @@ def answer(questions: object, document: str, variables: dict[str, Any] | None, o
     """
     try:
         parsed = parse(document, max_tokens=MAX_TOKENS)
-        problems = validate(schema(), parsed)
+        refusal = too_much(parsed)
+        problems = [GraphQLError(refusal)] if refusal else validate(schema(), parsed)
     except (GraphQLError, RecursionError) as error:
         raise invalid(f"The GraphQL document cannot be read: {str(error)[:200]}") from None
     result = ExecutionResult(None, problems[:5]) if problems else None
@@ -47,17 +49,18 @@ def resolve(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
     """A field by its snake_case name: of the questions a method, of a message a key."""
     name = snake_case(info.field_name)
     if not isinstance(source, Mapping):
-        return or_api_error(getattr(source, name), arguments.get("input") or {})
+        return or_refusal(getattr(source, name), arguments.get("input") or {})
     value = source.get(name)
     # JSON has no NaN, and neither has GraphQL's Float.
     return None if value == "NaN" or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-def or_api_error(question: Callable[[Mapping[str, Any]], dict[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+def or_refusal(question: Callable[[Mapping[str, Any]], dict[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A question's answer. What is refused has none, and stands in the answer's `errors`, as in MLflow's server."""
     try:
         return question(given)
     except HanzoError as error:
-        return {"api_error": {"code": error.code.value, "message": error.message}}
+        raise GraphQLError(error.message) from None
 
 
 def snake_case(name: str) -> str:

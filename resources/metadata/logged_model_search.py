@@ -45,6 +45,8 @@ LOGGED_MODEL_GRAMMAR = Grammar(
     entities={"attributes": "attribute", "metrics": "metric", "params": "param", "tags": "tag"},
     orders={**_NUMBERS, **_TEXTS},
     keyed_operators=LISTABLE_TEXT,
+    malformed="Invalid filter string",
+    bad_comparator="Invalid comparison operator",
 )
 _metrics = logged_model_metrics.c
 KEYED = {"param": logged_model_params, "tag": logged_model_tags}
@@ -52,9 +54,9 @@ KEYED = {"param": logged_model_params, "tag": logged_model_tags}
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """A dataset that metrics were measured on; without a digest every dataset of that name."""
+    """A dataset that metrics were measured on: every one of that name, or of that digest, where the other is empty."""
 
-    name: str
+    name: str = ""
     digest: str = ""
 
 
@@ -131,9 +133,10 @@ def _measured(datasets: Sequence[MeasuredOn]) -> ColumnElement[bool]:
         return true()
     return or_(
         *(
-            and_(_metrics.dataset_name == dataset.name, _metrics.dataset_digest == dataset.digest)
-            if dataset.digest
-            else _metrics.dataset_name == dataset.name
+            and_(
+                _metrics.dataset_name == dataset.name if dataset.name else true(),
+                _metrics.dataset_digest == dataset.digest if dataset.digest else true(),
+            )
             for dataset in datasets
         )
     )

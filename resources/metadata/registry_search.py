@@ -31,11 +31,11 @@ MODEL_GRAMMAR = Grammar(
     entities=_ENTITIES,
     orders={
         "name": "name",
-        "creation_timestamp": "creation_time",
         **dict.fromkeys(("timestamp", "last_updated_timestamp"), "last_update_time"),
     },
     keyed_operators=TEXT,
     sortable=frozenset({"attribute"}),
+    bad_order="Invalid order by key",
 )
 VERSION_GRAMMAR = Grammar(
     numbers={"version_number": "version"},

@@ -55,7 +55,8 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
     run_id = new_run(http)
     for number, name in enumerate("abc"):
         model_id = new_model(http, name=name, source_run_id=run_id)["info"]["model_id"]
-        body = {"run_id": run_id, "key": "acc", "value": number, "timestamp": 1, "model_id": model_id, "dataset_name": "d"}
+        on = {"dataset_name": "d", "dataset_digest": "2" if name == "b" else "1"}
+        body = {"run_id": run_id, "key": "acc", "value": number, "timestamp": 1, "model_id": model_id, **on}
         assert http.post(f"{MLFLOW}/runs/log-metric", json=body).json() == {}
         batch = [{"key": "err", "value": "NaN", "timestamp": 1, "step": 2, "model_id": model_id}]
         assert http.post(f"{MLFLOW}/runs/log-batch", json={"run_id": run_id, "metrics": batch}).json() == {}
@@ -70,9 +71,12 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
     second = http.post(f"{MODELS}/search", json={**search, "page_token": first["next_page_token"]}).json()
     assert [model["info"]["name"] for model in [*first["models"], *second["models"]]] == ["c", "b", "a"]
     assert "next_page_token" not in second
+    by_digest = {**search, "order_by": [{"field_name": "metrics.acc", "ascending": False, "dataset_digest": "2"}]}
+    assert http.post(f"{MODELS}/search", json=by_digest).json()["models"][0]["info"]["name"] == "b"
     model_id = second["models"][0]["info"]["model_id"]
+    on = {"dataset_name": "d", "dataset_digest": "1"}
     assert second["models"][0]["data"]["metrics"] == [
-        {"key": "acc", "value": 0.0, "timestamp": 1, "step": 0, "dataset_name": "d", "model_id": model_id, "run_id": run_id},
+        {"key": "acc", "value": 0.0, "timestamp": 1, "step": 0, **on, "model_id": model_id, "run_id": run_id},
         {"key": "err", "value": "NaN", "timestamp": 1, "step": 2, "model_id": model_id, "run_id": run_id},
     ]
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from graphql import parse
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param
 
+from api.ui.graphql_limits import too_much
 from tests.api.server_process import ServerProcess
 from tests.browser import page
 
@@ -127,11 +129,51 @@ def test_graphql_answers_with_a_sampled_history(server: ServerProcess, runs: lis
 
 def test_graphql_names_what_is_missing_and_refuses_what_it_is_not(server: ServerProcess) -> None:
     missing = ask(server, GET_RUN, data={"runId": "nobody"}).json()
-    assert missing["data"]["mlflowGetRun"] == {"apiError": {"code": "RESOURCE_DOES_NOT_EXIST"}, "run": None}
+    assert missing == {"data": {"mlflowGetRun": None}, "errors": ["Run with id=nobody not found"]}
     assert ask(server, "query {").status_code == 400
-    assert ask(server, "query { " + "mlflowGetRun { run { info { runName } } } " * 200 + "}").status_code == 400
+    assert ask(server, "query { " + "mlflowGetRun { run { info { runName } } } " * 600 + "}").status_code == 400
     assert "Cannot query field" in ask(server, "query { secrets }").json()["errors"][0]
     assert ask(server, "mutation { deleteRun }").json()["data"] is None
+
+
+INFO = "query {{ mlflowGetRun {{ run {{ info {{ {} }} }} }} }}"
+RUN_NAME = "mlflowGetRun { run { info { runName } } } "
+
+
+def aliased(first: str, count: int) -> str:
+    return " ".join(f"{first}{number}: runId" for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("document", "refusal"),
+    [
+        (INFO.format(aliased("a", 10)), None),
+        (f"query {{ {RUN_NAME * 10} }}", None),
+        (f"query {{ ...A ...A }} fragment A on Query {{ {RUN_NAME * 10} }}", None),
+        (f"query {{ {RUN_NAME * 11} }}", "at most 10 root fields, got 11"),
+        (f"query {{ ...A {RUN_NAME} }} fragment A on Query {{ {RUN_NAME * 10} }}", "at most 10 root fields, got 11"),
+        (INFO.format(aliased("a", 11)), "at most 10 aliases, got 11"),
+        (
+            INFO.format(f"... on MlflowRunInfo {{ {aliased('a', 6)} }} ...B")
+            + f" fragment B on MlflowRunInfo {{ {aliased('b', 6)} }}",
+            "at most 10 aliases, got 12",
+        ),
+        (INFO.format("runId " * 1000), "maximum total selections of 1000"),
+        ("query { " + "a { " * 11 + "a" + " }" * 12, "maximum depth of 10"),
+        ("query { ...A } fragment A on Query { mlflowGetRun { ...A } }", "maximum depth of 10"),
+    ],
+)
+def test_a_document_that_asks_for_too_much_is_not_answered(document: str, refusal: str | None) -> None:
+    found = too_much(parse(document))
+    assert (found is None) if refusal is None else refusal in str(found)
+
+
+def test_who_asks_for_too_much_is_told_in_graphql_s_own_way(server: ServerProcess) -> None:
+    refused = ask(
+        server, "query { " + " ".join(f"a{i}: mlflowGetRun {{ run {{ info {{ runId }} }} }}" for i in range(11)) + "}"
+    )
+    assert (refused.status_code, refused.json()["data"]) == (200, None)
+    assert "at most 10 root fields" in refused.json()["errors"][0]
 
 
 def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list[str]) -> None:
@@ -161,8 +203,9 @@ def test_graphql_lists_files_and_finds_runs_and_datasets(server: ServerProcess, 
       datasetSummaries { name context } apiError { code } } }"""
     summaries = ask(server, document, ids=[experiment]).json()["data"]["mlflowSearchDatasets"]
     assert summaries == {"datasetSummaries": [{"name": "tides", "context": ""}], "apiError": None}
-    refused = ask(server, document, ids=[]).json()["data"]["mlflowSearchDatasets"]
-    assert refused["apiError"]["code"] == "INVALID_PARAMETER_VALUE"
+    refused = ask(server, document, ids=[]).json()
+    assert refused["data"]["mlflowSearchDatasets"] is None
+    assert "at least one experiment_id" in refused["errors"][0]
 
 
 def test_a_link_of_a_version_downloads_its_file_wherever_it_lies(server: ServerProcess, runs: list[str]) -> None:

@@ -139,6 +139,8 @@ def test_finding_models(tracking: Tracking, database: Database) -> None:
     assert found(tracking, orders=(ModelOrder("metrics.acc"),)) == "abcd"
     assert found(tracking, orders=(ModelOrder("metrics.acc", ascending=False),)) == "bacd"
     assert found(tracking, orders=(ModelOrder("metrics.acc", True, MeasuredOn("test")),)) == "bacd"
+    assert found(tracking, orders=(ModelOrder("metrics.acc", True, MeasuredOn(digest="1")),)).startswith("a")
+    assert found(tracking, orders=(ModelOrder("metrics.acc", True, MeasuredOn(digest="2")),)).startswith("bc")
     assert found(tracking, orders=(ModelOrder("name", ascending=False),)) == "dcba"
     tracking.logged_models.delete(ids["d"])
     assert "d" not in found(tracking)
