@@ -126,11 +126,16 @@ def first_problem(problems: Sequence[Any]) -> str:
     if problem["type"] == "json_invalid":
         return f"Malformed JSON in the request body: {problem['ctx']['error']}"
     if not where:
-        return "The request body must be a JSON object, sent with Content-Type: application/json"
+        return "Bad Request. Content-Type must be application/json, and the request body a JSON object"
     if problem["type"] in ("missing", "string_too_short"):
         return f"Missing value for required parameter '{where}'. {ALSO}"
+    invalid = f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied"
+    if problem["type"] == "greater_than_equal" and problem["ctx"]["ge"] == 1:
+        return f"{invalid}. It must be a positive integer. {ALSO}"
+    if problem["type"] == "less_than_equal":
+        return f"{invalid}. It must be at most {problem['ctx']['le']}. {ALSO}"
     wanted = problem["msg"].replace("tuple", "list")
-    return f"Invalid value {shown(problem.get('input'))} for parameter '{where}' supplied: {wanted}. {ALSO}"
+    return f"{invalid}: {wanted}. Hint: Value was of type '{type(problem.get('input')).__name__}'. {ALSO}"
 
 
 def parameter_path(location: Sequence[str | int]) -> str:

@@ -151,4 +151,4 @@ def organization_folder(organization: str) -> str:
 
 
 def no_artifact(path: str) -> HanzoError:
-    return not_found(f"There is no artifact '{path}'")
+    return not_found(f"No such artifact: '{path}'")

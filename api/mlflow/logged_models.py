@@ -1,5 +1,6 @@
 """/mlflow/logged-models/*: the models that training scripts save, with params, tags, metrics and files (MLflow 3)."""
 
+import json
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ TO_MLFLOW = {
     "failed": "LOGGED_MODEL_UPLOAD_FAILED",
 }
 FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
+VERSIONS_TAG = "mlflow.modelVersions"
 FILTERED = {"UPLOAD_FAILED": "failed"}
 NUMBERS = dict(enumerate(TO_MLFLOW.values(), start=1))
 Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(value, value) if isinstance(value, int) else value)]
@@ -197,7 +199,10 @@ def our_status(text: str) -> str:
 
 
 def model_message(found: ModelDetails) -> dict[str, Any]:
+    """A model as MLflow's JSON. Its versions are in a tag of MLflow's too, which is the registry's word, whoever set it."""
     model = found.model
+    made = [{"name": each.name, "version": each.version} for each in found.registrations]
+    tags = {**found.tags, VERSIONS_TAG: json.dumps(made)} if made else found.tags
     info = {
         "model_id": model.id,
         "experiment_id": str(model.experiment_id),
@@ -208,7 +213,7 @@ def model_message(found: ModelDetails) -> dict[str, Any]:
         "status": TO_MLFLOW[model.status],
         "model_type": model.model_type,
         "source_run_id": model.source_run_id or "",
-        "tags": pairs(found.tags),
+        "tags": pairs(tags),
         "registrations": [{"name": made.name, "version": str(made.version)} for made in found.registrations],
     }
     if model.status_message:

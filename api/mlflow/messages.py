@@ -19,8 +19,8 @@ def answer(**fields: Any) -> Response:
 
 
 def experiment_number(text: str) -> int:
-    """MLflow's experiment ids are strings; those of a database are numbers."""
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
+    """MLflow's experiment ids are strings; those of a database are numbers. A negative one is a number that nobody has."""
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 19:
         raise bad_experiment_id(text)
     return int(text)
 

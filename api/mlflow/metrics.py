@@ -28,10 +28,14 @@ class LogMetric(OfRun, MetricBody):
     key: Required
 
 
+class Pair(Tag):
+    key: Required
+
+
 class LogBatch(OfRun):
     metrics: tuple[MetricBody, ...] = ()
-    params: tuple[Tag, ...] = ()
-    tags: tuple[Tag, ...] = ()
+    params: tuple[Pair, ...] = ()
+    tags: tuple[Pair, ...] = ()
 
 
 async def batch_size(request: Request) -> None:

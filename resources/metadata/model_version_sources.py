@@ -43,6 +43,7 @@ PROMPT_PLACEHOLDERS = ("dummy-source", "prompt-template")
 PROXY = "mlflow-artifacts:/"
 LOGGED_MODEL = re.compile(r"m-[\w\-]+")
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", "mlflow-artifacts")
 MAX_SOURCE = 2000
 MAX_DEPTH = 20
 """Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
@@ -141,6 +142,7 @@ def is_stored(uri: str) -> bool:
 def parse(source: str) -> tuple[str, list[str]]:
     """Scheme and path of a source without a host. Raises for every form that is refused."""
     scheme, colon, rest = source.partition(":")
+    foreign = rest.startswith("//") and scheme.lower() in HOST_SCHEMES
     if not colon or scheme.lower() == "file" or not re.fullmatch(r"[A-Za-z][\w+.\-]+", scheme):
         raise bad_source(
             source,
@@ -151,10 +153,12 @@ def parse(source: str) -> tuple[str, list[str]]:
     path = rest.removeprefix("//") if scheme.lower() == "s3" else rest.removeprefix("/")
     parts = path.rstrip("/").split("/")
     if FORBIDDEN.search(rest) or ".." in fully_unquoted(source).split("/") or any(part in ("", ".", "..") for part in parts):
+        host = f"'source' cannot use the '{scheme}' scheme: it addresses a host other than this server's artifact storage. "
         raise bad_source(
             source,
-            "If supplying a source as an http, https, local file path, ftp, objectstore, or mlflow-artifacts uri, an "
-            "absolute path must be provided without relative path references present. Please provide an absolute path.",
+            f"{host if foreign else ''}If supplying a source as an http, https, local file path, ftp, objectstore, or "
+            "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
+            "provide an absolute path.",
         )
     if scheme not in ("runs", "models", "mlflow-artifacts", "s3"):
         raise bad_source(

@@ -155,9 +155,10 @@ class Registry:
             left = read_versions(writer, others)
             if version.stage == stage and not left and tags.items() <= version.tags.items():
                 return version
+            now = now_ms()
             for other in left:
-                self._move(writer, other, "archived")
-            self._move(writer, version, stage, tags)
+                self._move(writer, other, "archived", now)
+            self._move(writer, version, stage, now, tags)
             touch(writer, model)
             facts = {"version": number, "stage": stage, "run_id": version.run_id, "user_id": user}
             more = {
@@ -256,9 +257,9 @@ class Registry:
         return self.get(model, number, connection)
 
     def _move(
-        self, connection: Connection, version: ModelVersion, stage: str, tags: Mapping[str, str] | None = None
+        self, connection: Connection, version: ModelVersion, stage: str, at: int, tags: Mapping[str, str] | None = None
     ) -> None:
-        self._change(connection, version, stage=stage)
+        self._change(connection, version, stage=stage, updated_at=at)
         mine = version.model.of(version_tags) & (version_tags.c.version == version.version)
         connection.execute(delete(version_tags).where(mine, version_tags.c.key.in_((STAGE_TAG, TRAFFIC_TAG))))
         self._set_tags(connection, version.model, version.version, tags or {})
@@ -272,4 +273,4 @@ class Registry:
     @staticmethod
     def _change(connection: Connection, version: ModelVersion, **values: Any) -> None:
         where = version.model.of(versions) & (versions.c.version == version.version)
-        connection.execute(update(versions).where(where).values(**values, updated_at=now_ms()))
+        connection.execute(update(versions).where(where).values(**{"updated_at": now_ms(), **values}))

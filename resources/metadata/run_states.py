@@ -10,7 +10,8 @@ from resources.metadata.tracking_rules import MAX_RUN_NAME, check_length, checke
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = frozenset({"completed", "failed", "cancelled"})
-ADJECTIVES = ("amber", "brisk", "calm", "deft", "eager", "fair", "gentle", "keen", "lucid", "merry", "nimble", "quiet")
+ADJECTIVES = ("able", "bold", "bright", "calm", "capable", "gentle", "kindly", "nimble", "orderly", "polite", "rare", "wise")
+"""All of them are among MLflow's own."""
 NOUNS = ("badger", "crane", "falcon", "heron", "ibex", "lark", "lynx", "marten", "otter", "raven", "stoat", "wren")
 
 
@@ -30,17 +31,15 @@ class Run:
 
 
 def status_change(run: Run, status: str | None, end_time: int | None) -> dict[str, Any]:
-    """The columns that change. A run that ends without `end_time` ends now; one that goes on has none."""
+    """The columns that change. Without an `end_time`, a run that ends does so now, and one that goes on has none."""
     values: dict[str, Any] = {}
     if end_time is not None:
         values["end_time"] = end_time
     if status is None or known_status(status) == run.status:
         return values
     values["status"] = status
-    if status in ENDED:
-        values["end_time"] = end_time if end_time is not None else now_ms()
-    else:
-        values["end_time"] = None
+    if end_time is None:
+        values["end_time"] = now_ms() if status in ENDED else None
     if run.status == "queued" and status == "running":
         values["start_time"] = now_ms()
     return values

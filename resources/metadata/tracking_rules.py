@@ -111,7 +111,7 @@ def checked_param(key: str, value: str, path: str = "") -> tuple[str, str]:
 
 def checked_run_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
     """A valid run tag; a longer value is cut off, as MLflow does unless it is told otherwise."""
-    check_key(key, "key", join(path, "key"))
+    check_key(key, join(path, "key"), join(path, "key"))
     return key, checked_text(value, join(path, "value"))[:MAX_RUN_TAG_VALUE]
 
 
@@ -142,8 +142,8 @@ def checked_text(text: str, path: str) -> str:
 
 
 def checked_time(value: int | None, path: str) -> int | None:
-    if value is not None and not 0 <= value <= MAX_INT64:
-        raise bad_value(path, value, "It must be a nonnegative 64-bit integer (milliseconds since 1970)")
+    if value is not None and not -MAX_INT64 - 1 <= value <= MAX_INT64:
+        raise bad_value(path, value, "It must be a 64-bit integer (milliseconds since 1970)")
     return value
 
 

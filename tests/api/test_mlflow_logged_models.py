@@ -172,6 +172,13 @@ def test_a_registered_version_is_told_of(http: TestClient) -> None:
     assert made.status_code == 200, made.text
     found = http.get(f"{MODELS}/{model['model_id']}").json()["model"]["info"]
     assert found["registrations"] == [{"name": "doors", "version": made.json()["model_version"]["version"]}]
+    assert found["tags"] == [{"key": "mlflow.modelVersions", "value": '[{"name": "doors", "version": 1}]'}]
+    mine = {"tags": [{"key": "mlflow.modelVersions", "value": "[]"}, {"key": "b", "value": "c"}]}
+    http.patch(f"{MODELS}/{model['model_id']}/tags", json=mine)
+    http.post(f"{MLFLOW}/model-versions/create", json=version)
+    tags = {tag["key"]: tag["value"] for tag in http.get(f"{MODELS}/{model['model_id']}").json()["model"]["info"]["tags"]}
+    both = '[{"name": "doors", "version": 1}, {"name": "doors", "version": 2}]'
+    assert tags == {"b": "c", "mlflow.modelVersions": both}
 
 
 def test_the_history_that_older_clients_keep(http: TestClient) -> None:

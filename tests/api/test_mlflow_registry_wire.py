@@ -62,6 +62,8 @@ REFUSED_SOURCES = [
     ("runs:/RUN/model#fragment", RELATIVE),
     ("s3://hanzo-ml/runs/../datasets", RELATIVE),
     ("http://evil.example/model", RELATIVE),
+    ("ftp://evil.example/model", "'source' cannot use the 'ftp' scheme"),
+    ("mlflow-artifacts://evil.example/model", "'source' cannot use the 'mlflow-artifacts' scheme"),
     ("http:/evil", "Use runs:/"),
     ("https:/evil", "Use runs:/"),
     ("ftp:/evil", "Use runs:/"),

@@ -75,6 +75,7 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
         ("experiments/create", {"name": ""}, "Missing value for required parameter 'name'"),
         ("experiments/create", {"name": None}, "Missing value for required parameter 'name'"),
         ("experiments/create", {"name": 123}, "Invalid value 123 for parameter 'name'"),
+        ("experiments/create", {"name": 1.5}, "Hint: Value was of type 'float'"),
         ("experiments/create", {"name": "n", "tags": "5"}, "Invalid value \"5\" for parameter 'tags'"),
         ("experiments/search", {"order_by": ["tags.a"]}, "Invalid order_by entity: tag"),
         ("experiments/search", {"filter": "experiment_id LIKE '1'"}, "Invalid comparator for experiment_id: LIKE"),
@@ -86,11 +87,31 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
         ("experiments/create", {"name": "x" * 501}, "'name' exceeds the maximum length of 500 characters"),
         ("experiments/delete", {"experiment_id": "abc"}, "Experiment ID must be a valid integer"),
         ("runs/search", {"experiment_ids": ["0"], "filter": "x = 'y'"}, "Invalid attribute key 'x'"),
-        ("runs/search", {"experiment_ids": ["0"], "max_results": 50_001}, "'max_results'"),
+        (
+            "runs/search",
+            {"experiment_ids": ["0"], "max_results": 50_001},
+            "'max_results' supplied. It must be at most 50000",
+        ),
+        (
+            "runs/search",
+            {"experiment_ids": ["0"], "max_results": 0},
+            "'max_results' supplied. It must be a positive integer",
+        ),
         ("runs/search", {"experiment_ids": ["0"], "page_token": "!"}, "Invalid page token"),
         ("runs/search", {"experiment_ids": "0"}, "'experiment_ids'"),
         ("runs/update", {"run_id": "RUN", "status": "DONE"}, "'status'"),
         ("runs/log-batch", {"run_id": "RUN", "params": [{"value": "1"}]}, "'params[0].key'"),
+        (
+            "runs/log-batch",
+            {"run_id": "RUN", "params": [{"key": ""}]},
+            "Missing value for required parameter 'params[0].key'",
+        ),
+        ("runs/log-batch", {"run_id": "RUN", "tags": [{"key": ""}]}, "Missing value for required parameter 'tags[0].key'"),
+        (
+            "runs/log-batch",
+            {"run_id": "RUN", "tags": [{"key": "x" * 251}]},
+            "'tags[0].key' exceeds the maximum length of 250",
+        ),
         ("runs/log-batch", {"run_id": "RUN", "metrics": [{"key": "", "value": 1, "timestamp": 1}]}, "'metrics[0].name'"),
         ("runs/log-batch", {"run_id": "RUN", "tags": [{"key": "a", "value": "x" * 1_000_000}]}, "at most 1000000 bytes"),
     ],
@@ -100,6 +121,22 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     answer = http.post(f"/api/2.0/mlflow/{path}", json=sent)
     assert answer.status_code == 400
     assert message in answer.json()["message"]
+
+
+def test_a_run_s_times_are_what_the_client_says(http: TestClient) -> None:
+    """Also before 1970, and an end of a run that goes on: MLflow keeps both."""
+    made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "start_time": -5}).json()["run"]["info"]
+    for status, end in (("SCHEDULED", 70), ("RUNNING", -70), ("FINISHED", 7)):
+        changed = http.post(f"{RUNS}/update", json={"run_id": made["run_id"], "status": status, "end_time": end}).json()
+        assert (changed["run_info"]["status"], changed["run_info"]["end_time"]) == (status, end)
+    goes_on = http.post(f"{RUNS}/update", json={"run_id": made["run_id"], "status": "RUNNING"}).json()["run_info"]
+    assert "end_time" not in goes_on
+
+
+def test_a_body_that_is_not_json_is_told_so(http: TestClient) -> None:
+    answer = http.post(f"{RUNS}/create", content='{"experiment_id": "0"}', headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert answer.json()["message"].startswith("Bad Request. Content-Type must be application/json")
 
 
 def test_a_body_that_was_encoded_twice_means_the_same(http: TestClient) -> None:
@@ -118,6 +155,8 @@ def test_a_body_that_was_encoded_twice_means_the_same(http: TestClient) -> None:
 def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: TestClient) -> None:
     for path in ("experiments/get?experiment_id=99999999999999999999", "experiments/get?experiment_id=7"):
         assert http.get(f"/api/2.0/mlflow/{path}").status_code in (400, 404)
+    negative = http.get("/api/2.0/mlflow/experiments/get", params={"experiment_id": "-1"})
+    assert (negative.status_code, negative.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
     missing = http.get(f"{RUNS}/get", params={"run_id": "nope"})
     assert (missing.status_code, missing.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
     unknown = http.get("/api/2.0/mlflow/nothing")

@@ -1,7 +1,7 @@
 """Models and versions as clients make them: numbers, stages, what is served, copies, organizations, all at once."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
@@ -77,13 +77,16 @@ def test_a_quarantined_version_is_no_canary(office: Office) -> None:
     assert refused(office.promote, 1, "canary").code is ErrorCode.RESOURCE_CONFLICT
 
 
-def test_archiving_a_stage_archives_the_others_in_it(office: Office) -> None:
+def test_archiving_a_stage_archives_the_others_in_it(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in ("r1", "r2", "r3"):
         office.register(run)
     office.promote(1, "canary")
+    monkeypatch.setattr("resources.metadata.registry.now_ms", count(10**13).__next__)
     office.promote(3, "staging", archive=("staging", "canary"))
     assert office.stages() == {1: "archived", 2: "archived", 3: "staging"}
     assert office.events("model.promoted")[-1].payload["archived"] == [1, 2]
+    # One change, one time: who reads the times can tell what came with what.
+    assert len({office.registry.read(model(), number).updated_at for number in (1, 2, 3)}) == 1
 
 
 @pytest.mark.parametrize("status", ["", "deploying", "serving"])
