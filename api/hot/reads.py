@@ -31,7 +31,7 @@ HISTORY = RUN | {"metric_key", "page_token", "max_results"}
 
 
 def get_run(tracking: Tracking, _: Caller, query: str) -> Answer | None:
-    given = fields(query, RUN)
+    given = of_run(fields(query, RUN))
     return partial(runs.get, tracking, **given) if given else None
 
 
@@ -46,7 +46,7 @@ def find_experiment(tracking: Tracking, asking: Caller, query: str) -> Answer | 
 
 
 def get_history(tracking: Tracking, _: Caller, query: str) -> Answer | None:
-    given = fields(query, HISTORY, may_be_empty={"page_token"})
+    given = of_run(fields(query, HISTORY, may_be_empty={"page_token"}))
     if given is None or "metric_key" not in given:
         return None
     limit = given.pop("max_results", "")
@@ -128,6 +128,15 @@ def read_routes(prefixes: tuple[str, ...], tracking: Tracking, threads: Executor
 def has_body(scope: Scope) -> bool:
     """Whether the request may have one: some clients send JSON with GET."""
     return header(scope, b"content-length") not in (b"", b"0") or header(scope, b"transfer-encoding") != b""
+
+
+def of_run(given: dict[str, str] | None) -> dict[str, str] | None:
+    """Arguments with the run by the one name that endpoints have for it; None where there is no run."""
+    if given is None:
+        return None
+    rest = {name: text for name, text in given.items() if name not in RUN}
+    named = given.get("run_id") or given.get("run_uuid")
+    return {**rest, "run_id": named} if named else None
 
 
 def fields(query: str, known: Collection[str], may_be_empty: Collection[str] = ()) -> dict[str, str] | None:

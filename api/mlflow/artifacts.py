@@ -3,9 +3,7 @@
 Which paths the proxy has is written in `api.artifact_places`.
 """
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -14,6 +12,7 @@ from api.checksums import HEADER, promised
 from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
 from api.file_response import file_response
 from api.mlflow.messages import answer
+from api.mlflow.named_run import NamedRun
 from api.mlflow.version_files import is_of_version, version_entries
 from api.requests import StrictRoute
 from api.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
@@ -31,14 +30,10 @@ router = APIRouter(tags=["mlflow"], route_class=StrictRoute)
 def list_artifacts(
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
-    run_id: Annotated[str | None, Query()] = None,
-    run_uuid: Annotated[str | None, Query()] = None,
+    run_id: NamedRun,
     path: str = "",
 ) -> Response:
-    named = run_id or run_uuid
-    if not named:
-        raise invalid("Missing value for required parameter 'run_id'.")
-    run = tracking.runs.get(named)
+    run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
     files = [file_message(entry, entry.path) for entry in artifacts.entries(run.id, path)]
     return answer(root_uri=run.artifact_uri, files=files)

@@ -11,6 +11,7 @@ from api.auth.own_run import own_run
 from api.dependencies import TrackingOf
 from api.mlflow.bodies import MetricBody, OfRun, Required, Tag
 from api.mlflow.messages import answer
+from api.mlflow.named_run import NamedRun
 from api.mlflow.run_messages import point_messages
 from api.requests import StrictRoute
 from resources.errors import invalid
@@ -65,20 +66,16 @@ def log_batch(body: LogBatch, tracking: TrackingOf) -> Response:
 def get_history(
     tracking: TrackingOf,
     metric_key: Required,
-    run_id: Annotated[str | None, Query()] = None,
-    run_uuid: Annotated[str | None, Query()] = None,
+    run_id: NamedRun,
     page_token: str = "",
     max_results: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
     """The whole history unless `max_results` asks for pages; none where nobody knows the run, as in MLflow."""
-    named = run_id or run_uuid
-    if not named:
-        raise invalid("Missing value for required parameter 'run_id'.")
     limit = min(max_results or CHUNK, MAX_HISTORY)
-    first = tracking.metrics.history(named, metric_key, limit, page_token or None)
+    first = tracking.metrics.history(run_id, metric_key, limit, page_token or None)
     if max_results is not None or first.next_page_token is None:
         return answer(metrics=point_messages(first.points), next_page_token=first.next_page_token)
-    return StreamingResponse(whole_history(tracking.metrics, named, metric_key, first), media_type="application/json")
+    return StreamingResponse(whole_history(tracking.metrics, run_id, metric_key, first), media_type="application/json")
 
 
 def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) -> Iterator[bytes]:

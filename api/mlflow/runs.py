@@ -1,18 +1,16 @@
 """/mlflow/runs/*: runs, their params and tags, and finding them. Metrics and batches are in `metrics`."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 
 from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, OfRun, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_number
+from api.mlflow.named_run import NamedRun
 from api.mlflow.run_messages import info_message, run_message, run_texts
 from api.mlflow.statuses import Status, our_status, translate
 from api.requests import StrictRoute
-from resources.errors import invalid
 from resources.metadata.experiments import DEFAULT_ID
 from resources.metadata.filter_language import parse_filter, parse_orders
 from resources.metadata.run_search import RUN_GRAMMAR
@@ -70,14 +68,10 @@ def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
 @router.get("/get")
 def get(
     tracking: TrackingOf,
-    run_id: Annotated[str | None, Query()] = None,
-    run_uuid: Annotated[str | None, Query()] = None,
+    run_id: NamedRun,
 ) -> Response:
-    named = run_id or run_uuid
-    if not named:
-        raise invalid("Missing value for required parameter 'run_id'.")
     with tracking.read() as reader:
-        [text] = run_texts(tracking, reader, [tracking.runs.get(named, connection=reader)])
+        [text] = run_texts(tracking, reader, [tracking.runs.get(run_id, connection=reader)])
     return answer(run=text)
 
 

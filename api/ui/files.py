@@ -1,16 +1,14 @@
 """What the web UI's links and start page ask for: a run's or a version's file as a download, and that nobody is observed."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
 from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
 from api.mlflow import version_files
 from api.mlflow.artifacts import artifact_response, place_response
+from api.mlflow.named_run import NamedRun
 from api.run_artifacts import checked_path
-from resources.errors import invalid
 from resources.metadata.artifact_locations import check_here, is_proxied, proxied_path
 from resources.metadata.model_version_rules import version_number
 from resources.metadata.model_version_sources import download_uri
@@ -27,13 +25,9 @@ def get_artifact(
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
-    run_id: Annotated[str | None, Query()] = None,
-    run_uuid: Annotated[str | None, Query()] = None,
+    run_id: NamedRun,
 ) -> Response:
-    named = run_id or run_uuid
-    if not named:
-        raise invalid("Missing value for required parameter 'run_id'.")
-    run = tracking.runs.get(named)
+    run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
     return artifact_response(artifacts, run.id, path, request)
 

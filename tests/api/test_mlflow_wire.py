@@ -164,6 +164,26 @@ def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: T
     assert http.get(f"{RUNS}/create").json()["error_code"] == "ENDPOINT_NOT_FOUND"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/2.0/mlflow/runs/get",
+        "/api/2.0/mlflow/metrics/get-history",
+        "/ajax-api/2.0/mlflow/artifacts/list",
+        "/get-artifact",
+    ],
+)
+def test_a_query_names_its_run_by_either_word_and_misses_it_first(http: TestClient, path: str) -> None:
+    missed = http.get(path)
+    assert (missed.status_code, missed.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert missed.json()["message"].startswith("Missing value for required parameter 'run_id'.")
+    run_id = new_run(http)
+    rest = {"metric_key": "m", "path": "none"}
+    answers = [http.get(path, params={word: run_id, **rest}) for word in ("run_id", "run_uuid")]
+    assert "run_id" not in answers[0].text or answers[0].status_code == 200
+    assert answers[0].content == answers[1].content
+
+
 def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient) -> None:
     with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
         connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
