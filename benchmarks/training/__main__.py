@@ -57,6 +57,7 @@ def cost_of(command: list[str], report: Path) -> Cost:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "10000",
         "DO_NOT_TRACK": "1",  # else Axolotl calls home
     }
     done = subprocess.run(command, cwd=report.parent, env=environment, capture_output=True, text=True, check=False)
