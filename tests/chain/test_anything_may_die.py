@@ -1,0 +1,128 @@
+"""The whole chain while processes of the stack are killed at random, whichever they are: it ends as an unharmed one does."""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.chain.conftest import Baseline
+from tests.chain.local_stack import LocalStack, wait_until
+
+ROUNDS = 12
+PAUSE_SECONDS = (8.0, 20.0)
+"""Between rounds: less, and the stack hardly comes up in between."""
+STAGE_SECONDS = 600.0
+NAME = "doors-among-kills"
+
+
+@pytest.mark.slow
+def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline: Baseline, raw_data: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # so that a failure can be had again
+    killed: list[str] = []
+    with dying(stack, random.Random(seed), killed), coming_up(stack):
+        made = said(stack, "dataset", "create", "--name", "colours-again", "--path", str(raw_data))
+        config = stack.home / f"{NAME}.json"
+        config.write_text(
+            json.dumps({"name": NAME, "dataset": f"colours-again@{made['version']}", "parameters": baseline.parameters})
+        )
+        job = str(said(stack, "job", "submit", "--config", str(config))["id"])
+        happened(stack, "job.completed", job)
+        happened(stack, "model.exported", NAME)
+        answered(stack, "model", "promote", "--name", NAME, "--version", "1", "--stage", "production")
+        happened(stack, "deployment.serving", NAME)
+    stack.hanzo_ml("up")
+    print("\n".join(killed))
+    assert stack.losses(job) == baseline.losses
+    assert stack.adapter_sha256(job) == baseline.adapter_sha256
+    assert [version["version"] for version in stack.get(f"/v1/models/{NAME}/versions")["versions"]] == [1]
+    for event, key in (("job.completed", job), ("model.registered", NAME), ("model.exported", NAME)):
+        assert len(stack.events(event, key=key)) == 1, event
+    assert json.loads(stack.hanzo_ml("model", "prove", NAME, "1", "--json").stdout)["ok"]
+
+
+@contextmanager
+def dying(stack: LocalStack, chance: random.Random, killed: list[str]) -> Iterator[None]:
+    """In each round, one process of the stack is killed, or a few together, or all. `killed` gets their command lines."""
+
+    def kill_at_random() -> None:
+        for _ in range(ROUNDS):
+            if over.wait(chance.uniform(*PAUSE_SECONDS)):
+                return
+            alive = [process for process in stack.processes() if "hanzo_ml.cli" not in " ".join(command_of(process))]
+            for process in chance.sample(alive, min(len(alive), chance.choice((1, 1, 2, 3, len(alive))))):
+                killed.append(" ".join(command_of(process))[-100:])
+                kill(process)
+
+    with beside(kill_at_random) as over:
+        yield
+
+
+@contextmanager
+def coming_up(stack: LocalStack) -> Iterator[None]:
+    """Somebody calls `up` all the time; it may fail where what it starts is killed."""
+
+    def up() -> None:
+        while not over.wait(1):
+            stack.hanzo_ml("up", check=False)
+
+    with beside(up) as over:
+        yield
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[threading.Event]:
+    """Run `work` in a thread, which is to end soon after the event is set."""
+    over = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield over
+    finally:
+        over.set()
+        thread.join()
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def said(stack: LocalStack, *command: str) -> dict[str, Any]:
+    return dict(json.loads(answered(stack, *command, "--json")))
+
+
+def answered(stack: LocalStack, *command: str) -> str:
+    """What a command prints in the end: a user repeats one that failed for want of a server."""
+
+    def printed() -> str | None:
+        done = stack.hanzo_ml(*command, check=False)
+        return done.stdout if done.returncode == 0 else None
+
+    return wait_until(" ".join(command), printed, seconds=STAGE_SECONDS, every=1)
+
+
+def happened(stack: LocalStack, event: str, key: str) -> None:
+    def found() -> list[dict[str, Any]]:
+        try:
+            return stack.events(event, key=key)
+        except httpx.HTTPError:
+            return []
+
+    wait_until(f"{event} of {key}", found, seconds=STAGE_SECONDS, every=1)
