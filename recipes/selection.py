@@ -7,11 +7,13 @@ splits were new, since each split takes a few other records too, from everywhere
 
 from collections.abc import Iterable, Iterator
 from itertools import compress
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Marks = NDArray[np.bool_]
+Marks: TypeAlias = "NDArray[np.bool_]"
 """Of each line of a file, in their order, whether it is chosen."""
 
 
@@ -27,10 +29,14 @@ def origin_uri(artifact_uri: str) -> str:
 
 def bitmap_of(marks: Marks) -> bytes:
     """The first line is the highest bit of the first byte."""
+    import numpy as np  # not as a server starts, which reads the store: few of its requests need it
+
     return np.packbits(marks).tobytes()
 
 
 def marks_in(bitmap: bytes, records: int) -> Marks:
+    import numpy as np  # see above
+
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=records).astype(np.bool_)
 
 

@@ -22,7 +22,7 @@ def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
     """As much of a run as is asked of it."""
     recipe = SimpleNamespace(base_model=SimpleNamespace(uri="b"))
     job: Any = SimpleNamespace(id="r1", artifact=artifacts.__getitem__)
-    return FinishedRun(job=job, record=cast(Any, SimpleNamespace(recipe=recipe)), losses={}, machine=None)
+    return FinishedRun(job=job, record=cast(Any, SimpleNamespace(recipe=recipe)), losses={}, incidents=(), machine=None)
 
 
 @pytest.mark.parametrize("lost", ["bitmap", "version"])
