@@ -15,7 +15,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.requested = False
+        self._signalled = False
+        self._agreed = False
+
+    @property
+    def requested(self) -> bool:
+        return self._signalled or self._agreed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -23,12 +28,16 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self._signalled = True
 
     def asked(self) -> bool:
-        """Whether one of the processes was asked to stop. All call it at the same time: one may hear of it before others."""
-        self.requested = self.group.any(self.requested)
-        return self.requested
+        """Whether one of the processes was asked to stop. All call it at the same time: one may hear of it before others.
+
+        A signal that comes while they tell each other counts the next time: all must answer the same now, and when the
+        answer took its place, a run that was asked to stop went on to its last step.
+        """
+        self._agreed = self.group.any(self._signalled)
+        return self._agreed
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
