@@ -86,6 +86,8 @@ def prepare(
 
 def leave(job: Job, store: Store, pods: Pods, given: str) -> None:
     """End of a pod that has not the result: once that is there, nobody needs any more what the pods gave each other."""
+    if not has_result(job, store):
+        say("this pod's part is done: waiting for the first pod's result")
     while not has_result(job, store):
         time.sleep(POLL_SECONDS)
     if pods.rank == 1:

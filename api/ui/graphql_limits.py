@@ -56,6 +56,6 @@ def fields_of(level: SelectionSetNode, fragments: Fragments) -> Iterator[FieldNo
             yield node
         elif isinstance(node, InlineFragmentNode):
             waiting += node.selection_set.selections
-        elif isinstance(node, FragmentSpreadNode) and node.name.value in fragments.keys() - known:
-            known.add(node.name.value)
-            waiting += fragments[node.name.value].selection_set.selections
+        elif isinstance(node, FragmentSpreadNode) and (name := node.name.value) in fragments and name not in known:
+            known.add(name)
+            waiting += fragments[name].selection_set.selections

@@ -62,10 +62,7 @@ def run(plan: Plan, workers: Workers, pods: Pods) -> tuple[Parts, Prepared | Non
         BadConfiguration: no record is left, or too few to split.
     """
     ranges = range(len(plan.ranges))
-    # What a range has for the parts is all that is ever asked of it again.
-    own = [
-        index for index in pods.own(len(ranges)) if not pods.has(slice_of(plan, index, pods.count - 1).with_suffix(".npy"))
-    ]
+    own = [index for index in pods.own(len(ranges)) if not is_given(plan, pods, index)]
     leads = pods.rank == 0
     share(workers, "read", read, [(plan, index) for index in own])
     for index in own:

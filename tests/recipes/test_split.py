@@ -1,9 +1,6 @@
 """Splitting: the same everywhere, nothing lost, nothing leaked, groups spread, too little data refused."""
 
 import json
-import resource
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,8 +18,8 @@ from recipes.records import normalize, read_records, write_json_lines
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
+from tests.recipes.limited_memory import run_within
 
-ROOT = Path(__file__).parents[2]
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]
 instructions = st.lists(st.sampled_from([*WORDS, *(word.upper() for word in WORDS)]), min_size=1, max_size=4).map(" ".join)
 rows_of_data = st.lists(
@@ -255,14 +252,7 @@ def test_a_dataset_larger_than_memory_is_split(tmp_path: Path) -> None:
     job = place.job()
     (tmp_path / "work").mkdir()
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.split", str(tmp_path / "job.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
-        check=False,
-    )
+    done = run_within(LIMIT, "recipes.split", tmp_path / "job.json")
     assert done.returncode == 0, done.stderr
     result = Result.model_validate_json(place.store.get_bytes(job.result_uri))
     assert sum(result.metrics.values()) == MEGABYTES * 16

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from recipes.records import normalize
 from recipes.schema import BadConfiguration, Result, canonical_json
 from recipes.split import split
 from recipes.store import Store
+from tests.recipes.limited_memory import run_within
 from tests.recipes.preparation.place import Place, questions, sha256
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
@@ -303,14 +303,7 @@ def test_an_input_larger_than_its_memory_is_prepared(tmp_path: Path) -> None:
 
     place = Place(tmp_path, rows())
     (tmp_path / "job.json").write_text(place.job({"augment": {"mask_pii": False}}).model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.prepare", str(tmp_path / "job.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
-        check=False,
-    )
+    done = run_within(LIMIT, "recipes.prepare", tmp_path / "job.json")
     assert done.returncode == 0, done.stderr
     result = json.loads(place.store.get_bytes(place.job({}).result_uri))
     assert sum(result["metrics"].values()) == MEGABYTES * 16

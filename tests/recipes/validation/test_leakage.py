@@ -2,9 +2,6 @@
 
 import json
 import random
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from recipes.store import Store
 from recipes.validation import leakage
 from recipes.validation.findings import Leak, Leaks
 from recipes.validation.leakage import HeldOut
+from tests.recipes.limited_memory import run_within
 
-ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 WORDS = [f"word{number}" for number in range(400)]
 
@@ -136,14 +133,7 @@ def test_a_test_split_larger_than_memory_is_looked_for(tmp_path: Path) -> None:
         cache_dir=str(tmp_path / "cache"),
     )
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.find_leaks", str(tmp_path / "job.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT)),
-        check=False,
-    )
+    done = run_within(LIMIT, "recipes.find_leaks", tmp_path / "job.json")
     assert done.returncode == 0, done.stderr[-2000:]
     found = Result.model_validate_json(store.get_bytes(job.result_uri)).facts
     assert (found["tested"], found["exact"]) == (MEGABYTES * 16, MEGABYTES * 16)
