@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 INSTALLED := $(VENV)/installed
 
+# Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)

@@ -9,15 +9,14 @@ import socket
 import sys
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
-import uvicorn
-from fastapi import FastAPI
-
-from api.app import create_app
-from api.prometheus.page import served
 from api.workers import run_workers
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.settings import Settings, is_loopback
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 def main() -> int:
@@ -28,8 +27,7 @@ def main() -> int:
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
             page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
-            app = create_app(settings)
-            spare_the_collector()
+            app = load(settings)
             if settings.server.workers == 1:
                 serve(settings, app, listener, page)
             else:
@@ -40,8 +38,31 @@ def main() -> int:
     return 0
 
 
-def serve(settings: Settings, app: FastAPI, listener: socket.socket, page: socket.socket | None, worker: int = 0) -> None:
+def load(settings: Settings) -> "FastAPI":
+    """The application. It is imported only now, so that a server that may not start says so at once, and without looking for
+    cycles: nothing dies of what imports make, and the search for it is a fifth of the start.
+
+    Nor is anything of it looked at later. A batch makes a thousand small objects that die young: looking for cycles among
+    them would be a third of its decoding.
+    """
+    gc.disable()
+    import uvicorn  # noqa: F401 - `serve` needs it, in every worker
+
+    from api.app import create_app
+
+    app = create_app(settings)
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
+    gc.enable()
+    return app
+
+
+def serve(settings: Settings, app: "FastAPI", listener: socket.socket, page: socket.socket | None, worker: int = 0) -> None:
     """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
+    import uvicorn
+
+    from api.prometheus.page import served
+
     app.state.request_histogram.count_as(worker)
     config = uvicorn.Config(
         app,
@@ -54,13 +75,6 @@ def serve(settings: Settings, app: FastAPI, listener: socket.socket, page: socke
             any_host = not is_loopback(settings.server.host)
             serving.enter_context(served(page, app.state.prometheus, settings.metrics.path, any_host=any_host))
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def spare_the_collector() -> None:
-    """A batch makes a thousand small objects that die young: looking for cycles among them is a third of its decoding."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 50)
 
 
 def refuse_unsafe(settings: Settings) -> None:

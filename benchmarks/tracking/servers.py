@@ -14,6 +14,8 @@ from benchmarks.tracking.load import Client
 from benchmarks.tracking.processes import memory, of_session, processor_seconds
 from resources.metadata.database import Database
 
+NOT_PASSED_ON = ("HANZO_ML_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
+"""Names of variables, or how they begin. The last would have ours, a checkout, compiled at each start; peers are by pip."""
 REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 120.0
 
@@ -104,7 +106,7 @@ class Server:
         binaries = installed(kind.packages, cache) if kind.packages else Path()
         kind.before(place)
         self._log = place.folder / "server.log"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANZO_ML_", "MLFLOW_"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
         began = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -30,6 +30,26 @@ def test_a_server_starts_without_what_few_requests_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_server_that_may_not_start_loads_no_application() -> None:
+    code = "import sys, api.server; print(sorted({'fastapi', 'starlette', 'uvicorn'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_cycles_are_looked_for_in_what_a_server_makes_but_not_in_what_it_is(tmp_path: Path) -> None:
+    code = "import gc; from api.server import load; from resources.settings import Settings; load(Settings.load())"
+    shown = "print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {shown}"],
+        cwd=REPOSITORY,
+        env=environment(tmp_path, free_port(), {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "True True"
+
+
 def test_not_ready_without_storage(breakable: TestClient) -> None:
     assert breakable.get("/ready").status_code == 200
     shutil.rmtree(breakable.app.state.settings.home / "objects")  # type: ignore[attr-defined]
