@@ -23,8 +23,9 @@ from api.auth.guard import Guard
 from api.auth.routes import UNMATCHED, Routes
 from api.auth.sign_in import token_verifier
 from api.host_guard import LOOPBACK_NAMES, HostGuard
-from api.hot.reads import read_routes
-from api.hot.writes import write_routes
+from api.hot.calls import HotCalls
+from api.hot.reads import hot_reads
+from api.hot.writes import hot_writes
 from api.leading_slashes import LeadingSlashes
 from api.mlflow import (
     artifacts,
@@ -162,11 +163,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
     errors.install(app)
+    hot = hot_writes(MLFLOW_PREFIXES, writer) | hot_reads(MLFLOW_PREFIXES, app.state.tracking, readers)
+    app.add_middleware(HotCalls, calls=hot)
     app.add_middleware(ReadOnlyPages)
-    app.router.routes[:0] = [
-        *write_routes(MLFLOW_PREFIXES, writer, app.router),
-        *read_routes(MLFLOW_PREFIXES, app.state.tracking, readers, app.router),
-    ]
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
             app.include_router(router, prefix=prefix)

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -47,16 +47,17 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def install(app: FastAPI) -> None:
     """Give the application its one way to answer errors."""
-    app.add_exception_handler(HanzoError, _refused)
-    app.add_exception_handler(RequestValidationError, _not_valid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(BrokenArtifact, _no_artifact)
-    app.add_exception_handler(StoreFull, _store_full)
-    app.add_exception_handler(StoreUnavailable, _store_unavailable)
-    app.add_exception_handler(DataError, _no_data)
-    for unavailable in (OperationalError, InterfaceError, NoConnection):
-        app.add_exception_handler(unavailable, _unavailable)
+    for kind, answer in ANSWERS.items():
+        app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, _unexpected)
+
+
+def answer_to(error: Exception, request: Request) -> JSONResponse:
+    """What an installed application answers, for who stands in front of it. An error that nobody expects is raised again."""
+    for kind in type(error).__mro__:
+        if kind in ANSWERS:
+            return ANSWERS[kind](request, error)
+    raise error
 
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
@@ -117,6 +118,20 @@ def _unavailable(_: Request, error: Exception) -> JSONResponse:
 def _unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: its log says more")
+
+
+ANSWERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
+    HanzoError: _refused,
+    RequestValidationError: _not_valid,
+    HTTPException: _http,
+    BrokenArtifact: _no_artifact,
+    StoreFull: _store_full,
+    StoreUnavailable: _store_unavailable,
+    DataError: _no_data,
+    OperationalError: _unavailable,
+    InterfaceError: _unavailable,
+    NoConnection: _unavailable,
+}
 
 
 def first_problem(problems: Sequence[Any]) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import error_response
+from api.headers import header
 from resources.errors import ErrorCode
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -32,11 +32,10 @@ class HostGuard:
             await self._app(scope, receive, send)
             return
         marked = no_sniff(send)
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if scope["path"] not in PROBES and host_name(f"//{headers.get('host', '')}") not in self._allowed:
+        host, origin = header(scope, b"host") or b"", header(scope, b"origin")
+        if scope["path"] not in PROBES and host_name(f"//{host.decode('latin-1')}") not in self._allowed:
             await self._refuse("Host", scope, receive, marked)
-        elif origin is not None and host_name(origin) not in self._allowed:
+        elif origin is not None and host_name(origin.decode("latin-1")) not in self._allowed:
             await self._refuse("Origin", scope, receive, marked)
         else:
             await self._app(scope, receive, marked)
@@ -51,7 +50,8 @@ def no_sniff(send: Send) -> Send:
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
-            message["headers"] = [*(header for header in headers if header[0] != NO_SNIFF[0]), NO_SNIFF]
+            if NO_SNIFF not in headers:
+                message["headers"] = [*(pair for pair in headers if pair[0] != NO_SNIFF[0]), NO_SNIFF]
         await send(message)
 
     return marked

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
+from api.headers import header
 from api.requests import json_of
 from resources.errors import invalid
 
@@ -15,12 +15,12 @@ def too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"The request body is too large: at most {limit} bytes")
 
 
-def declared_length(headers: Headers) -> int | None:
+def declared_length(scope: Scope) -> int | None:
     """The length that the client announces; None where it streams. The server lets no longer body through."""
-    text = headers.get("content-length", "")
-    if text.isascii() and text.isdigit():
-        return int(text[:20])
-    return None if "transfer-encoding" in headers else 0
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit():
+        return int(length[:20])
+    return None if header(scope, b"transfer-encoding") is not None else 0
 
 
 def limited(receive: Receive, limit: int) -> Receive:

@@ -110,9 +110,8 @@ class Guard:
             return
         match = self._routes.match(scope["method"], scope["path"])
         rule = RULES.get(match.route.shape) if match else None
-        headers = Headers(scope=scope)
         if rule is None or not rule.uploads:
-            length = bodies.declared_length(headers)
+            length = bodies.declared_length(scope)
             if length is None:
                 receive = bodies.limited(receive, self._max_body)
             elif length > self._max_body:
@@ -124,19 +123,19 @@ class Guard:
             if match is None or rule is None or rule.audit is Audit.NONE:
                 await self._app(scope, receive, send)
             else:
-                await self._locally(match, rule, headers, scope, receive, send)
+                await self._locally(match, rule, scope, receive, send)
         elif match is not None and match.route.shape in OPEN:
             await self._app(scope, receive, send)
         else:
-            await self._guarded(self._tokens, match, rule, headers, scope, receive, send)
+            await self._guarded(self._tokens, match, rule, scope, receive, send)
 
-    async def _locally(self, match: Match, rule: Rule, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _locally(self, match: Match, rule: Rule, scope: Scope, receive: Receive, send: Send) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
         call = call_of(scope, match)
         call.caller, call.audit = LOCAL, rule.audit
         if not rule.checks_itself:
             body: Any = None
-            if not rule.uploads and bodies.declared_length(headers) != 0:
+            if not rule.uploads and bodies.declared_length(scope) != 0:
                 try:
                     raw = await bodies.read(receive)
                 except HTTPException as refusal:
@@ -155,12 +154,11 @@ class Guard:
         tokens: "Tokens",
         match: Match | None,
         rule: Rule | None,
-        headers: Headers,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        call = call_of(scope, match)
+        call, headers = call_of(scope, match), Headers(scope=scope)
         try:
             header = authorization(headers) or (from_page(headers) if rule and not rule.writes else None)
             call.caller = await self._caller(tokens, header)
@@ -170,7 +168,7 @@ class Guard:
                 log.error("%s is not listed in api.auth.table and refused to everybody", match.route.shape)
                 raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
             call.audit = rule.audit
-            receive = await self._admit(call, match, rule, headers, scope, receive)
+            receive = await self._admit(call, match, rule, scope, receive)
         except HanzoError as refusal:
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
@@ -189,9 +187,7 @@ class Guard:
         token = job_token(header)
         return await tokens.caller(header) if token is None else await self._jobs.caller(token)
 
-    async def _admit(
-        self, call: Call, match: Match, rule: Rule, headers: Headers, scope: Scope, receive: Receive
-    ) -> Receive:
+    async def _admit(self, call: Call, match: Match, rule: Rule, scope: Scope, receive: Receive) -> Receive:
         """Let the caller in, or raise. Returns what the endpoint will read its body from."""
         caller = call.caller
         assert caller is not None
@@ -203,7 +199,7 @@ class Guard:
         if rule.checks_itself and caller.job is None:
             return receive
         body: Any = None
-        if not rule.uploads and bodies.declared_length(headers) != 0:
+        if not rule.uploads and bodies.declared_length(scope) != 0:
             raw = await bodies.read(receive)
             body = bodies.parsed(raw)
             receive = bodies.replay(raw, receive)

@@ -12,10 +12,11 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope
 
 from api.auth.permissions import Caller
-from api.hot.routes import HotRoute, caller, header, is_json, sent_again, whole_body
+from api.headers import header
+from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
 from api.mlflow import experiments, metrics, runs
 from api.requests import Body, json_of
 from resources.metadata.tracking import Tracking
@@ -78,56 +79,52 @@ BY_BODY: dict[str, FromBody] = {
 }
 
 
-class HotQuery(HotRoute):
+class HotQuery:
     """A GET whose query says all."""
 
-    def __init__(self, path: str, ask: FromQuery, tracking: Tracking, threads: Executor, others: ASGIApp) -> None:
-        super().__init__("GET", path, others)
+    def __init__(self, ask: FromQuery, tracking: Tracking, threads: Executor) -> None:
         self._ask = partial(ask, tracking)
         self._threads = threads
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
         answer = None
         if not has_body(scope):
             answer = self._ask(caller(scope), scope["query_string"].decode("latin-1"))
         if answer is None:
-            return await self.pass_on(scope, receive, send)
-        response = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
-        return await response(scope, receive, send)
+            return others
+        return await asyncio.get_running_loop().run_in_executor(self._threads, answer)
 
 
-class HotSearch(HotRoute):
+class HotSearch:
     """A POST whose JSON body says all."""
 
-    def __init__(self, path: str, ask: FromBody, tracking: Tracking, threads: Executor, others: ASGIApp) -> None:
-        super().__init__("POST", path, others)
+    def __init__(self, ask: FromBody, tracking: Tracking, threads: Executor) -> None:
         self._ask = partial(ask, tracking)
         self._threads = threads
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
-            return await self.pass_on(scope, receive, send)
+            return others
         body = await whole_body(receive)
         if body is None:
             return None
         answer = self._ask(caller(scope), body)
         if answer is None:
-            return await self.pass_on(scope, sent_again(body, receive), send)
-        response = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
-        return await response(scope, receive, send)
+            return with_body(body, others)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, answer)
 
 
-def read_routes(prefixes: tuple[str, ...], tracking: Tracking, threads: Executor, others: ASGIApp) -> list[HotRoute]:
-    routes: list[HotRoute] = []
+def hot_reads(prefixes: tuple[str, ...], tracking: Tracking, threads: Executor) -> dict[tuple[str, str], HotCall]:
+    calls: dict[tuple[str, str], HotCall] = {}
     for prefix in prefixes:
-        routes += [HotQuery(prefix + path, ask, tracking, threads, others) for path, ask in BY_QUERY.items()]
-        routes += [HotSearch(prefix + path, ask, tracking, threads, others) for path, ask in BY_BODY.items()]
-    return routes
+        calls |= {("GET", prefix + path): HotQuery(ask, tracking, threads) for path, ask in BY_QUERY.items()}
+        calls |= {("POST", prefix + path): HotSearch(ask, tracking, threads) for path, ask in BY_BODY.items()}
+    return calls
 
 
 def has_body(scope: Scope) -> bool:
     """Whether the request may have one: some clients send JSON with GET."""
-    return header(scope, b"content-length") not in (b"", b"0") or header(scope, b"transfer-encoding") != b""
+    return header(scope, b"content-length") not in (None, b"", b"0") or header(scope, b"transfer-encoding") is not None
 
 
 def of_run(given: dict[str, str] | None) -> dict[str, str] | None:

@@ -2,8 +2,9 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.host_guard import NO_SNIFF
 from api.hot.bodies import Decode, log_batch, log_metric, log_parameter, set_tag
-from api.hot.routes import HotRoute, caller, is_json, sent_again, whole_body
+from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
 from resources.metadata.run_writer import RunWriter
 
 CALLS: dict[str, Decode] = {
@@ -13,23 +14,18 @@ CALLS: dict[str, Decode] = {
     "/mlflow/runs/set-tag": set_tag,
 }
 
-_HEAD: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-length", b"2"), (b"content-type", b"application/json")],
-}
+_HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json"), NO_SNIFF]
 _BODY: Message = {"type": "http.response.body", "body": b"{}"}
 
 
-class HotWrite(HotRoute):
-    def __init__(self, path: str, decode: Decode, writer: RunWriter, others: ASGIApp) -> None:
-        super().__init__("POST", path, others)
+class HotWrite:
+    def __init__(self, decode: Decode, writer: RunWriter) -> None:
         self._decode = decode
         self._writer = writer
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
-            return await self.pass_on(scope, receive, send)
+            return others
         async with self._writer.room:
             body = await whole_body(receive)
             if body is None:
@@ -38,10 +34,14 @@ class HotWrite(HotRoute):
             if write is not None:
                 scope["state"]["run_id"] = write.run_id
                 await self._writer.store(write)
-                await send(_HEAD)
-                return await send(_BODY)
-        return await self.pass_on(scope, sent_again(body, receive), send)
+                return _stored
+        return with_body(body, others)
 
 
-def write_routes(prefixes: tuple[str, ...], writer: RunWriter, others: ASGIApp) -> list[HotWrite]:
-    return [HotWrite(prefix + path, decode, writer, others) for prefix in prefixes for path, decode in CALLS.items()]
+async def _stored(_: Scope, __: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    await send(_BODY)
+
+
+def hot_writes(prefixes: tuple[str, ...], writer: RunWriter) -> dict[tuple[str, str], HotCall]:
+    return {("POST", prefix + path): HotWrite(decode, writer) for prefix in prefixes for path, decode in CALLS.items()}

@@ -4,10 +4,10 @@ Browsers name the page's origin in every request that may change something, and 
 MLflow's clients send no such header. So the wall needs no knowledge of the UI, and holds for forged requests of other sites.
 """
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import error_response
+from api.headers import header
 from resources.errors import ErrorCode
 
 READS = (
@@ -29,7 +29,7 @@ class ReadOnlyPages:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and writes(scope["method"], scope["path"]) and from_a_page(Headers(scope=scope)):
+        if scope["type"] == "http" and writes(scope["method"], scope["path"]) and from_a_page(scope):
             message = "The web UI is read-only: use MLflow's client, the REST API or `hanzo-ml` to change something"
             await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
             return
@@ -40,5 +40,5 @@ def writes(method: str, path: str) -> bool:
     return method not in SAFE_METHODS and not path.endswith(READS) and path not in SIGN_IN
 
 
-def from_a_page(headers: Headers) -> bool:
-    return "origin" in headers or "sec-fetch-site" in headers
+def from_a_page(scope: Scope) -> bool:
+    return header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") is not None

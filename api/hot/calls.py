@@ -1,0 +1,83 @@
+"""In front of all routes: a call that is plain is answered here, anything else goes on to the route of its path."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth.permissions import Caller
+from api.errors import answer_to
+from api.headers import header
+
+
+class HotCall(Protocol):
+    """Finds what answers a request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
+        """Returns:
+        The answer; `others`, where the comfortable route must judge (`with_body` where the body was read); None where the
+        client went away.
+        """
+
+
+class HotCalls:
+    """ASGI middleware, the innermost: whoever may not do it with what he names is refused before, or by the call."""
+
+    def __init__(self, app: ASGIApp, calls: Mapping[tuple[str, str], HotCall]) -> None:
+        """Args:
+        calls: by method and path.
+        """
+        self._app = app
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._calls.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            answer = await call(scope, receive, self._app)
+        except Exception as error:
+            answer = answer_to(error, Request(scope))
+        if answer is not None:
+            await answer(scope, receive, send)
+
+
+def caller(scope: Scope) -> Caller:
+    found: Caller = scope["state"]["caller"]
+    return found
+
+
+def is_json(scope: Scope) -> bool:
+    value = header(scope, b"content-type") or b""
+    return value == b"application/json" or value.startswith(b"application/json;")
+
+
+async def whole_body(receive: Receive) -> bytes | None:
+    """The body of a request, or None where the client went away."""
+    message = await receive()
+    if message["type"] != "http.request":
+        return None
+    if not message.get("more_body", False):
+        return bytes(message["body"])
+    parts = [message["body"]]
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message["body"])
+    return b"".join(parts)
+
+
+def with_body(body: bytes, others: ASGIApp) -> ASGIApp:
+    """`others` for a request whose body was received already."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await others(scope, again, send)
+
+    return answered
