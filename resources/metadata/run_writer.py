@@ -3,7 +3,7 @@ commit.
 
 One commit for many requests is what makes logging fast; the rules are those of `run_data.write_group`. Nothing is kept
 between transactions, because other processes write to the same database. A point that comes in while nothing else does
-goes a shorter way where the database has one (`next_points`).
+goes a shorter way (`next_points_postgresql`, `next_points_sqlite`).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from sqlalchemy import PoolProxiedConnection
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
@@ -22,9 +22,6 @@ from resources.metadata.database import Database
 from resources.metadata.run_data import write_group
 from resources.metadata.run_writes import RunWrite
 from resources.metadata.transactions import driver_errors
-
-if TYPE_CHECKING:
-    from resources.metadata.next_points import NextPoints
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +39,14 @@ class Waiting(NamedTuple):
     answer: "asyncio.Future[None]"
 
 
+class NextPoints(Protocol):
+    """The shorter way of a database."""
+
+    async def store(self, write: RunWrite) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class RunWriter:
     """Give it writes from one event loop. Its thread starts with the first of them and ends with `close`."""
 
@@ -52,7 +57,7 @@ class RunWriter:
         self._pooled: PoolProxiedConnection | None = None
         self._closed = False
         self._unanswered = 0
-        self._next_points = _next_points_of(database)
+        self._next_points = next_points_of(database)
         self.room = asyncio.Semaphore(MAX_WAITING)
         """Held by each request from before its body is read until it is answered."""
 
@@ -63,7 +68,7 @@ class RunWriter:
             HanzoError: it was refused, or the server is shutting down: nothing of it is stored.
             SQLAlchemyError: the database failed.
         """
-        if self._next_points and self._unanswered == 0 and write.is_point and await self._next_points.store(write):
+        if self._unanswered == 0 and write.is_point and await self._next_points.store(write):
             return
         if self._closed:
             raise _shutting_down()
@@ -85,8 +90,7 @@ class RunWriter:
     def close(self) -> None:
         """Store what waits, then end the thread. Later writes are refused."""
         self._closed = True
-        if self._next_points is not None:
-            self._next_points.close()
+        self._next_points.close()
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -185,13 +189,15 @@ def _answer(group: Sequence[Waiting], answers: Sequence[Exception | None]) -> No
             waiting.answer.set_exception(error)
 
 
-def _next_points_of(database: Database) -> "NextPoints | None":
-    """The shorter way for a point that is alone. PostgreSQL's driver is loaded only where it is used."""
-    if database.engine.dialect.name != "postgresql":
-        return None
-    from resources.metadata.next_points import NextPoints
+def next_points_of(database: Database) -> NextPoints:
+    """The shorter way for a point that is alone. The database's driver is loaded only where it is used."""
+    if database.engine.dialect.name == "postgresql":
+        from resources.metadata import next_points_postgresql
 
-    return NextPoints(database.engine)
+        return next_points_postgresql.NextPoints(database.engine)
+    from resources.metadata import next_points_sqlite
+
+    return next_points_sqlite.NextPoints(database.engine)
 
 
 def _shutting_down() -> HanzoError:

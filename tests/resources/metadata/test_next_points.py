@@ -1,25 +1,22 @@
-"""A point that is alone goes the short way on PostgreSQL: it must mean what the group writer means."""
+"""A point that is alone goes the short way: it must mean what the group writer means."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
-from resources.metadata.next_points import NextPoints
-from resources.metadata.run_writer import RunWriter
+from resources.metadata.next_points_sqlite import CHECKPOINT
+from resources.metadata.run_writer import NextPoints, RunWriter, next_points_of
 from resources.metadata.run_writes import RunWrite, run_write
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 
-
-@pytest.fixture
-def database(postgres_url: str) -> Iterator[Database]:
-    database = Database(postgres_url)
-    yield database
-    database.close()
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def point(run: str, step: int, value: float = 0.5, key: str = "loss", timestamp:
 
 def with_points(database: Database, test: Callable[[NextPoints], Awaitable[None]]) -> None:
     async def run() -> None:
-        points = NextPoints(database.engine)
+        points = next_points_of(database)
         try:
             await asyncio.wait_for(test(points), 30)
         finally:
@@ -84,7 +81,6 @@ def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tra
     async def test(points: NextPoints) -> None:
         nonlocal took
         writer = RunWriter(database)
-        assert writer._next_points is not None
         writer._next_points.close()
         writer._next_points = points
         for number in range(300):
@@ -113,6 +109,7 @@ def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tra
     assert 50 < took < 250
 
 
+@on_postgresql
 def test_a_connection_that_was_lost_costs_no_point(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
@@ -133,6 +130,7 @@ def test_a_connection_that_was_lost_costs_no_point(database: Database, tracking:
     assert len(tracking.metrics.history("short", "loss", 10).points) == 3
 
 
+@on_postgresql
 def test_a_call_that_is_broken_off_leaves_its_answer_to_nobody(database: Database, tracking: Tracking) -> None:
     tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
@@ -164,6 +162,40 @@ def test_a_writer_with_nothing_else_to_do_needs_no_thread_for_the_next_point(dat
 
     with_points(database, test)
     assert len(tracking.metrics.history("short", "loss", 10).points) == 2
+
+
+@on_sqlite
+def test_a_lock_of_another_writer_is_not_waited_for(database: Database, tracking: Tracking) -> None:
+    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
+
+    async def test(points: NextPoints) -> None:
+        assert await points.store(point("short", 1))
+        with database.write():
+            # It would never end: the one who holds the lock waits here.
+            assert not await points.store(point("short", 2))
+        assert await points.store(point("short", 2))
+
+    with_points(database, test)
+    assert len(tracking.metrics.history("short", "loss", 10).points) == 3
+
+
+@on_sqlite
+def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) -> None:
+    assert database.engine.url.database
+    log = Path(f"{database.engine.url.database}-wal")
+
+    async def test(_: NextPoints) -> None:
+        writer = RunWriter(database)
+        sizes = []
+        for step in range(8 * CHECKPOINT):
+            await writer.store(point("short", step))
+            sizes.append(log.stat().st_size)
+        await asyncio.to_thread(writer.close)
+        assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
+        assert sizes[4 * CHECKPOINT] == sizes[-1], "and was begun anew since"
+
+    with_points(database, test)
+    assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT
 
 
 def test_several_writers_lose_and_double_nothing(database: Database, tracking: Tracking) -> None:
