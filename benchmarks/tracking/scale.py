@@ -15,7 +15,7 @@ from sqlalchemy import text
 from benchmarks.tracking.load import API, Call, Client, latencies, median
 from benchmarks.tracking.servers import Place, Server
 from resources.metadata.database import Database
-from resources.metadata.run_data import write_group
+from resources.metadata.run_groups import write_group
 from resources.metadata.run_writes import run_write
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point

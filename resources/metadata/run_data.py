@@ -1,43 +1,27 @@
 """What a run logs besides metrics: params, which never change, tags, which do, and batches of all three."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from sqlalchemy import Connection, Dialect, PoolProxiedConnection, delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
-from resources.errors import HanzoError, not_found
-from resources.metadata import run_rows_sqlite
+from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.logged_model_points import write_model_points
+from resources.metadata.run_groups import write_group
 from resources.metadata.run_revisions import revise
 from resources.metadata.run_writes import (
     MAX_PARAMS,
     NAME_TAG,
-    Changes,
-    Known,
     RunWrite,
-    Wanted,
     check_run_active,
-    decide,
     no_run,
     run_write,
-    wanted,
 )
 from resources.metadata.tables import params, run_tags, runs
 from resources.metadata.tracking_rules import MetricPoint, checked_text
-from resources.metadata.transactions import driver_errors, insert_into, reading, writing
+from resources.metadata.transactions import insert_into, reading, writing
 
-__all__ = ["MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_group", "write_tags"]
-
-
-class RunRows(Protocol):
-    """A module that knows how one kind of database reads and writes the rows of runs."""
-
-    def begin(self, pooled: PoolProxiedConnection) -> None: ...
-
-    def read(self, pooled: PoolProxiedConnection, wanted: Wanted) -> Known: ...
-
-    def write(self, pooled: PoolProxiedConnection, known: Known, changes: Changes, commit: bool) -> None: ...
+__all__ = ["MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_tags"]
 
 
 class RunData:
@@ -91,32 +75,6 @@ class RunData:
             if refusal is not None:
                 raise refusal
             write_model_points(writer, write.run_id, write.metrics)
-
-
-def write_group(
-    pooled: PoolProxiedConnection, dialect: Dialect, writes: Sequence[RunWrite], *, whole_transaction: bool = False
-) -> list[HanzoError | None]:
-    """Store what the writes want, in the connection's transaction or in one of their own.
-
-    Returns for each write in its place why it was refused, or None. What one is refused for changes nothing for the others.
-    """
-    rows = _rows_of(dialect)
-    with driver_errors(dialect):
-        if whole_transaction:
-            rows.begin(pooled)
-        known = rows.read(pooled, wanted(writes))
-        decision = decide(writes, known)
-        rows.write(pooled, known, decision.changes, commit=whole_transaction)
-    return decision.refusals
-
-
-def _rows_of(dialect: Dialect) -> RunRows:
-    """The statements in the dialect's words. Its driver is loaded only where it is used."""
-    if dialect.name != "postgresql":
-        return run_rows_sqlite
-    from resources.metadata import run_rows_postgresql
-
-    return run_rows_postgresql
 
 
 def require_active(writer: Connection, run_id: str) -> None:

@@ -1,7 +1,7 @@
 """One thread that stores what requests log: those that come in together share a transaction, and each is answered after its
 commit.
 
-One commit for many requests is what makes logging fast; the rules are those of `run_data.write_group`. Nothing is kept
+One commit for many requests is what makes logging fast; the rules are those of `run_groups`. Nothing is kept
 between transactions, because other processes write to the same database. A point that comes in while nothing else does
 goes a shorter way (`next_points_postgresql`, `next_points_sqlite`).
 """
@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.run_data import write_group
+from resources.metadata.run_groups import write_group
 from resources.metadata.run_writes import RunWrite
 from resources.metadata.transactions import driver_errors
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from resources.errors import HanzoError
 from resources.metadata.database import Database
-from resources.metadata.run_data import write_group
+from resources.metadata.run_groups import write_group
 from resources.metadata.run_writes import RunWrite, run_write
 from resources.metadata.tracking import Tracking
 from resources.metadata.tracking_rules import MetricPoint, metric_point
