@@ -9,10 +9,7 @@ changes is on record all the same.
 
 import json
 import logging
-import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -20,12 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.audit import AuditTrail
 from api.auth import body as bodies
+from api.auth.call import Call, call_of
+from api.auth.credentials import authorization, from_page
 from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
 from api.auth.job_callers import JobCallers, check_job_scope, job_token, named_by_job
 from api.auth.ownership import check_ownership
@@ -36,10 +34,8 @@ from api.auth.table import OPEN, RULES, Audit, Rule, needed
 from api.errors import error_response, no_such_route
 from api.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.audit import AuditedCall
 from resources.metadata.database import Database
 from resources.metadata.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
-from resources.metadata.scope import Kind, Reference
 
 if TYPE_CHECKING:
     from api.auth.tokens import Tokens
@@ -47,36 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
-
-
-@dataclass
-class Call:
-    """What is known of a call so far, for its audit row."""
-
-    method: str
-    route: str
-    client: str
-    started: float
-    audit: Audit = Audit.EACH
-    caller: Caller | None = None
-    references: frozenset[Reference] = frozenset()
-    state: Mapping[str, Any] = field(default_factory=dict)
-
-    def audited(self, status: int) -> AuditedCall:
-        objects = {str(reference) for reference in self.references} if self.references else set()
-        if run_id := self.state.get("run_id"):
-            objects.add(str(Reference(Kind.RUN, str(run_id))))
-        return AuditedCall(
-            user=self.caller.user_id if self.caller else "",
-            organization=self.caller.organization if self.caller else "",
-            roles=tuple(sorted(self.caller.roles)) if self.caller else (),
-            method=self.method,
-            route=self.route,
-            objects=tuple(sorted(objects)),
-            status=status,
-            client=self.client,
-            duration_ms=round((time.perf_counter() - self.started) * 1000, 3),
-        )
 
 
 class Guard:
@@ -267,29 +233,8 @@ class Guard:
             await self._trail.record(audited)
 
 
-def call_of(scope: Scope, match: Match | None) -> Call:
-    client = scope["client"][0] if scope.get("client") else ""
-    route = match.route.template if match else ""
-    return Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
-
-
 def query_of(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-
-
-def authorization(headers: Headers) -> str | None:
-    """The one `Authorization` header: with two, a proxy and this server could each believe another."""
-    given = headers.getlist("authorization")
-    if len(given) > 1:
-        raise HanzoError(ErrorCode.UNAUTHENTICATED, "Send one Authorization header")
-    return given[0] if given else None
-
-
-def from_page(headers: Headers) -> str | None:
-    """The token that the web UI keeps in its cookie, as a header: for reads alone, and for pages of this server alone."""
-    token = cookie_parser(headers.get("cookie", "")).get(sign_in.COOKIE)
-    own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-    return f"Bearer {token}" if token and own else None
 
 
 def too_large(refusal: HTTPException) -> Response:
