@@ -41,6 +41,7 @@ def health() -> PlainTextResponse:
 
 
 @router.get("/version")
+@router.head("/version", include_in_schema=False)
 def version() -> PlainTextResponse:
     """MLflow's release, because MLflow's clients ask: with their token, so it is no exception (checklist Z21)."""
     return PlainTextResponse(MLFLOW_API_VERSION)

@@ -1,6 +1,8 @@
 """How a request body becomes a value: strict JSON, then a model that ignores what it does not know, as MLflow's does."""
 
+import codecs
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -17,6 +19,9 @@ Number = Annotated[float, Strict()] | NumberText
 """A double: a JSON number, or a string where JSON has no number (`"NaN"`, `"Infinity"`). Never `true`."""
 
 
+CAPITAL = re.compile("[A-Z]")
+
+
 class Body(BaseModel):
     """Base of every request body."""
 
@@ -29,8 +34,30 @@ def json_of(body: bytes) -> Any:
     Raises:
         ValueError, RecursionError: it is none, or has a bare NaN.
     """
-    value = pydantic_core.from_json(body, allow_inf_nan=False)
+    value = pydantic_core.from_json(body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
     return pydantic_core.from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
+
+
+def proto_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a message by their names in MLflow's protocol: protobuf's JSON spells `run_id` as `runId` too.
+
+    Raises:
+        HanzoError: a field is there in both spellings: whoever checks the one must not act on the other.
+    """
+    fields: dict[str, Any] = {}
+    for given, value in message.items():
+        name = given if given.islower() else CAPITAL.sub(lambda found: f"_{found[0].lower()}", given)
+        if name in fields:
+            raise invalid(f"Request specifies {name[:100]!r} in both of its spellings; provide only one of them.")
+        fields[name] = value
+    return fields
+
+
+def proto_names(value: Any) -> Any:
+    """The same with all messages in it."""
+    if isinstance(value, list):
+        return [proto_names(each) for each in value]
+    return {name: proto_names(given) for name, given in proto_fields(value).items()} if isinstance(value, dict) else value
 
 
 class StrictRequest(Request):

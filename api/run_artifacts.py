@@ -85,11 +85,11 @@ class OwnedArtifacts:
         try:
             return self._files.open(self.uri(owner, checked_path(path)), owner)
         except FileNotFoundError:
-            raise no_artifact(path) from None
+            raise (is_folder(path) if self._store.entries(self.uri(owner, path)) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
-        """Delete a file, or everything below a folder. Nothing happens where there is none, so a delete can be repeated."""
-        uri = self.uri(owner, checked_path(path))
+        """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
+        uri = self.uri(owner, checked_folder(path))
         if self._store.exists(uri):
             self._files.delete(uri)
 
@@ -148,6 +148,10 @@ def run_folder(run_id: str) -> str:
 def organization_folder(organization: str) -> str:
     """Where what lies at free paths is, one folder for each organization whatever its name."""
     return f"s3://hanzo-ml/artifacts/@{quote(organization, safe='')}"
+
+
+def is_folder(path: str) -> HanzoError:
+    return invalid(f"Artifact path refers to a directory, not a file: '{path}'")
 
 
 def no_artifact(path: str) -> HanzoError:

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 from api.headers import header
-from api.requests import json_of
+from api.requests import json_of, proto_names
 from resources.errors import invalid
 
 
@@ -64,17 +64,22 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def parsed(body: bytes) -> Any:
-    """The JSON of a body, None where there is none.
+MLFLOW = "/mlflow/"
+"""In the path of every route whose body is a message of MLflow's protocol."""
+
+
+def parsed(body: bytes, path: str) -> Any:
+    """The JSON of a body that is sent to `path`, None where there is none.
 
     What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
     """
     if not body:
         return None
     try:
-        return json_of(body)
+        found = json_of(body)
     except (ValueError, RecursionError) as error:
         raise invalid(f"Malformed JSON in the request body: {str(error)[:200]}") from None
+    return proto_names(found) if MLFLOW in path else found
 
 
 def with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:

@@ -111,7 +111,7 @@ class Guard:
                     return  # the client went away: there is nobody to answer, and nothing was done
                 receive = bodies.replay(raw, receive)
                 with suppress(HanzoError):  # the endpoint says what is wrong with it
-                    body = bodies.parsed(raw)
+                    body = bodies.parsed(raw, scope["path"])
             call.references = references(match.route.shape, match.parameters, query_of(scope), body)
         await self._app(scope, receive, self._recorded(call, send))
 
@@ -167,7 +167,7 @@ class Guard:
         body: Any = None
         if not rule.uploads and bodies.declared_length(scope) != 0:
             raw = await bodies.read(receive)
-            body = bodies.parsed(raw)
+            body = bodies.parsed(raw, scope["path"])
             receive = bodies.replay(raw, receive)
             if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
                 raise forbidden(caller, permission)

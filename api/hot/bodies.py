@@ -18,6 +18,8 @@ Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""
 Sent = TypeVar("Sent", "LogMetric", "LogBatch", "PairOfRun")
 
+OTHER_SPELLINGS = (b'"runId"', b'"runUuid"', b'"modelId"')
+"""Of the names that say what is written (`api.requests.proto_fields`)."""
 NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -98,7 +100,7 @@ def set_tag(body: bytes, organization: str | None) -> RunWrite | None:
 
 def _decoded(decoder: "msgspec.json.Decoder[Sent]", body: bytes) -> Sent:
     # msgspec skips unknown members without a look at their characters, which must be valid all the same.
-    if b"\\u" in body:
+    if b"\\u" in body or any(name in body for name in OTHER_SPELLINGS):
         raise NotPlain
     try:
         if not body.isascii():

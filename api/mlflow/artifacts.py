@@ -75,7 +75,8 @@ async def upload(artifact_path: str, request: Request, places: ArtifactPlacesOf,
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}")
 def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
-    place = places.locate(checked_path(artifact_path), caller.organization)
+    """A file, a folder, or with a slash at the end all files of a run, as MLflow's client names them."""
+    place = places.locate(checked_path(artifact_path.removesuffix("/")), caller.organization)
     place.check_writable()
     place.artifacts.delete(place.owner, place.path)
     return answer()

@@ -4,28 +4,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from api.requests import Body, Number
+from api.requests import Body, Number, proto_fields
 from resources.metadata.tracking_rules import MetricPoint, metric_point
 
 Required = Annotated[str, Field(min_length=1)]
 """Text that must be there: in protobuf's JSON an empty text is an absent one."""
 RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
 """Old clients send `run_uuid`, new ones both."""
-VIEW_NAMES = {1: "ACTIVE_ONLY", 2: "DELETED_ONLY", 3: "ALL"}
+VIEW_NAMES = {"1": "ACTIVE_ONLY", "2": "DELETED_ONLY", "3": "ALL"}
 View = Annotated[
     Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"],
-    BeforeValidator(lambda value: VIEW_NAMES.get(value, value) if type(value) is int else value),
+    BeforeValidator(lambda value: VIEW_NAMES.get(str(value), value)),
 ]
-"""By name, or by number, which protobuf's JSON allows too: `ViewType.ALL` of MLflow's Python client is one."""
+"""By name, or by number, which protobuf's JSON allows too, also as text: `ViewType.ALL` of MLflow's Python client is one."""
 
 
 class Message(Body):
-    """A body as protobuf's JSON has it: null means absent."""
+    """A body as protobuf's JSON has it: null means absent, and `runId` is `run_id`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
+    def _fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: given for name, given in proto_fields(value).items() if given is not None}
 
 
 class Tag(Message):

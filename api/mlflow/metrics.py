@@ -25,7 +25,7 @@ CHUNK = 5000
 router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
 
 
-class LogMetric(OfRun, MetricBody):
+class LogMetric(MetricBody, OfRun):
     key: Required
 
 

@@ -19,9 +19,9 @@ TO_MLFLOW = {
 }
 FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
 
-NUMBERS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
-Status = Annotated[str, BeforeValidator(lambda value: NUMBERS.get(value, value) if type(value) is int else value)]
-"""By name, or by number, which protobuf's JSON allows too."""
+NUMBERS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
+Status = Annotated[str, BeforeValidator(lambda value: NUMBERS.get(str(value), value))]
+"""By name, or by number, which protobuf's JSON allows too, also as text."""
 
 
 def our_status(theirs: str) -> str:

@@ -75,7 +75,7 @@ class RegisteredModels:
             return self.get(model, connection=writer)
 
     def rename(self, model: ModelKey, new_name: str) -> RegisteredModel:
-        """Give a model another name, and everything that says its name with it.
+        """Give a model another name, and everything that says its name with it. Its own name is no other, as in MLflow.
 
         Raises:
             HanzoError: the new name is taken; the model is served, and its name is the address that clients call.
@@ -84,7 +84,9 @@ class RegisteredModels:
         renamed = ModelKey(model.organization, new_name)
         with writing(self._database, None) as writer:
             row = lock_model(writer, model)
-            if renamed == model or writer.execute(select(models.c.name).where(renamed.of(models))).first():
+            if renamed == model:
+                return self.get(model, connection=writer)
+            if writer.execute(select(models.c.name).where(renamed.of(models))).first():
                 raise already_exists(f"Registered Model (name={printable(new_name)}) already exists.")
             check_not_served(writer, model, action="renamed")
             last = max(row["last_version"], last_number(writer, renamed))

@@ -16,6 +16,8 @@ MAX_METRICS = 1000
 MAX_PARAMS = 100
 MAX_TAGS = 100
 MAX_ENTITIES = 1000
+MAX_SHOWN = 250
+"""Characters of a param's value in a refusal, which may have to show a hundred of them."""
 NAME_TAG = "mlflow.runName"
 
 Key = tuple[str, str]
@@ -190,14 +192,27 @@ def _check(write: RunWrite, known: Known, changes: Changes) -> None:
     if run is None or write.organization not in (None, run.organization):
         raise no_run(write.run_id)
     check_run_active(write.run_id, run.lifecycle_stage)
+    clashes = []
     for key, value in write.params.items():
         name = (write.run_id, key)
         old = known.params.get(name, changes.params.get(name))
         if old is not None and old != value:
-            raise invalid(
-                f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
-                f"for run ID='{write.run_id}'. Attempted logging new value '{value}'."
-            )
+            clashes.append({"key": key, "old_value": old[:MAX_SHOWN], "new_value": value[:MAX_SHOWN]})
+    if clashes:
+        raise changed_params(write, clashes)
+
+
+def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
+    """In MLflow's words, which differ for a param that comes alone and for those of a batch, all of which are named."""
+    if len(write.params) == 1 and not (write.tags or write.metrics):
+        key, old, new = clashes[0].values()
+        return invalid(
+            f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
+            f"for run ID='{write.run_id}'. Attempted logging new value '{new}'."
+        )
+    return invalid(
+        f"Changing param values is not allowed. Params were already logged='{clashes}' for run ID='{write.run_id}'."
+    )
 
 
 def _accept(write: RunWrite, known: Known, changes: Changes) -> None:

@@ -103,8 +103,15 @@ def test_a_file_is_no_folder_and_a_folder_no_file(server: ServerProcess, run_id:
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b", b"x")[0] == 200
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b/c", b"x")[0] == 400
     assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a", b"x")[0] == 400
-    assert raw(server, "GET", f"{PROXY}/0/{run_id}/artifacts/a")[0] == 404
     assert raw(server, "GET", f"{PROXY}/0/{run_id}/artifacts/a/b/c")[0] == 404
+
+
+def test_a_folder_is_no_download(server: ServerProcess, run_id: str) -> None:
+    """MLflow's words, and its status: a 404 would say that nothing is there."""
+    assert raw(server, "PUT", f"{PROXY}/0/{run_id}/artifacts/a/b", b"x")[0] == 200
+    for path in (f"{PROXY}/0/{run_id}/artifacts/a", f"/get-artifact?run_id={run_id}&path=a"):
+        status, text = raw(server, "GET", path)
+        assert status == 400 and b"Artifact path refers to a directory, not a file: 'a'" in text
 
 
 def test_listing_and_deleting(server: ServerProcess, run_id: str) -> None:
@@ -120,6 +127,12 @@ def test_listing_and_deleting(server: ServerProcess, run_id: str) -> None:
     assert raw(server, "DELETE", f"{PROXY}/0/{run_id}/artifacts/d")[0] == 200
     assert listed("d") == []
     assert raw(server, "DELETE", f"{PROXY}/0/{run_id}/artifacts/d") == (200, b"{}")
+    # All of a run's, as `delete_artifacts()` of MLflow's client asks; never all of everybody's.
+    for everything in (PROXY, f"{PROXY}/", f"{PROXY}//", f"{PROXY}/./"):
+        assert raw(server, "DELETE", everything)[0] >= 400
+    assert listed() == [{"path": "three.txt", "is_dir": False, "file_size": 3}]
+    assert raw(server, "DELETE", f"{PROXY}/0/{run_id}/artifacts/")[0] == 200
+    assert listed() == []
 
 
 def test_a_deleted_run_takes_no_file(server: ServerProcess, run_id: str) -> None:

@@ -160,8 +160,9 @@ def test_a_rename_takes_everything_along(client: MlflowClient, run_id: str, name
     client.delete_registered_model(f"{name}-2")
     # A copy outlives what it was copied from.
     assert client.get_model_version_download_uri(f"{name}-copies", "1") == f"runs:/{run_id}/model"
-    error = refusal(lambda: client.rename_registered_model(f"{name}-copies", f"{name}-copies"))
-    assert error.error_code == "RESOURCE_ALREADY_EXISTS"
+    # In MLflow a name may be given again to the model that has it.
+    client.rename_registered_model(f"{name}-copies", f"{name}-copies")
+    assert client.get_registered_model(f"{name}-copies").name == f"{name}-copies"
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,7 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
         ("runs/search", {"experiment_ids": ["0"], "page_token": "!"}, "Invalid page token"),
         ("runs/search", {"experiment_ids": "0"}, "'experiment_ids'"),
         ("runs/update", {"run_id": "RUN", "status": "DONE"}, "'status'"),
+        ("runs/log-metric", {}, "Missing value for required parameter 'run_id'"),
         ("runs/log-batch", {"run_id": "RUN", "params": [{"value": "1"}]}, "'params[0].key'"),
         (
             "runs/log-batch",
@@ -139,7 +140,7 @@ def test_a_body_that_is_not_json_is_told_so(http: TestClient) -> None:
     assert answer.json()["message"].startswith("Bad Request. Content-Type must be application/json")
 
 
-def test_a_body_that_was_encoded_twice_means_the_same(http: TestClient) -> None:
+def test_a_body_that_was_encoded_twice_or_marked_means_the_same(http: TestClient) -> None:
     """As MLflow's server takes it, from old clients."""
     twice = json.dumps(json.dumps({"experiment_id": "0", "run_name": "twice"}))
     headers = {"Content-Type": "application/json"}
@@ -148,6 +149,9 @@ def test_a_body_that_was_encoded_twice_means_the_same(http: TestClient) -> None:
     assert http.post(f"{RUNS}/log-metric", content=json.dumps(json.dumps(point)), headers=headers).status_code == 200
     assert http.get(f"{RUNS}/get", params={"run_id": made["run_id"]}).json()["run"]["data"]["metrics"][0]["key"] == "k"
     assert made["run_name"] == "twice"
+    # By a byte order mark, as .NET and PowerShell write UTF-8.
+    marked = "\ufeff" + json.dumps({"experiment_id": "0", "run_name": "marked"})
+    assert http.post(f"{RUNS}/create", content=marked, headers=headers).json()["run"]["info"]["run_name"] == "marked"
     for nonsense in ('"text"', json.dumps(twice)):
         assert http.post(f"{RUNS}/create", content=nonsense, headers=headers).status_code == 400
 
@@ -232,9 +236,10 @@ def test_null_means_absent_also_inside_a_list(http: TestClient) -> None:
 def test_an_enum_may_be_its_number_as_in_protobuf(http: TestClient) -> None:
     run_id = new_run(http)
     assert http.post(f"{RUNS}/update", json={"run_id": run_id, "status": 4}).json()["run_info"]["status"] == "FAILED"
+    assert http.post(f"{RUNS}/update", json={"run_id": run_id, "status": "5"}).json()["run_info"]["status"] == "KILLED"
     assert http.post(f"{RUNS}/update", json={"run_id": run_id, "status": 9}).status_code == 400
     http.post(f"{RUNS}/delete", json={"run_id": run_id})
-    for view, found in ((1, []), (2, [run_id]), (3, [run_id])):
+    for view, found in ((1, []), (2, [run_id]), (3, [run_id]), ("2", [run_id])):
         runs = http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "run_view_type": view}).json().get("runs", [])
         assert [run["info"]["run_id"] for run in runs] == found
     experiments = http.post("/api/2.0/mlflow/experiments/search", json={"view_type": 3}).json()["experiments"]
@@ -274,8 +279,9 @@ def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str
     assert answer.status_code == 400 and message in answer.json()["message"]
 
 
-def test_health_is_asked_for_with_head_too(http: TestClient) -> None:
-    assert (http.head("/health").status_code, http.head("/health").content) == (200, b"")
+@pytest.mark.parametrize("path", ["/health", "/version"])
+def test_health_is_asked_for_with_head_too(http: TestClient, path: str) -> None:
+    assert (http.head(path).status_code, http.head(path).content) == (200, b"")
 
 
 @pytest.mark.parametrize("slashes", ["/", "//", "///"])

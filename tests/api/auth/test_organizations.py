@@ -265,6 +265,27 @@ def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     assert rival.admin.post(f"{M}/runs/outputs", json=linked).status_code == 404
 
 
+def test_the_other_spelling_of_a_name_hides_nothing(signed_in: SignedIn) -> None:
+    """`runId` for `run_id`, as protobuf's JSON has it too: what it names is looked up all the same."""
+    acme, rival = signed_in.acme, signed_in.rival
+    foreign = acme.ids
+    bodies = {
+        "runs/create": {"experimentId": foreign["experiment"]},
+        "runs/update": {"runId": foreign["run"], "status": "FAILED"},
+        "runs/set-tag": {"runId": foreign["run"], "key": "mixed", "value": "1"},
+        "runs/log-metric": {"runUuid": foreign["run"], **POINT},
+        "runs/log-batch": {"run_id": rival.ids["run"], "metrics": [{**POINT, "modelId": foreign["logged_model"]}]},
+        "runs/outputs": {"run_id": rival.ids["run"], "models": [{"modelId": foreign["logged_model"], "step": 0}]},
+    }
+    for path, body in bodies.items():
+        answer = rival.admin.post(f"{M}/{path}", json=body)
+        assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST"), path
+        both = {**body, "run_id": rival.ids["run"], "experiment_id": rival.ids["experiment"]}
+        assert rival.admin.post(f"{M}/{path}", json=both).status_code in (400, 404), path
+    run = acme.admin.get(f"/v1/runs/{foreign['run']}").json()
+    assert run["status"] != "failed" and "mixed" not in str(run)
+
+
 def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme.ids, signed_in.rival.ids
     source = f"s3://hanzo-ml/runs/{acme['run']}/artifacts/notes.txt"
@@ -412,7 +433,7 @@ def test_experiment_0_is_everybodys_own(signed_in: SignedIn) -> None:
     for organization in (signed_in.acme, signed_in.rival):
         created = [
             organization.researcher.post(f"{M}/runs/create", json=body).json()["run"]["info"]
-            for body in ({"experiment_id": "0"}, {}, {"experiment_id": "00"})
+            for body in ({"experiment_id": "0"}, {}, {"experiment_id": "00"}, {"experimentId": "0"})
         ]
         [number] = {info["experiment_id"] for info in created}
         numbers.append(number)

@@ -101,6 +101,17 @@ def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run
     assert tracking.run_data.params(run_id) == {"lr": "0.1"}
 
 
+def test_a_refusal_names_every_param_that_would_change(tracking: Tracking, run_id: str) -> None:
+    """In MLflow's words, which are others for a param that comes alone."""
+    tracking.run_data.log_batch(run_id, params=[("lr", "0.1"), ("seed", "1")])
+    changes = "[{'key': 'lr', 'old_value': '0.1', 'new_value': '0.2'}, {'key': 'seed', 'old_value': '1', 'new_value': '2'}]"
+    with pytest.raises(HanzoError) as refusal:
+        tracking.run_data.log_batch(run_id, params=[("new", "1"), ("lr", "0.2"), ("seed", "2")])
+    assert f"Params were already logged='{changes}' for run ID='{run_id}'." in refusal.value.message
+    with pytest.raises(HanzoError, match="Param with key='lr' was already logged"):
+        tracking.run_data.log_param(run_id, "lr", "0.2")
+
+
 def test_one_request_names_a_param_once(tracking: Tracking, run_id: str) -> None:
     with pytest.raises(HanzoError, match="Duplicate parameter keys"):
         tracking.run_data.log_batch(run_id, params=[("a", "1"), ("a", "1")])
