@@ -14,7 +14,7 @@ async def own_run(request: Request, database: DatabaseOf, caller: CallerOf) -> N
     """A dependency: what the body names is the caller's organization's, or the call ends with a 404."""
     if caller is LOCAL:
         return
-    body = parsed(await request.body(), request.url.path)
+    body = parsed(await request.body(), request.scope["path"])
     request.state.run_id = body.get("run_id") or body.get("run_uuid") if isinstance(body, dict) else None
     named = references(f"{request.method} {request.url.path}", {}, {}, body)
     await run_in_threadpool(check_own, database, caller, *named)
