@@ -137,10 +137,15 @@ def refuse_above(limit: float, error: float, message: str) -> None:
 
 
 def save(model: Any, base: Path, out: Path) -> None:
-    """Weights and configuration of a whole model, and the tokenizer of its base byte for byte."""
+    """Weights and configuration of a whole model, as `complete` leaves them."""
     if out.exists():
         shutil.rmtree(out)  # what a killed run left
     model.save_pretrained(out)
+    complete(base, out)
+
+
+def complete(base: Path, out: Path) -> None:
+    """What was saved, with a configuration that every runtime reads and names no place, and the tokenizer of its base."""
     config = read_json(out / "config.json")
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:

@@ -31,7 +31,7 @@ from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives import objective_of
 from recipes.training.out_of_memory import is_out_of_memory
-from recipes.training.publishing import publish_trained, whole
+from recipes.training.publishing import publish_trained, save_spread, save_trained
 from recipes.training.resuming import check_position, is_over, owes_evaluation, where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
@@ -150,16 +150,19 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
     else:
         chosen = checkpoints.best() if recipe.publish == "best" else None
+    out = work / recipe.trained_role
     if sharding(recipe):  # no process has all weights, and the others have ended
         chosen = chosen or checkpoints.latest()
-        trained_model, published = whole(folder, recipe, chosen), chosen[0] if chosen else 0
+        published = chosen[0] if chosen else 0
+        save_spread(chosen, folder, recipe, out)
     else:
-        trained_model, published = trainer.model, chosen[0] if chosen else trainer.state.global_step
+        published = chosen[0] if chosen else trainer.state.global_step
         if chosen:
             trainer.take_weights(chosen[1])
+        save_trained(trainer.model, folder, recipe, out)
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
-    trained = publish_trained(trained_model, tokenizer, store, job, base, recipe, work)
+    trained = publish_trained(out, tokenizer, store, job, base, recipe)
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": base},

@@ -1,47 +1,81 @@
 """What a training run leaves: an adapter or all weights, as an artifact."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from recipes.merge import save
+from recipes.merge import complete, save
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Job
 from recipes.store import Store
 from recipes.training.model import load_for_training
+from recipes.training.row_files import RowFiles
+from recipes.training.sharded import WEIGHTS
 from recipes.training.start import copy_weights
+from recipes.training.whole_files import write_whole
+
+ADAPTER_CONFIG = "adapter_config.json"
+OF_ADAPTER = ("adapter_model.safetensors", ADAPTER_CONFIG)
 
 
 def publish_trained(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    store: Store,
-    job: Job,
-    base: Artifact,
-    recipe: Recipe,
-    work: Path,
+    folder: Path, tokenizer: PreTrainedTokenizerBase, store: Store, job: Job, base: Artifact, recipe: Recipe
 ) -> Artifact:
-    """The final adapter or weights with the tokenizer. The digest depends on the training alone, not on place or time.
+    """The adapter or weights in `folder` with the tokenizer. The digest depends on the training alone, not on place or time.
 
     Weights are stored in the recipe's type, in which they computed, so that what is evaluated is what will be served.
     """
-    role = "adapter" if isinstance(model, PeftModel) else "weights"
-    folder = work / role
-    if isinstance(model, PeftModel):
-        save_adapter(model, tokenizer, base.uri, folder)
-    else:
-        model.to(getattr(torch, recipe.computing_dtype))
-        save(model, store.fetch(base, Path(job.cache_dir)), folder)
+    role = recipe.trained_role
+    if role == "adapter":
+        settle_adapter(folder, base.uri)
+        tokenizer.save_pretrained(folder)
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()} | {"base": base.digest}
     return store.publish(folder, job.outputs[role], role, inputs=inputs)
 
 
-def whole(folder: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
-    """The model in this process alone, on the base model in `folder`, with the weights of a checkpoint, or as it began."""
-    model = load_for_training(folder, recipe.model_copy(update={"distributed": None}))
+def save_trained(model: PreTrainedModel | PeftModel, base: Path, recipe: Recipe, folder: Path) -> None:
+    """What this process holds all of."""
+    if isinstance(model, PeftModel):
+        model.save_pretrained(folder)
+    else:
+        model.to(getattr(torch, recipe.computing_dtype))
+        save(model, base, folder)
+
+
+def save_spread(checkpoint: tuple[int, Path] | None, base: Path, recipe: Recipe, folder: Path) -> None:
+    """What no process holds all of, from a checkpoint: without the model, which may be larger than this machine's memory.
+
+    It is built only where there is no checkpoint, and where its files name other tensors than it has: then transformers
+    knows how they are made of each other.
+    """
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    if checkpoint and recipe.method != "full":
+        folder.mkdir()
+        for name in OF_ADAPTER:
+            shutil.copyfile(checkpoint[1] / name, folder / name)
+        return
+    if checkpoint:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(base)
+            shape = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, recipe.computing_dtype))
+        stored = RowFiles(sorted(base.glob("*.safetensors"))).names
+        if {name for name, _ in shape.named_parameters()} <= {*stored}:
+            folder.mkdir()
+            write_whole(RowFiles(sorted(checkpoint[1].glob(f"{WEIGHTS}*.safetensors"))), shape, folder)
+            shape.config.dtype, shape.config.architectures = recipe.computing_dtype, [type(shape).__name__]
+            shape.config.save_pretrained(folder)
+            complete(base, folder)
+            return
+    save_trained(whole(base, recipe, checkpoint), base, recipe, folder)
+
+
+def whole(base: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
+    """The model in this process alone, on the base model, with the weights of a checkpoint, or as it began."""
+    model = load_for_training(base, recipe.model_copy(update={"distributed": None}))
     if recipe.method == "full":
         model.to(getattr(torch, recipe.computing_dtype))  # now: the checkpoint's float32 ones come beside it
     if checkpoint:
@@ -49,12 +83,11 @@ def whole(folder: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> 
     return model
 
 
-def save_adapter(model: PeftModel, tokenizer: PreTrainedTokenizerBase, base_uri: str, folder: Path) -> None:
-    model.save_pretrained(folder)
+def settle_adapter(folder: Path, base_uri: str) -> None:
+    """The configuration that PEFT wrote, without what differs from machine to machine."""
     (folder / "README.md").unlink(missing_ok=True)
-    config_file = folder / "adapter_config.json"
-    config = json.loads(config_file.read_text())
+    file = folder / ADAPTER_CONFIG
+    config = json.loads(file.read_text())
     config["base_model_name_or_path"] = base_uri
     config["target_modules"] = sorted(config["target_modules"])  # a set in the library: its order differs by process
-    config_file.write_text(json.dumps(config, indent=2, sort_keys=True))
-    tokenizer.save_pretrained(folder)
+    file.write_text(json.dumps(config, indent=2, sort_keys=True))

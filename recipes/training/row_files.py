@@ -5,7 +5,7 @@ several files is read too: there one file has all rows of a tensor.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from recipes.training.group import Group
+
+PIECE = 16 << 20
+"""Numbers of a tensor that `pieces` holds at a time; one row may be more."""
 
 
 class RowFiles:
@@ -51,6 +54,14 @@ class RowFiles:
                 found.append(piece[start:stop])
             first += shape[0]
         return torch.cat(found) if found else torch.empty(0, *shape[1:])
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor from its beginning to its end, in whole rows: one after the other, none of them large."""
+        for found in (opened.get_slice(name) for opened in self._holders[name]):
+            total, *rest = found.get_shape()
+            some = max(1, PIECE // torch.Size(rest).numel())
+            for first in range(0, total, some):
+                yield found[first : first + some]
 
 
 def rows_of(total: int, rank: int, processes: int) -> range:

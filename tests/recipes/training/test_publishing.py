@@ -1,0 +1,111 @@
+"""What a sharded run leaves is what one process would, and takes a piece of memory to write, not a model's."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from recipes.recipe import Recipe
+from recipes.training.publishing import save_spread, save_trained, whole
+from recipes.training.row_files import RowFiles, rows_of
+from recipes.training.whole_files import write_whole
+from tests.recipes.tiny_model import make_tiny_model, make_tokenizer
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from recipes.recipe import Recipe
+from recipes.training.publishing import save_spread
+
+recipe = Recipe.model_validate_json(Path(sys.argv[1]).read_text())
+_, checkpoint, base, folder = map(Path, sys.argv[1:])
+now = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+mapped = sum(file.stat().st_size for place in (checkpoint, base) for file in place.glob("*.safetensors"))
+limit = now + mapped + (100 << 20)  # what is mapped counts as data, and takes no memory that others need
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+save_spread((1, checkpoint), base, recipe, folder)
+"""
+
+
+def full(dtype: str) -> Recipe:
+    changed: dict[str, Any] = {"method": "full", "dtype": dtype}
+    changed["distributed"] = {"strategy": "fsdp", "gpus_per_node": 2, "backend": "gloo"}
+    return Recipe.named("smollm2-135m-lora").changed(changed)
+
+
+def spread(model: torch.nn.Module, folder: Path, processes: int = 2) -> Path:
+    """The weights as a checkpoint has them."""
+    folder.mkdir()
+    for rank in range(processes):
+        own = {name: (weight, rows_of(len(weight), rank, processes)) for name, weight in model.named_parameters()}
+        parts = {name: weight.detach()[rows.start : rows.stop].clone() for name, (weight, rows) in own.items()}
+        save_file(parts, folder / f"model-rows-{rank + 1:05}-of-{processes:05}.safetensors")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path) -> Any:
+    """Of float32 weights that bfloat16 rounds."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += torch.randn(weight.shape, generator=generator) / 100
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_files_are_those_of_the_model_in_one_process(base: Path, trained: Any, tmp_path: Path, dtype: str) -> None:
+    checkpoint = (4, spread(trained, tmp_path / "checkpoint"))
+    (tmp_path / "spread").mkdir()
+    (tmp_path / "spread" / "model-00009-of-00009.safetensors").write_text("of a process that was killed")
+    save_spread(checkpoint, base, full(dtype), tmp_path / "spread")
+    save_trained(whole(base, full(dtype), checkpoint), base, full(dtype), tmp_path / "whole")
+    written = contents(tmp_path / "spread")
+    assert written == contents(tmp_path / "whole")
+    assert json.loads(written["config.json"])["dtype"] == dtype
+
+
+def test_a_model_of_many_files_is_split_as_transformers_splits_it(trained: Any, tmp_path: Path) -> None:
+    checkpoint = spread(trained, tmp_path / "checkpoint", 3)
+    with torch.device("meta"):
+        shape: Any = LlamaForCausalLM(trained.config)
+    (tmp_path / "spread").mkdir()
+    write_whole(RowFiles(sorted(checkpoint.glob("*"))), shape, tmp_path / "spread", largest="100KB")
+    trained.save_pretrained(tmp_path / "whole", max_shard_size="100KB")
+    expected = {name: bytes for name, bytes in contents(tmp_path / "whole").items() if name.startswith("model")}
+    assert len(expected) > 3 and contents(tmp_path / "spread") == expected
+
+
+@pytest.mark.slow
+def test_writing_240_megabytes_of_weights_takes_less_than_100(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, tie_word_embeddings=True
+    )
+    model: Any = LlamaForCausalLM(config)
+    checkpoint = spread(model, tmp_path / "checkpoint")
+    assert sum(file.stat().st_size for file in checkpoint.iterdir()) > 240 << 20
+    model.bfloat16().save_pretrained(tmp_path / "base")
+    (tmp_path / "recipe.json").write_text(full("bfloat16").model_dump_json())
+    command = [sys.executable, "-c", LIMITED, *(str(tmp_path / name) for name in ("recipe.json", "checkpoint", "base", "out"))]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    model.save_pretrained(tmp_path / "whole")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
