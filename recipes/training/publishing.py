@@ -12,6 +12,7 @@ from recipes.merge import complete, save
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Job
 from recipes.store import Store
+from recipes.training import zero
 from recipes.training.model import load_for_training
 from recipes.training.row_files import RowFiles
 from recipes.training.sharded import WEIGHTS
@@ -59,9 +60,7 @@ def save_spread(checkpoint: tuple[int, Path] | None, base: Path, recipe: Recipe,
             shutil.copyfile(checkpoint[1] / name, folder / name)
         return
     if checkpoint:
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(base)
-            shape = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, recipe.computing_dtype))
+        shape = without_bytes(base, recipe)
         stored = RowFiles(sorted(base.glob("*.safetensors"))).names
         if {name for name, _ in shape.named_parameters()} <= {*stored}:
             folder.mkdir()
@@ -73,14 +72,27 @@ def save_spread(checkpoint: tuple[int, Path] | None, base: Path, recipe: Recipe,
     save_trained(whole(base, recipe, checkpoint), base, recipe, folder)
 
 
+def without_bytes(base: Path, recipe: Recipe) -> PreTrainedModel:
+    """The model as it is published, on the meta device."""
+    dtype = getattr(torch, recipe.computing_dtype)
+    with zero.spread_as_they_are_read(alone(recipe), dtype), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base), dtype=dtype)
+    return model
+
+
 def whole(base: Path, recipe: Recipe, checkpoint: tuple[int, Path] | None) -> PreTrainedModel | PeftModel:
     """The model in this process alone, on the base model, with the weights of a checkpoint, or as it began."""
-    model = load_for_training(base, recipe.model_copy(update={"distributed": None}))
+    model = load_for_training(base, alone(recipe))
     if recipe.method == "full":
         model.to(getattr(torch, recipe.computing_dtype))  # now: the checkpoint's float32 ones come beside it
     if checkpoint:
         copy_weights(model, f"checkpoint {checkpoint[0]}", checkpoint[1])
     return model
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """In one process."""
+    return recipe.model_copy(update={"distributed": None})
 
 
 def settle_adapter(folder: Path, base_uri: str) -> None:

@@ -25,7 +25,7 @@ def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) ->
     weights = RowFiles(files)
     own: dict[str, torch.Tensor] = get_peft_model_state_dict(model) if is_adapter else model.state_dict()
     given = {own[name].data_ptr() for name in weights.names if name in own}
-    differing = [name for name in weights.names if name not in own or own[name].shape != weights.shape(name)]
+    differing = [name for name in weights.names if name not in own or not fits(weights.shape(name), own[name])]
     differing += [name for name in own if weights.shape(name) is None and own[name].data_ptr() not in given]  # else tied
     if differing:
         raise BadConfiguration(f"{name} does not fit the recipe: {min(differing)} is another shape")
@@ -33,4 +33,9 @@ def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) ->
         set_peft_model_state_dict(model, {name: weights.read(name) for name in weights.names})
         return
     for name in weights.names:  # one by one: all of them beside the model are twice the memory
-        own[name].copy_(weights.read(name))
+        own[name].copy_(weights.read(name).view_as(own[name]))
+
+
+def fits(shape: torch.Size | None, weight: torch.Tensor) -> bool:
+    """DeepSpeed's checkpoints have each weight as one row of numbers."""
+    return shape in (weight.shape, (weight.numel(),))

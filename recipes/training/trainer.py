@@ -5,10 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from peft import PeftModel
 from pydantic import JsonValue
 from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments, set_seed
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer import SCHEDULER_NAME
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
@@ -102,13 +103,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
         if resume_from_checkpoint:
-            zero.load_state(self.deepspeed, Path(resume_from_checkpoint, OPTIMIZER_NAME))
+            zero.load_state(self.deepspeed, Path(resume_from_checkpoint))
             self._load_scheduler(Path(resume_from_checkpoint))
         return prepared
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled:
-            zero.save_state(self.deepspeed, Path(output_dir, OPTIMIZER_NAME), leads=self.group.leads)
+            zero.save_state(self.deepspeed, Path(output_dir), self.group)
         elif self.in_rows:
             sharded.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group)
         else:
@@ -134,6 +135,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         if self.in_rows and output_dir:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             sharded.save_weights(self.model, Path(output_dir), self.group)
+        elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
+            Path(output_dir).mkdir(parents=True, exist_ok=True)  # the weights come with their moments
         else:
             super().save_model(output_dir, _internal_call)
 

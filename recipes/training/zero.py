@@ -1,5 +1,5 @@
-"""Weights and optimizer state that DeepSpeed has spread over the processes (ZeRO stages 2 and 3): whole, by name, in a
-checkpoint, so that any number of processes goes on.
+"""Weights and optimizer state that DeepSpeed has spread over the processes (ZeRO stages 2 and 3): in a checkpoint each
+writes the numbers that it holds of each, by name, and any number of processes goes on from them.
 
 DeepSpeed is an extra of the product, which nothing but these strategies needs. Every function is called by all processes at
 once. What DeepSpeed would save itself are files of one number of processes, which only that many can read.
@@ -12,14 +12,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from recipes.launch import zero, zero_stage
 from recipes.recipe import Recipe
+from recipes.training.group import Group
+from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.sharded import OPTIMIZER, WEIGHTS
 
+STEP = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight, by torch's names."""
+"""What AdamW keeps of each weight, by torch's names; and of all, how many steps it did."""
 
 
 @contextmanager
@@ -68,27 +71,46 @@ def begin() -> None:
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def save_state(engine: Any, file: Path, *, leads: bool) -> None:
-    """Weights in float32 and their moments. The leader alone writes."""
+def save_state(engine: Any, folder: Path, group: Group) -> None:
+    """Weights in float32 and their moments: each process writes the numbers that it holds, and nobody gathers them."""
+    link_moments(engine.optimizer)
+    own = {name: found for name, parameter in trained(engine) if (found := own_numbers(parameter))}
+    write_rows({name: found["weight"] for name, found in own.items()}, WEIGHTS, folder, group)
+    moments = {f"{key}/{name}": found[key] for name, found in own.items() for key in MOMENTS}
+    if group.leads:
+        moments[STEP] = next(iter(engine.optimizer.optimizer.state.values()))["step"]
+    write_rows(moments, OPTIMIZER, folder, group)
+
+
+def load_state(engine: Any, folder: Path) -> None:
+    """What `save_state` saved, on any number of processes. Each reads its own part."""
+    weights, moments = (RowFiles(sorted(folder.glob(f"{stem}-rows-*"))) for stem in (WEIGHTS, OPTIMIZER))
+    begin_moments(engine.optimizer, moments.read(STEP))
+    for name, parameter in trained(engine):
+        put(parameter, name, weights, moments)
+
+
+def own_numbers(parameter: Any) -> dict[str, torch.Tensor]:
+    """What a process holds of a weight and of its moments, as one row of numbers; nothing where it holds none.
+
+    Ranks follow each other in the order of the numbers. With stage 3 all hold equally many, the last with zeros at its end.
+    """
     from deepspeed import utils
 
-    link_moments(engine.optimizer)
-    found: dict[str, Any] = {"step": next(iter(engine.optimizer.optimizer.state.values()))["step"].cpu(), "weights": {}}
-    for name, parameter in trained(engine):
-        whole = {"weight": utils.safe_get_full_fp32_param(parameter)}
-        whole |= {key: utils.safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
-        if leads:
-            found["weights"][name] = {key: value.cpu() for key, value in whole.items()}
-    if leads:
-        torch.save(found, file)
+    if hasattr(parameter, "ds_tensor"):
+        here = own_range(parameter)
+        found = {"weight": utils.safe_get_local_fp32_param(parameter)}
+        found |= {key: utils.safe_get_local_optimizer_state(parameter, key) for key in MOMENTS}
+        return {key: value.flatten()[: len(here)] for key, value in found.items()} if here else {}
+    part = parameter._hp_mapping
+    if part is None:
+        return {}
+    return {"weight": part.hp_fragment, **{key: part.get_optim_state_fragment(key) for key in MOMENTS}}
 
 
-def load_state(engine: Any, file: Path) -> None:
-    """What `save_state` saved, on any number of processes. Each reads its own part."""
-    saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    begin_moments(engine.optimizer, saved["step"])
-    for name, parameter in trained(engine):
-        put(parameter, **saved["weights"][name])
+def own_range(parameter: Any) -> range:
+    """Which of a weight's numbers a process holds, with stage 3."""
+    return rows_of(parameter.ds_numel, dist.get_rank(), dist.get_world_size())
 
 
 def begin_moments(optimizer: Any, step: torch.Tensor) -> None:
@@ -108,41 +130,43 @@ def link_moments(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def put(parameter: torch.nn.Parameter, *, weight: torch.Tensor, **moments: torch.Tensor) -> None:
+@torch.no_grad()
+def put(parameter: Any, name: str, weights: RowFiles, moments: RowFiles) -> None:
     """Set a weight, its copy in float32 and its moments."""
     import deepspeed
     from deepspeed import utils
 
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
-        parameter.copy_(weight)
-    if not hasattr(parameter, "ds_tensor"):
-        utils.safe_set_full_fp32_param(parameter, weight)
-        for key, moment in moments.items():
-            utils.safe_set_full_optimizer_state(parameter, moment, key)
-        return
-    size, rank = parameter.ds_tensor.numel(), dist.get_rank()
-    utils.safe_set_local_fp32_param(parameter, part_of(weight, size, rank))
-    for key, moment in moments.items():
-        utils.safe_set_local_optimizer_state(parameter, part_of(moment, size, rank), key)
+    is_spread = hasattr(parameter, "ds_tensor")
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        if not is_spread or dist.get_rank() == 0:
+            parameter.copy_(weights.read(name).view(parameter.shape))
+    if is_spread:
+        here, size = own_range(parameter), parameter.ds_tensor.numel()
+        utils.safe_set_local_fp32_param(parameter, filled(weights.read(name, here), size))
+        for key in MOMENTS:
+            utils.safe_set_local_optimizer_state(parameter, filled(moments.read(f"{key}/{name}", here), size), key)
+    elif part := parameter._hp_mapping:
+        first = part.lp_fragment_address.start
+        here = range(first, first + part.lp_fragment_address.numel)
+        part.hp_fragment.copy_(weights.read(name, here))
+        for key in MOMENTS:
+            part.get_optim_state_fragment(key).copy_(moments.read(f"{key}/{name}", here))
 
 
-def part_of(whole: torch.Tensor, size: int, rank: int) -> torch.Tensor:
-    """The `size` elements of a tensor that are a process's, with zeros after its end."""
-    part = whole.flatten()[rank * size :][:size]
-    return torch.nn.functional.pad(part, (0, size - part.numel()))
+def filled(numbers: torch.Tensor, size: int) -> torch.Tensor:
+    """With zeros after their end: what a process holds past the end of a weight."""
+    return torch.nn.functional.pad(numbers, (0, size - numbers.numel()))
 
 
 def load_weights(model: torch.nn.Module, folder: Path, *, leads: bool) -> None:
-    """Weights of a file into a model that was spread as it was read (stage 3). The leader alone reads."""
+    """Weights of a run that has ended into a model that was spread as it was read (stage 3). The leader alone reads."""
     import deepspeed
 
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("model*.safetensors")) if leads else ():
-        weights |= load_file(file)
+    weights = RowFiles(sorted(folder.glob("model*.safetensors")) if leads else ())
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
             if leads:
-                parameter.copy_(weights[name])
+                parameter.copy_(weights.read(name))
 
 
 def trained(engine: Any) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """What a sharded run leaves is what one process would, and takes a piece of memory to write, not a model's."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from recipes.recipe import Recipe
@@ -93,6 +94,21 @@ def test_a_model_of_many_files_is_split_as_transformers_splits_it(trained: Any, 
     assert len(expected) > 3 and contents(tmp_path / "spread") == expected
 
 
+def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(base: Path, trained: Any, tmp_path: Path) -> None:
+    """Also where a checkpoint has each weight as one row of numbers."""
+    other = shutil.copytree(base, tmp_path / "other")
+    tensors = load_file(base / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, other / "model.safetensors")
+    (tmp_path / "checkpoint").mkdir()
+    flat = {name: weight.detach().flatten() for name, weight in trained.named_parameters()}
+    save_file(flat, tmp_path / "checkpoint" / "model-rows-00001-of-00001.safetensors")
+    save_spread((4, tmp_path / "checkpoint"), other, full("float32"), tmp_path / "spread")
+    found = load_file(tmp_path / "spread" / "model.safetensors")
+    assert {name.removeprefix("model.") for name in found} == {name.removeprefix("model.") for name in flat}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "spread").state_dict()
+    assert all(again[name].flatten().equal(weight) for name, weight in flat.items())
+
+
 @pytest.mark.slow
 def test_writing_240_megabytes_of_weights_takes_less_than_100(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
@@ -104,8 +120,8 @@ def test_writing_240_megabytes_of_weights_takes_less_than_100(tmp_path: Path) ->
     assert sum(file.stat().st_size for file in checkpoint.iterdir()) > 240 << 20
     model.bfloat16().save_pretrained(tmp_path / "base")
     (tmp_path / "recipe.json").write_text(full("bfloat16").model_dump_json())
-    command = [sys.executable, "-c", LIMITED, *(str(tmp_path / name) for name in ("recipe.json", "checkpoint", "base", "out"))]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    given = [str(tmp_path / name) for name in ("recipe.json", "checkpoint", "base", "out")]
+    ended = subprocess.run([sys.executable, "-c", LIMITED, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     model.save_pretrained(tmp_path / "whole")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()

@@ -1,12 +1,64 @@
-"""What DeepSpeed's strategies need and how a whole tensor is shared out; that they train is in `test_processes`."""
+"""What DeepSpeed's strategies need, and what their checkpoints take; that they train is in `test_processes`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch
 
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training import machine
-from recipes.training.zero import part_of
+
+ROOT = Path(__file__).resolve().parents[3]
+MEGABYTES_OF_BUFFER = 100
+SAVING = """
+import sys
+from pathlib import Path
+import deepspeed, torch
+from recipes.schema import Distributed
+from recipes.training import zero
+from recipes.training.group import join
+
+def new(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2049, 2049) for _ in range(12)))
+    torch.nn.init.eye_(model[3].requires_grad_(False).weight)  # frozen: no checkpoint has it
+    torch.nn.init.zeros_(model[3].bias)
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": int(sys.argv[2])}}
+    decayed = [weight for weight in model.parameters() if weight.dim() > 1 and weight.requires_grad]
+    others = [weight for weight in model.parameters() if weight.dim() == 1 and weight.requires_grad]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=0.1)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+def step(engine):
+    torch.manual_seed(9)
+    engine.backward(engine(torch.randn(4, 2049)).square().mean())
+    engine.step()
+
+def resident(key):
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+zero.begin()
+group = join(Distributed(strategy=f"deepspeed_zero{sys.argv[2]}", gpus_per_node=2, backend="gloo"))
+folder = Path(sys.argv[1])
+engine = new(0)
+step(engine)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+zero.save_state(engine, folder, group)
+print(f"rank {group.rank}: saving took {resident('VmHWM') - before} MB", flush=True)
+again = new(1)
+zero.load_state(again, folder)
+for other in (engine, again):  # the next step has all of it in its weights
+    step(other)
+for (name, one), (_, two) in zip(zero.trained(engine), zero.trained(again), strict=True):
+    for key, value in zero.own_numbers(one).items():
+        assert value.equal(zero.own_numbers(two)[key]), (name, key)
+print(f"rank {group.rank} goes on from it", flush=True)
+"""
 
 
 def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +69,17 @@ def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named
         machine.refuse_what_the_machine_lacks(Recipe.named("smollm2-135m-lora").changed({"distributed": shape}))
 
 
-@pytest.mark.parametrize(("elements", "processes"), [(12, 3), (10, 4), (2, 4)])
-def test_the_parts_of_all_processes_are_the_whole_and_zeros(elements: int, processes: int) -> None:
-    whole = torch.arange(1.0, elements + 1).view(2, -1)
-    size = -(-elements // processes)
-    parts = torch.cat([part_of(whole, size, rank) for rank in range(processes)])
-    assert parts.tolist() == [*range(1, elements + 1), *[0.0] * (size * processes - elements)]
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -> None:
+    """200 MB of weights and 400 MB of moments over two processes, of which the leader gathers nothing."""
+    (tmp_path / "saving.py").write_text(SAVING)
+    (tmp_path / "saved").mkdir()
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "saving.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *words, str(tmp_path / "saved"), str(stage)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    said = ended.stdout + ended.stderr
+    found = re.findall(r"saving took (-?\d+) MB", said)
+    assert len(found) == 2 and all(int(more) < MEGABYTES_OF_BUFFER for more in found), said
+    assert said.count("goes on from it") == 2, said
