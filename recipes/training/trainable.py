@@ -7,6 +7,16 @@ from recipes.schema import BadConfiguration
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
+    if recipe.base_model.sha256 is None:
+        name = recipe.base_model.uri
+        return contradiction(recipe) or (
+            f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+        )
+    return contradiction(recipe)
+
+
+def contradiction(recipe: Recipe) -> str | None:
+    """Of that, what no base model changes: such a job is not even taken."""
     shape = recipe.distributed
     if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
@@ -14,9 +24,6 @@ def missing(recipe: Recipe) -> str | None:
         return f"fsdp does not shard the moments of {recipe.optimizer}: use optimizer adamw"
     if shape and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
         return f"{shape.strategy} {problem}"
-    if recipe.base_model.sha256 is None:
-        name = recipe.base_model.uri
-        return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
     return None
 
 

@@ -1,4 +1,6 @@
-"""Whether a job may be launched: one whose recipe cannot fit its memory is refused, with what would fit (row L8)."""
+"""Whether a job may be launched: one whose recipe cannot be trained, or cannot fit its memory, is refused, with what would
+do (row L8).
+"""
 
 import psutil
 
@@ -6,6 +8,7 @@ from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.training.trainable import contradiction
 from resources.errors import invalid
 
 
@@ -23,8 +26,11 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     """How a recipe fits; one that cannot is refused. Nothing is refused of which too little is known.
 
     Raises:
-        HanzoError: it cannot fit; the message has both sizes and the nearest recipe that fits.
+        HanzoError: it asks for what this version cannot do, or cannot fit; then the message has both sizes and the nearest
+            recipe that fits.
     """
+    if problem := contradiction(recipe):
+        raise invalid(f"recipe '{recipe.name}': {problem}")
     found = memory_of(recipe, shape)
     if found is not None and shape is not None and not found.fits:
         raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")

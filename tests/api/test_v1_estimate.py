@@ -14,6 +14,7 @@ STEPS = 90
 """The recipe's own."""
 SECONDS = 3.0
 """Of a step of the run that the tests log."""
+NF4 = {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16"}
 ONE_80GB = {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}
 ONE_40GB = {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}
 
@@ -105,6 +106,28 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert refused["error_code"] == "INVALID_PARAMETER_VALUE"
     assert "GiB of the" in refused["message"] and instead in refused["message"] and "\n" not in refused["message"]
     assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parameters", "named"),
+    [
+        ("zen-72b-lora", NF4, "recipe 'zen-72b-lora': fsdp does not shard weights in NF4: use ddp, or method lora"),
+        ("zen-7b-full", {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit: use optimizer adamw"),
+    ],
+)
+def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
+    server: ServerProcess, dataset: str, recipe: str, parameters: dict[str, Any], named: str
+) -> None:
+    body = {"name": "mixed", "dataset": "doors", "recipe": recipe, "parameters": parameters}
+    for path in ("/v1/jobs", "/v1/jobs/estimate"):
+        assert named in post(server, path, body, 400)["message"]
+    sweep = {
+        "experiment": "mixed",
+        "base_config": {"dataset": "doors", "recipe": recipe, "parameters": parameters},
+        "search_space": {"learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-3}},
+        "objective": {"metric": "eval/loss", "direction": "minimize"},
+    }
+    assert named in post(server, "/v1/hpo", sweep, 400)["message"]
 
 
 def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, dataset: str) -> None:
