@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
@@ -187,7 +187,7 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
             "validation": plan.splits["validation"],
             **start_of(plan.job),
         },
-        parameters={"recipe": recipe.model_dump(mode="json")},
+        parameters={"recipe": recipe.model_dump(mode="json")} | repeats_of(plan.record),
         outputs={
             "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
             recipe.trained_role: f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/{recipe.trained_role}",
@@ -202,6 +202,11 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         checkpoint=recipe.checkpoint.under(plan.job.schedule),
         schedule=plan.job.schedule,
     )
+
+
+def repeats_of(record: RunRecord) -> dict[str, JsonValue]:
+    """The parameter of a replay. Jobs that repeat nothing keep their digests."""
+    return {"repeats": [incident.model_dump(mode="json") for incident in record.repeats]} if record.repeats else {}
 
 
 def start_of(job: JobRecord) -> dict[str, Artifact]:

@@ -59,6 +59,8 @@ def encode(
     Raises:
         BadConfiguration: no record is left.
     """
+    if not records:
+        raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
     examples = []
     refused: list[Unfit] = []
     for found in tokenize(tokenizer, records, system_prompt):

@@ -28,6 +28,7 @@ class OutOfMemory(Frozen):
     step: int | None = Field(description="the step that did not fit; the kernel, which ends programs, says none")
     batch_size: int
     gradient_accumulation: int
+    after: int | None = Field(None, description="the last step with the micro-batch from before; known once the run goes on")
 
     @property
     def words(self) -> str:
@@ -83,12 +84,22 @@ class Incidents(Frozen):
         """Steps that were trained on other samples after a divergence than before."""
         return tuple(range(entry.step - 1, entry.noticed + 1) for entry in self.diverged if entry.skipped)
 
+    def going_on(self, step: int) -> "Incidents":
+        """Of a run that goes on after `step` with what they say."""
+        told = {"after": step}
+        entries = (
+            entry.model_copy(update=told) if isinstance(entry, OutOfMemory) and entry.after is None else entry
+            for entry in self.entries
+        )
+        return Incidents(entries=tuple(entries))
+
     def fitted(self, recipe: Recipe) -> Recipe:
         """The recipe with the micro-batch that fits into memory, as far as the run has found out.
 
         Its effective batch stays, also where the run goes on with another number of processes than it was found out with.
         """
-        return recipe.in_batches_of(self.out_of_memory[-1].batch_size) if self.out_of_memory else recipe
+        sizes = [entry.batch_size for entry in self.out_of_memory]
+        return recipe.in_batches_of(min(sizes)) if sizes else recipe
 
 
 def read_incidents(store: Store, checkpoints: str) -> Incidents:
@@ -105,5 +116,9 @@ def write_incident(store: Store, checkpoints: str, incident: Incident) -> Incide
     if incident in known.entries:
         return known
     grown = Incidents(entries=(*known.entries, incident))
-    store.put_bytes(f"{checkpoints}/{NAME}", grown.model_dump_json(indent=1).encode())
+    put_incidents(store, checkpoints, grown)
     return grown
+
+
+def put_incidents(store: Store, checkpoints: str, incidents: Incidents) -> None:
+    store.put_bytes(f"{checkpoints}/{NAME}", incidents.model_dump_json(indent=1).encode())

@@ -45,6 +45,8 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], 
     Raises:
         BadConfiguration: a record is no pair, or none is left.
     """
+    if not records:
+        raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
     for number, record in enumerate(records, start=1):
         if record.layout is not Layout.PREFERENCE:
             raise BadConfiguration(

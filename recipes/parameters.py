@@ -1,4 +1,4 @@
-"""What each program is told: the types of `Job.parameters`."""
+"""What each program is told, but train: the types of `Job.parameters`. Train's are in `recipes.training.parameters`."""
 
 from typing import Literal
 
@@ -6,12 +6,6 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
 from recipes.recipe import Recipe
 from recipes.schema import Frozen
-
-
-class TrainParameters(Frozen):
-    """Fine-tune with a recipe."""
-
-    recipe: Recipe
 
 
 class SplitParameters(Frozen):

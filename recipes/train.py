@@ -16,9 +16,8 @@ from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incidents, read_incidents
 from recipes.launch import sharding, trains_shards, zero_stage
-from recipes.parameters import TrainParameters
-from recipes.runner import Preempted, main, say
-from recipes.schema import Job, Result
+from recipes.runner import Preempted, Restart, main, say
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 from recipes.training import zero
 from recipes.training.facts import facts_of
@@ -31,13 +30,14 @@ from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives import objective_of
 from recipes.training.out_of_memory import is_out_of_memory
+from recipes.training.parameters import TrainParameters
 from recipes.training.publishing import publish_trained, save_spread, save_trained
 from recipes.training.resuming import check_position, is_over, owes_evaluation, where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.sharded import load_weights
 from recipes.training.start import copy_weights
-from recipes.training.stopping import StopOnDivergence, StopOnSignal
+from recipes.training.stopping import StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainable import refuse_what_is_missing
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter, work_of_step
@@ -58,14 +58,20 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         Preempted: SIGTERM came; a checkpoint was saved.
         Restart: memory ran out or the loss diverged, and the run can go on otherwise.
     """
-    recipe = TrainParameters.model_validate(job.parameters).recipe
+    parameters = TrainParameters.model_validate(job.parameters)
+    recipe = parameters.recipe
     refuse_what_is_missing(recipe)
     refuse_what_the_machine_lacks(recipe)
     group = join(job.distributed)
     if group.leads:
         tell_fallback(recipe.computing_dtype)
     recipe = recipe.on(group.size)
-    found = what_happened(store, job.outputs["checkpoints"], recipe, work) if group.leads else Incidents()
+    policy, uri = job.checkpoint, job.outputs["checkpoints"]
+    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
+    with group.one_fetches():
+        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from)
+    done, repeats = resume[0] if resume else 0, parameters.repeats
+    found = what_happened(store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
     incidents = group.share(found)
     recipe = incidents.fitted(recipe)
     cache = Path(job.cache_dir)
@@ -78,17 +84,18 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
             store.fetch(job.inputs[split], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     objective = objective_of(recipe)
-    rows = {split: objective.rows(job.inputs[split], store, cache, tokenizer) for split in ("train", "validation")}
+    rows = {}
+    for split in ("train", "validation"):
+        try:
+            rows[split] = objective.rows(job.inputs[split], store, cache, tokenizer)
+        except BadConfiguration as problem:
+            raise BadConfiguration(f"the {split} split: {problem}") from None
     order = SampleOrder(len(rows["train"]), recipe.seed, incidents.skipped)
     samples = SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps)
 
     set_seed(recipe.seed)
     model = load_for_training(folder, recipe)
     objective.begin(model)
-    policy = job.checkpoint
-    checkpoints = Checkpoints(work / "checkpoints", store, job.outputs["checkpoints"], policy.keep_last, policy.compression)
-    with group.one_fetches():
-        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from)
     if resume is None and (start := job.inputs.get("start")):
         with group.one_fetches():
             weights = store.fetch(start, cache)
@@ -109,7 +116,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
 
     stop = StopOnSignal(group)
-    divergence = StopOnDivergence(recipe.divergence)
+    divergence, repeat = StopOnDivergence(recipe.divergence), StopToRepeat(repeats)
     logged = [LogToTracking(metrics, work_of_step(recipe, folder), meter)] if metrics else []
     trainer = ObjectiveTrainer(
         model=model,
@@ -119,7 +126,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         objective=objective,
         stop=stop,
         processing_class=tokenizer,
-        callbacks=[CheckpointWhenDue(policy, group), SaveTheBest(), stop, divergence, *logged],
+        callbacks=[CheckpointWhenDue(policy, group), SaveTheBest(), stop, divergence, repeat, *logged],
         checkpoints=checkpoints,
         samples=samples,
         metrics=metrics,
@@ -138,16 +145,18 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
             raise
         if metrics:
             metrics.close(timeout=STOPPED_GRACE_SECONDS)
-        raise restart_smaller(store, job.outputs["checkpoints"], recipe, trainer.state.global_step + 1) from error
+        raise restart_smaller(store, uri, recipe, trainer.state.global_step + 1) from error
     if metrics is None:
         return None
     usage = meter.read()
     checkpoints.wait()
     lost = metrics.close(timeout=STOPPED_GRACE_SECONDS if stop.requested or divergence.found else METRICS_GRACE_SECONDS)
     if divergence.found:
-        chosen = roll_back(store, job.outputs["checkpoints"], recipe, checkpoints, samples, divergence.found)
+        chosen = roll_back(store, uri, recipe, checkpoints, samples, divergence.found)
     elif stop.requested and not is_over(trainer.state, recipe):
         raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
+    elif repeat.reached and not is_over(trainer.state, recipe):
+        raise Restart(f"after step {trainer.state.global_step} the run that is repeated took smaller micro-batches")
     else:
         chosen = checkpoints.best() if recipe.publish == "best" else None
     out = work / recipe.trained_role
@@ -171,7 +180,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
             trainer,
             recipe,
             usage,
-            read_incidents(store, job.outputs["checkpoints"]),
+            read_incidents(store, uri),
             resumed_from=resume[0] if resume else None,
             published=published,
             unsent=len(lost),

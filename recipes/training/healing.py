@@ -1,10 +1,19 @@
 """What a run does about memory that ran out and about a loss that diverged: written down first, then started again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.checkpoints import Checkpoints
 from recipes.divergence import Divergence
-from recipes.incidents import MOST, Diverged, Incidents, read_incidents, write_incident
+from recipes.incidents import (
+    MOST,
+    Diverged,
+    Incidents,
+    OutOfMemory,
+    put_incidents,
+    read_incidents,
+    write_incident,
+)
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
@@ -24,10 +33,13 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
     return Restart(incident.words)
 
 
-def what_happened(store: Store, uri: str, recipe: Recipe, work: Path) -> Incidents:
-    """The incidents of a run that starts, with one more where the kernel has just ended it for want of memory.
+def what_happened(
+    store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[OutOfMemory]
+) -> Incidents:
+    """The incidents of a run that goes on after step `done`, with one more where the kernel has just ended it for want of
+    memory, and with those of the run that it repeats that came so early.
 
-    Then another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
+    Another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
     """
     known, told = read_incidents(store, uri), work / MEMORY_RAN_OUT
     if told.exists():
@@ -39,7 +51,13 @@ def what_happened(store: Store, uri: str, recipe: Recipe, work: Path) -> Inciden
             known = write_incident(store, uri, incident)
             say(f"the kernel ended the program: {incident.words}")
         told.unlink()
-    return known
+    for incident in repeats:
+        if incident.after is not None and incident.after <= done:
+            known = write_incident(store, uri, incident)
+    settled = known.going_on(done)
+    if settled != known:
+        put_incidents(store, uri, settled)
+    return settled
 
 
 def roll_back(

@@ -1,11 +1,13 @@
 """Why training ends before its last step: it was asked to, and saves a checkpoint; or it diverged, and saves none."""
 
 import signal
+from collections.abc import Sequence
 from types import FrameType
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.divergence import Band, Divergence, DivergencePolicy
+from recipes.incidents import OutOfMemory
 from recipes.runner import say
 from recipes.training.group import Group
 
@@ -46,6 +48,21 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             say("asked to stop: saving a checkpoint first")
             control.should_save = True
             control.should_training_stop = True
+        return control
+
+
+class StopToRepeat(TrainerCallback):  # type: ignore[misc]
+    """Of a replay: stop with a checkpoint where the run that it repeats went on in smaller micro-batches."""
+
+    def __init__(self, repeats: Sequence[OutOfMemory]) -> None:
+        self._steps = {incident.after for incident in repeats}
+        self.reached = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> TrainerControl:
+        if state.global_step in self._steps:
+            self.reached = control.should_save = control.should_training_stop = True
         return control
 
 

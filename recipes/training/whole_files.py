@@ -25,9 +25,7 @@ def write_whole(rows: RowFiles, model: PreTrainedModel, folder: Path, largest: s
     """The weights of `model`, which needs no bytes itself (the meta device), in the type that it has."""
     named = dict(model.named_parameters())  # each tied one once, as it is saved
     weights = {name: named[name] for name in sorted(named, key=dot_natural_key)}
-    split = split_torch_state_dict_into_shards(
-        weights, filename_pattern="model{suffix}.safetensors", max_shard_size=largest
-    )
+    split = split_torch_state_dict_into_shards(weights, filename_pattern="model{suffix}.safetensors", max_shard_size=largest)
     for name, held in split.filename_to_tensors.items():
         write_file({weight: weights[weight] for weight in held}, rows, folder / name)
     if split.is_sharded:

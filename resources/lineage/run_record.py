@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 
+from recipes.incidents import OutOfMemory
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Hardware
 from recipes.store import Store
@@ -36,7 +37,7 @@ class RunRecord(BaseModel, frozen=True):
     """What decided a run.
 
     Of a replay: `replay_of` is the run that it repeats, `threads` how many that one computed with on its processor, since
-    sums in another order are other sums.
+    sums in another order are other sums, and `repeats` where it went on in smaller micro-batches, for the same reason.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class RunRecord(BaseModel, frozen=True):
     seed: int
     environment: Environment
     replay_of: str | None = None
+    repeats: tuple[OutOfMemory, ...] = ()
     threads: int | None = None
 
     @property

@@ -19,7 +19,8 @@ class Unrepeated(Frozen):
 def unrepeated(then: Sequence[Incident], now: Sequence[Incident]) -> tuple[Unrepeated, ...]:
     """Incidents of the first run that its replay does not have, then those that it has alone.
 
-    Memory runs out as a machine has it at the time, so that no record repeats it. Equal losses diverge alike.
+    A replay takes the smaller micro-batches of the first run where that took them; it may run out of memory earlier, or once
+    more. Equal losses diverge alike.
     """
     return (
         *(told("run", incident) for incident in then if incident not in now),

@@ -4,6 +4,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.incidents import OutOfMemory
 from recipes.machine import read_machine
 from recipes.store import Store
 from resources.lineage.run_record import RunRecord, read_environment, write_record
@@ -48,6 +49,7 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
         environment=environment,
         replay_of=first.job.id,
         threads=threads_of(first),
+        repeats=tuple(each for each in first.incidents if isinstance(each, OutOfMemory) and each.after is not None),
     )
     write_record(store, record, splits)
     job = Jobs(database).submit(

@@ -103,7 +103,10 @@ def refusal(http: TestClient, run_id: str) -> tuple[int, str]:
 
 
 def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, runs: Runs) -> None:
-    first = runs.complete("first")
+    smaller = OutOfMemory(step=2, batch_size=2, gradient_accumulation=4, after=1)
+    unknown = smaller.model_copy(update={"after": None})  # of a run from before it was written down
+    bad = Diverged(step=3, noticed=3, reason="the loss is not a number", rolled_back_to=2, skipped=(8, 16))
+    first = runs.complete("first", incidents=(smaller, bad, unknown))
     answer = http.post(f"/v1/runs/{first}/replay")
     assert answer.status_code == 201, answer.text
     job = answer.json()["job"]
@@ -115,7 +118,7 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
     assert artifact is not None
     record = read_record(runs.store, artifact)
     assert record.recipe == read_record(runs.store, Jobs(runs.database).read(first).artifact("run")).recipe
-    assert (record.replay_of, record.hardware.cpu) == (first, MACHINE.threads)
+    assert (record.replay_of, record.hardware.cpu, record.repeats) == (first, MACHINE.threads, (smaller,))
     assert RunData(runs.database).tags(job["id"])["hanzo_ml.replay_of"] == first
 
 

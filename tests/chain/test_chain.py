@@ -1,7 +1,9 @@
 """From a file of records to a served model that is proved, and every way in which the chain must say no."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from recipes.schema import MEMORY_RAN_OUT
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
@@ -371,6 +374,31 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
     seen = newest_tick(stack, "evaluate_completed_jobs")
     wait_until("another tick", lambda: newest_tick(stack, "evaluate_completed_jobs") > seen + 5 or None)
     assert stack.events("evaluation.started", key=replay) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_healed_is_replayed_with_what_it_was_healed_of(
+    stack: LocalStack, parameters: dict[str, Any], dataset: str
+) -> None:
+    """One that the kernel ended in the middle, and one that diverges until nothing is left to skip."""
+    settings = parameters | {"max_steps": 16, "checkpoint": {"interval": "1h", "interval_steps": 2, "keep_last": 3}}
+    short = stack.submit("short-of-memory", dataset, settings)
+    stack.wait_for_step(short, 3)
+    (stack.trainer(short) / MEMORY_RAN_OUT).touch()  # what `LocalCompute` leaves where the kernel's count has grown
+    os.kill(stack.pid(stack.trainer(short)), signal.SIGKILL)
+    absurd = {"learning_rate": 1e30, "eval_steps": None, "divergence": {"action": "skip"}}
+    diverged = stack.submit("absurd", dataset, settings | absurd | {"max_steps": 4})
+    for run, healed in ((short, ["a step did not fit into memory: on with batch_size 3"]), (diverged, ["diverged: "] * 4)):
+        stack.wait_for("job.completed", run)
+        verdict = json.loads(stack.hanzo_ml("run", "replay", run, "--json").stdout)
+        assert verdict["equal"] and verdict["unrepeated"] == [], verdict
+        replay = verdict["replay"]
+        assert stack.adapter_sha256(replay) == stack.adapter_sha256(run)
+        for one in (run, replay):
+            stack.wait_for(f"job.{'out_of_memory' if run == short else 'diverged'}", one)
+            tags = stack.get(f"/v1/runs/{one}")["tags"]
+            told = [tags[f"health/incident_{number}"] for number in range(1, len(healed) + 1)]
+            assert all(words.startswith(start) for words, start in zip(told, healed, strict=True)), told
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A tiny model, two splits and a store in a folder of their own, and the program train run on them in this process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.checkpoints import Checkpoints
+from recipes.incidents import OutOfMemory
 from recipes.recipe import PREFERENCES, Recipe
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
@@ -62,13 +63,16 @@ class Place:
         (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
 
-    def job(self, work: Path, changed: dict[str, Any]) -> Job:
+    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[OutOfMemory] = ()) -> Job:
         recipe = self.recipe.changed(changed)
         return Job(
             id=work.name,
             program=Program.TRAIN,
             inputs=self.pairs if recipe.objective in PREFERENCES else self.inputs,
-            parameters={"recipe": recipe.model_dump(mode="json")},
+            parameters={
+                "recipe": recipe.model_dump(mode="json"),
+                "repeats": [incident.model_dump(mode="json") for incident in repeats],
+            },
             outputs={
                 "checkpoints": CHECKPOINTS.format(work.name),
                 recipe.trained_role: f"s3://hanzo-ml/runs/{work.name}/trained",
@@ -82,12 +86,12 @@ class Place:
             checkpoint=recipe.checkpoint,
         )
 
-    def train(self, work: Path, **changed: Any) -> Result:
+    def train(self, work: Path, repeats: Sequence[OutOfMemory] = (), **changed: Any) -> Result:
         work.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patched:
             for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
                 patched.setattr(program, grace, 0)
-            return program.train(self.job(work, changed), self.store, work)
+            return program.train(self.job(work, changed, repeats), self.store, work)
 
     def checkpoints(self, work: Path) -> Checkpoints:
         return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)

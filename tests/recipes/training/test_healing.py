@@ -14,7 +14,7 @@ import torch
 from recipes import train as program
 from recipes.incidents import Diverged, OutOfMemory, read_incidents
 from recipes.results import TrainingFacts
-from recipes.runner import Restart
+from recipes.runner import Preempted, Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Result
 from recipes.training.objectives import sft
 from recipes.training.samples import SampleOrder
@@ -101,7 +101,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_parts_on_the_same_samples(
     assert place.checkpoints(work).local_steps() == [4, 2]
     found = facts(place.train(work))
     assert found.resumed_from == 4
-    assert found.incidents == (OutOfMemory(step=5, batch_size=2, gradient_accumulation=2),)
+    assert found.incidents == (OutOfMemory(step=5, batch_size=2, gradient_accumulation=2, after=4),)
     assert consumed[1][:16] + consumed[2] == consumed[0]
     assert found.losses == pytest.approx(expected.losses, rel=1e-4)
 
@@ -123,7 +123,8 @@ def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_an
         (work / MEMORY_RAN_OUT).touch()
         found = facts(place.train(work))
         incident = found.incidents[-1]
-        assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation)
+        done = 2 if batch == 2 else 8
+        assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation, after=done)
         assert not (work / MEMORY_RAN_OUT).exists()
     assert len(found.incidents) == 2 and len(found.losses) == 8
 
@@ -216,7 +217,60 @@ def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, t
     assert (tmp_path / "best" / "adapter" / "adapter_model.safetensors").read_bytes() == best.read_bytes()
 
 
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_a_split_without_records_is_named(
+    place: Place, tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "records.jsonl").touch()
+    empty = place.store.publish(tmp_path / "empty", f"s3://hanzo-ml/datasets/d/1/{objective}-empty", "validation")
+    monkeypatch.setitem(place.inputs if objective == "sft" else place.pairs, "validation", empty)
+    with pytest.raises(BadConfiguration, match="the validation split: it has no records: give the dataset more of them"):
+        place.train(tmp_path / "empty-run", objective=objective)
+
+
 def test_another_effective_batch_is_refused_since_its_steps_see_other_samples(place: Place, tmp_path: Path) -> None:
     place.train(tmp_path / "other", max_steps=2)
     with pytest.raises(BadConfiguration, match="checkpoint 2 has seen 8 samples, 2 steps of this recipe see 16"):
         place.train(tmp_path / "other", gradient_accumulation=2)
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on(place: Place, tmp_path: Path) -> None:
+    """Sums in other parts are other sums: only with those does the same come out, bit for bit."""
+    work = tmp_path / "first"
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
+        patched.setattr(program.StopOnSignal, "on_step_end", stop_after(4))
+        place.train(work)
+    (work / MEMORY_RAN_OUT).touch()
+    first = place.train(work)
+    (incident,) = facts(first).incidents
+    assert incident == OutOfMemory(step=None, batch_size=2, gradient_accumulation=2, after=4)
+
+    again = tmp_path / "again"
+    with pytest.raises(Restart, match="after step 4 the run that is repeated took smaller micro-batches"):
+        place.train(again, repeats=[incident])
+    assert place.checkpoints(again).local_steps() == [4, 2]
+    repeated = place.train(again, repeats=[incident])
+    assert facts(repeated).incidents == (incident,) and facts(repeated).resumed_from == 4
+    assert facts(repeated).losses == facts(first).losses
+    assert weights(place, repeated) == weights(place, first)
+    assert weights(place, place.train(tmp_path / "otherwise")) != weights(place, first)
+    # From the beginning on: nothing is trained with the micro-batch that did not fit.
+    early = incident.model_copy(update={"after": 0})
+    assert facts(place.train(tmp_path / "early", repeats=[early])).incidents == (early,)
+
+
+def weights(place: Place, result: Result) -> str:
+    (file,) = (file for file in place.store.manifest(result.artifacts["adapter"]).files if file.path.endswith("safetensors"))
+    return file.sha256
+
+
+def stop_after(step: int) -> Any:
+    """As if SIGTERM had come."""
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            self._signalled = control.should_save = control.should_training_stop = True
+
+    return on_step_end
