@@ -4,6 +4,7 @@
 `save_pretrained` writes it. Both end as one content-addressed artifact, made once.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -11,10 +12,16 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from safetensors import SafetensorError, safe_open
+
 from recipes.recipe import BaseModelRef
 from recipes.runner import say
 from recipes.schema import Artifact, BadConfiguration, Manifest
 from recipes.store import Store, describe, sha256_of
+
+NEEDED = ("tokenizer.json", "tokenizer_config.json")
+"""Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
+INDEX = "model.safetensors.index.json"
 
 
 def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
@@ -34,6 +41,8 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
         folder = Path(unquote(urlparse(reference.uri).path))
         if not (folder / "config.json").is_file():
             raise BadConfiguration(f"unknown base model {reference.uri}: no config.json in {folder}")
+        if problem := incomplete(folder):
+            raise BadConfiguration(f"base model {reference.uri} {problem}: copy it anew, then pin what it is then")
         check(reference, folder_digest(folder))
         return store.publish(folder, uri, "base", facts=facts)
     if scheme != "pypi":
@@ -50,6 +59,23 @@ def check(reference: BaseModelRef, found: str) -> None:
             f"base model {reference.uri} has SHA-256 {found}, the recipe pins {reference.sha256}: "
             "correct the recipe if the change is wanted"
         )
+
+
+def incomplete(folder: Path) -> str | None:
+    """What a model folder lacks that training or its end would fail for; none where it has everything."""
+    weights = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    missing = sorted({*NEEDED, *named} - {file.name for file in folder.iterdir()})
+    if missing or not weights:
+        return f"has no {missing[0] if missing else 'safetensors file'} in {folder}"
+    for file in weights:
+        try:
+            with safe_open(file, framework="numpy"):  # reads its header, and that the file is as long as that says
+                pass
+        except SafetensorError as error:
+            return f"has a broken {file.name} ({' '.join(str(error).split())})"
+    return None
 
 
 def folder_digest(folder: Path) -> str:

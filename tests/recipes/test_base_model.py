@@ -1,5 +1,6 @@
 """Base models are pinned by hash, and what can't be resolved is refused in one line before anything is stored."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ def test_a_folder_becomes_an_artifact_once(store: Store, folder: Path, tmp_path:
     (folder / "config.json").unlink()  # it is not needed a second time
     assert resolve(reference, store, tmp_path) == first
     assert (store.fetch(first, tmp_path) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors", "a part of it", "its end"])
+def test_a_folder_that_lacks_something_is_refused_before_anything_is_trained(
+    store: Store, folder: Path, tmp_path: Path, name: str
+) -> None:
+    weights = folder / "model.safetensors"
+    if name == "its end":
+        weights.write_bytes(weights.read_bytes()[:-64])
+        told = r"has a broken model.safetensors \(.*\): copy it anew"
+    elif name == "a part of it":
+        index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        told = "has no model-00002-of-00002.safetensors in"
+    else:
+        (folder / name).unlink()
+        told = f"has no {'safetensors file' if name == 'model.safetensors' else name} in .*: copy it anew"
+    digest = folder_digest(folder)
+    with pytest.raises(BadConfiguration, match=told):
+        resolve(BaseModelRef(uri=folder.as_uri(), sha256=digest), store, tmp_path)
+    assert not store.exists(f"s3://hanzo-models/base/{digest}")
 
 
 def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, tmp_path: Path) -> None:
