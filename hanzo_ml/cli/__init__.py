@@ -56,6 +56,9 @@ def main() -> None:
     except Refused as refusal:
         errors.print(f"error: {refusal}", markup=False)
         sys.exit(EXIT_REFUSED)
+    except OSError as error:  # of a file that cannot be read, or a disk that is full
+        errors.print(f"error: {error.filename or 'this machine'}: {error.strerror or error}", markup=False)
+        sys.exit(EXIT_REFUSED)
     except httpx.ConnectError:
         errors.print(
             f"error: nothing answers at {tracking_uri()}: start it with `hanzo-ml up`, or set HANZO_ML_TRACKING_URI",

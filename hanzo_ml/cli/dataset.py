@@ -12,7 +12,7 @@ from hanzo_ml import checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
-from hanzo_ml.cli.upload import metadata_of, progress_line, send_address, send_files, send_query
+from hanzo_ml.cli.upload import format_of, metadata_of, progress_line, send_address, send_files, send_query
 from hanzo_ml.credentials import authorization
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -32,7 +32,9 @@ def create(
     path: Annotated[
         str | None, typer.Option(help="A file or a folder; or s3://... or file://..., which the server fetches.")
     ] = None,
-    format: Annotated[str, typer.Option(help="jsonl, parquet, csv, arrow or text")] = "jsonl",
+    format: Annotated[
+        str | None, typer.Option(help="jsonl, parquet, csv, arrow or text; by default what the files' endings say.")
+    ] = None,
     sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
     database: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag to find it by; may be repeated.")] = None,
@@ -43,13 +45,13 @@ def create(
     if (path is None) == (sql is None) or (sql is None) != (database is None):
         raise Refused("give --path, or --sql together with --database")
     extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
-    fields = {"name": name, "format": format, "tags": tag or [], "metadata": extra}
+    fields = {"name": name, "format": format or format_of(path or ""), "tags": tag or [], "metadata": extra}
     if sql is not None and database is not None:
         made = send_query(database, sql, {**fields, "format": "jsonl"})
     elif str(path).startswith(("s3://", "file://")):
         made = send_address(str(path), fields)
     else:
-        made = send_files(Path(str(path)), fields)
+        made = send_files(str(path), fields)
     if as_json:
         show(made)
         return

@@ -42,8 +42,11 @@ class Watched(io.BufferedReader):
         return data
 
 
-def send_files(path: Path, fields: dict[str, Any]) -> Any:
+def send_files(name: str, fields: dict[str, Any]) -> Any:
     """Upload a file, or all of the format in a folder."""
+    if "://" in name:
+        raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://... or file://...")
+    path = Path(name)
     files = local_files(path, str(fields["format"]))
     total = sum(file.stat().st_size for file in files)
     with ExitStack() as opened, progress_line("uploading", total) as told:
@@ -74,15 +77,35 @@ def send_address(address: str, fields: dict[str, Any]) -> Any:
     return call("POST", ROUTE, data={**fields, "source": address}, timeout=NEVER)
 
 
+def format_of(path: str) -> str:
+    """The format that the files' endings say, for whoever gives none: JSON lines where they say nothing.
+
+    Text is taken where it is asked for: anything can be read as that, JSON lines in a `.txt` too.
+    """
+    folder = Path(path)
+    names = (file.name for file in folder.rglob("*")) if folder.is_dir() else (path,)
+    found = sorted({format for name in names for format in ENDINGS if format != "text" and has_format(name, format)})
+    if len(found) > 1:
+        raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: say which with --format")
+    return found[0] if found else "jsonl"
+
+
+def has_format(name: str, format: str) -> bool:
+    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in COMPRESSED)
+    return name.lower().endswith(endings)
+
+
 def local_files(path: Path, format: str) -> Sequence[Path]:
     if not path.exists():
         raise Refused(f"there is no file or folder {path}: check --path")
-    if not path.is_dir():
-        return [path]
-    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in COMPRESSED)
-    files = sorted(file for file in path.rglob("*") if file.name.endswith(endings) and file.is_file())
+    is_folder = path.is_dir()
+    files = sorted(file for file in path.rglob("*") if has_format(file.name, format)) if is_folder else [path]
+    files = [file for file in files if not file.is_dir()]
     if not files:
-        raise Refused(f"folder {path} holds no *{endings[0]} file: check --path and --format")
+        ending = ENDINGS.get(format, (f".{format}",))[0]
+        raise Refused(f"folder {path} holds no *{ending} file: check --path and --format")
+    if unread := [file for file in files if not file.is_file()]:
+        raise Refused(f"{unread[0]} is a link to nothing, or no regular file: correct or remove it")
     return files
 
 

@@ -17,6 +17,8 @@ from resources.ingest.problems import Problem
 
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
 NUMBER = re.compile(r"-?(?P<digits>(0|[1-9]\d*)(\.\d+)?)([eE][-+]?\d{1,2})?", re.ASCII)
+OTHERS = ("\t", ";", "|")
+"""What some programs write between columns."""
 EXACT_DIGITS = 15
 """Decimal digits that every double keeps."""
 
@@ -94,6 +96,9 @@ def csv_records(stream: BinaryIO, kinds: Sequence[Kind]) -> Iterator[dict[str, A
 
 
 def bad_header(header: Sequence[str]) -> Iterator[Problem]:
+    if len(header) == 1 and (separators := [separator for separator in OTHERS if separator in header[0]]):
+        name = "a tab" if separators[0] == "\t" else f"'{separators[0]}'"
+        yield Problem(f"columns seem to be separated by {name}: write the file with commas", "line 1")
     for index, name in enumerate(header):
         if not name:
             yield Problem(f"column {index + 1} has no name", "line 1")

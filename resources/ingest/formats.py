@@ -41,11 +41,11 @@ def format_of(name: str) -> Format:
         raise invalid(f"format '{name}' is not supported: use {', '.join(Format)}") from None
 
 
-def suffixes(format: Format) -> tuple[str, ...]:
-    """How the names of a format's files end."""
+def has_format(name: str, format: Format) -> bool:
+    """Whether a file's name ends as those of a format do."""
     endings = ENDINGS[format]
     packed = tuple(ending + compression for ending in endings for compression in COMPRESSIONS if format in LINES)
-    return endings + packed
+    return name.lower().endswith(endings + packed)
 
 
 def records_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Problem]:

@@ -43,6 +43,9 @@ def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
             if not raw or raw.isspace():
                 continue
             row = slowly(raw)
+        if is_empty and type(row) is not dict and is_document(raw):
+            yield Problem("is one JSON document over all its lines: write one object a line, as `jq -c '.[]' FILE` does")
+            return
         is_empty = False
         if type(row) is dict:
             yield row
@@ -50,6 +53,12 @@ def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
             yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")
     if is_empty:
         yield Problem("is empty: a dataset needs at least one record")
+
+
+def is_document(first: bytes) -> bool:
+    """Whether a file whose first line this is was written as one array, or as one object over several lines."""
+    begins = first.removeprefix(BYTE_ORDER_MARK).strip()
+    return begins.startswith(b"[") or begins == b"{"
 
 
 def slowly(raw: bytes) -> Any:

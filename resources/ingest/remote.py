@@ -16,7 +16,7 @@ import obstore
 from recipes.buckets import open_bucket, readable_errors
 from recipes.schema import StoreAddress
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.ingest.formats import Format, suffixes
+from resources.ingest.formats import ENDINGS, Format, has_format
 from resources.ingest.sources import SourceFile, local_files
 from resources.settings import Settings
 
@@ -85,10 +85,9 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
         keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
     if key and is_object(bucket, key, address):
         return [SourceFile(key.rpartition("/")[2], download(bucket, key, address))]
-    endings = suffixes(format)
-    found_keys = [each for each in keys if each.endswith(endings)]
+    found_keys = [each for each in keys if has_format(each, format)]
     if not found_keys:
-        raise invalid(f"there is no *{endings[0]} file at {address}")
+        raise invalid(f"there is no *{ENDINGS[format][0]} file at {address}")
     prefix = f"{key}/" if key else ""
     return [SourceFile(each.removeprefix(prefix), download(bucket, each, address)) for each in found_keys]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from resources.errors import invalid
-from resources.ingest.formats import Format, suffixes
+from resources.ingest.formats import ENDINGS, Format, has_format
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
         return [SourceFile(path.name, opener(path))]
     if not path.is_dir():
         raise invalid(f"there is no file or folder {path.name}: check --path")
-    endings = suffixes(format)
-    found = sorted(file for file in path.rglob("*") if file.name.endswith(endings) and file.is_file())
+    found = sorted(file for file in path.rglob("*") if has_format(file.name, format) and not file.is_dir())
     if not found:
-        raise invalid(f"folder {path.name} holds no *{endings[0]} file")
+        raise invalid(f"folder {path.name} holds no *{ENDINGS[format][0]} file")
+    if unread := [file for file in found if not file.is_file()]:
+        raise invalid(f"{unread[0].relative_to(path)} is a link to nothing, or no regular file: correct or remove it")
     return [SourceFile(file.relative_to(path).as_posix(), opener(file)) for file in found]

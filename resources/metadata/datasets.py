@@ -67,7 +67,7 @@ def checked_name(name: str) -> str:
     """A name that can stand in a path of the object store."""
     if not NAME.fullmatch(name) or ".." in name:
         raise invalid(
-            f"dataset name {name!r} is not allowed: use letters, digits, '_', '-' and '.', and start with a letter"
+            f"dataset name {name!r} is not allowed: use letters, digits, '_', '-' and '.', and start with a letter or digit"
         )
     return name
 

@@ -98,6 +98,39 @@ def test_a_path_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
     assert f"there is no file or folder {tmp_path}/missing.jsonl: check --path" in line
 
 
+def test_the_format_is_what_the_endings_say(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    done = cli("dataset", "create", "--name", "by-ending", "--path", str(file("a,b\n1,2\n", "DATA.CSV")), "--json")
+    assert (json.loads(done.stdout)["format"], json.loads(done.stdout)["num_records"]) == ("csv", 1)
+    (tmp_path / "many").mkdir()
+    for name in ("a.csv", "B.JSONL", "README.txt"):
+        (tmp_path / "many" / name).write_text(GOOD)
+    assert "holds files of the formats csv, jsonl: say which with --format" in refusal(create(cli, tmp_path / "many"))
+    done = cli("dataset", "create", "--name", "said", "--path", str(tmp_path / "many"), "--format", "jsonl", "--json")
+    assert json.loads(done.stdout)["num_records"] == 1
+    assert "line 1: not JSON" in refusal(create(cli, file("words\n", "words.txt"))), "text is what is said to be text"
+
+
+def test_what_is_no_file_is_named_and_not_left_out(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.jsonl").symlink_to(file(GOOD))
+    assert create(cli, tmp_path / "links", "linked").returncode == 0
+    (tmp_path / "links" / "b.jsonl").symlink_to("nowhere")
+    assert "b.jsonl is a link to nothing" in refusal(create(cli, tmp_path / "links"))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "pipe.jsonl is a link to nothing, or no regular file" in refusal(create(cli, tmp_path / "pipe.jsonl"))
+    assert "nothing is fetched from http://" in refusal(
+        cli("dataset", "create", "--name", "d", "--path", "http://x/a.jsonl")
+    )
+    assert "a\\\\b.jsonl' is not allowed: rename it" in refusal(create(cli, file(GOOD, "a\\b.jsonl")))
+
+
+def test_a_file_that_the_machine_refuses_is_named(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
+    assert create(cli, file(GOOD), "to-nowhere").returncode == 0
+    target = file("", "in-the-way") / "folder"
+    line = refusal(cli("dataset", "checkout", "to-nowhere", "--to", str(target)))
+    assert str(tmp_path) in line and "Not a directory" in line
+
+
 def test_a_malformed_line_is_named_by_number_and_reason(cli: Cli, file: Callable[..., Path]) -> None:
     assert "data.jsonl, line 2: not JSON" in refusal(create(cli, file(GOOD + "{broken\n")))
 

@@ -213,6 +213,8 @@ def test_a_malformed_line_of_csv_is_named(place: Place) -> None:
     assert "raw.jsonl, line 5: has 3 cells, the first line has 2" in message
     assert "raw.jsonl, line 6: not CSV" in message
     assert "two columns are called 'a'" in place.refusal("a,a\n1,2\n", format="csv")
+    for header, name in ((b"a;b", "';'"), (b"a\tb", "a tab")):
+        assert f"separated by {name}: write the file with commas" in place.refusal(header + b"\n1\n", format="csv")
     assert "not UTF-8" in place.refusal(b"a\n\xff\xfe\n", format="csv")
 
 

@@ -85,6 +85,13 @@ def test_a_malformed_line_is_named_by_number_and_reason(place: Place, bad: str |
     assert "Nothing was stored" in message
 
 
+@pytest.mark.parametrize("document", ['[{"a": 1}, {"a": 2}]', '[\n {"a": 1}\n]', '\ufeff{\n "a": 1\n}', "[[1], [2]]"])
+def test_a_json_document_is_told_how_to_become_lines(place: Place, document: str) -> None:
+    message = place.refusal(document.encode())
+    assert message.startswith("raw.jsonl is one JSON document over all its lines: write one object a line, as `jq")
+    assert message.count("raw.jsonl") == 1
+
+
 LEGAL_TO_PYTHON_ONLY: dict[str, bytes] = {
     "NaN": b'{"instruction": "x", "answer": "y", "score": NaN}',
     "infinity": b'{"instruction": "x", "answer": "y", "score": -Infinity}',
@@ -109,7 +116,7 @@ def test_any_object_is_a_record(place: Place) -> None:
 
 
 def test_the_first_bad_lines_are_shown_and_the_others_counted(place: Place) -> None:
-    message = place.refusal("[]\n" * 10)
+    message = place.refusal("7\n" * 10)
     assert "line 1:" in message and "line 3:" in message and "line 4:" not in message
     assert "(and 7 more)" in message
 

@@ -112,5 +112,7 @@ def safe_name(name: str) -> PurePosixPath:
     """An uploaded file's relative path. Raises on anything that could lie elsewhere."""
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
-        raise invalid(f"file name {name[:100]!r} is not allowed: send relative names without '..'")
+        raise invalid(
+            f"file name {name[:100]!r} is not allowed: rename it, without '..', backslashes and control characters"
+        )
     return path
