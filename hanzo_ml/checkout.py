@@ -13,7 +13,9 @@ from typing import Any, BinaryIO
 import httpx
 
 AT_ONCE = 8
-"""Parts that are fetched together: with their size, the memory of a checkout."""
+"""Parts that are fetched together: with their size, which is a few megabytes where there is more than one, the memory of a
+checkout."""
+BLOCK = 1 << 20
 TRIES = 3
 SECONDS = 120.0
 
@@ -91,6 +93,34 @@ def fetch_all(
 def fetch(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
     """Fetch what `target` has not got yet."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    if len(file.parts) == 1:
+        fetch_whole(file, target, progress)
+    else:
+        fetch_parts(file, target, progress)
+
+
+def fetch_whole(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
+    """Go on with a file of one part, of any size, behind the last byte that is there; from the first where one is wrong."""
+    had = target.stat().st_size if target.exists() else 0
+    digest = hashlib.sha256()
+    with target.open("r+b" if had else "w+b") as out:
+        while data := out.read(BLOCK):
+            digest.update(data)
+            progress(len(data))
+        for data in streamed(file.parts[0], had):
+            digest.update(data)
+            out.write(data)
+            progress(len(data))
+    if digest.hexdigest() == file.sha256:
+        return
+    target.unlink()
+    if not had:
+        raise Broken(f"{file.path} has SHA-256 {digest.hexdigest()}, recorded is {file.sha256}")
+    fetch_whole(file, target, progress)
+
+
+def fetch_parts(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
+    """Go on with a file of small parts behind the last one that is there and right, several of them at a time."""
     digest = hashlib.sha256()
     with target.open("r+b" if target.exists() else "w+b") as out:
         done = 0
@@ -123,6 +153,33 @@ def fetched(parts: Sequence[Part]) -> Iterator[bytes]:
             yield from pool.map(lambda part: verified(client, part), parts[start : start + AT_ONCE])
 
 
+def streamed(part: Part, start: int) -> Iterator[bytes]:
+    """The bytes of a part from `start` on, which is asked for again from where it breaks off."""
+    tries = 0
+    with httpx.Client(timeout=SECONDS, trust_env=False, headers={"Accept-Encoding": "identity"}) as client:
+        while start < part.size:
+            try:
+                with client.stream("GET", part.url, headers={"Range": f"bytes={start}-"}) as answer:
+                    if answer.status_code == httpx.codes.FORBIDDEN:
+                        raise Expired
+                    if answer.is_server_error:
+                        raise httpx.RemoteProtocolError(f"an answer {answer.status_code}")
+                    if answer.status_code != httpx.codes.PARTIAL_CONTENT and (start or not answer.is_success):
+                        raise unexpected(part, f"an answer {answer.status_code}")
+                    for data in answer.iter_raw():
+                        yield data
+                        start += len(data)
+                        tries = 0
+            except httpx.TransportError:
+                tries += 1
+                if tries == TRIES:
+                    raise
+
+
+def unexpected(part: Part, found: str) -> Broken:
+    return Broken(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` tells what is broken")
+
+
 def verified(client: httpx.Client, part: Part) -> bytes:
     for attempt in range(1, TRIES + 1):
         try:
@@ -138,7 +195,7 @@ def verified(client: httpx.Client, part: Part) -> bytes:
         if not answer.is_server_error or attempt == TRIES:
             break
     found = "other bytes" if answer.is_success else f"an answer {answer.status_code}"
-    raise Broken(f"the part {part.sha256[:12]} came as {found}: `hanzo-ml model prove` tells what is broken")
+    raise unexpected(part, found)
 
 
 def safe(path: str) -> PurePosixPath:

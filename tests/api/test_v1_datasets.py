@@ -19,6 +19,7 @@ from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from tests.api.server_process import ServerProcess
+from tests.hanzo_ml.test_cli import run
 from tests.resources.test_split_storage import divided
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
@@ -51,6 +52,11 @@ def joined(file: dict[str, Any]) -> bytes:
     data = b"".join(httpx.get(part["url"], trust_env=False).raise_for_status().content for part in file["parts"])
     assert (hashlib.sha256(data).hexdigest(), len(data)) == (file["sha256"], file["size"])
     return data
+
+
+def ranged(part: dict[str, Any], asked: str) -> tuple[int, bytes, str]:
+    answer = httpx.get(part["url"], headers={"Range": asked}, trust_env=False)
+    return answer.status_code, answer.content, answer.headers["content-range"]
 
 
 def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Client) -> None:
@@ -119,8 +125,15 @@ def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
         datasets.set_splits(connection, version, stored)
     for name, count in {"train": 32, "validation": 4, "test": 4}.items():
         (file,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": name}).json()["files"]
-        assert joined(file).count(b"\n") == count
-    (part,) = file["parts"]
+        whole = joined(file)
+        assert whole.count(b"\n") == count
+        (part,) = file["parts"]
+        assert ranged(part, "bytes=10-") == (206, whole[10:], f"bytes 10-{len(whole) - 1}/{len(whole)}")
+        assert ranged(part, "bytes=3-20")[1] == whole[3:21]
+        assert ranged(part, f"bytes={len(whole)}-") == (416, b"", f"bytes */{len(whole)}")
+        done = run(server.url, "dataset", "checkout", "chosen@1", "--split", name, "--to", str(tmp_path / f"out-{name}"))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / f"out-{name}" / file["path"]).read_bytes() == whole
     assert httpx.get(part["url"].replace("test-00000", "test-00001"), trust_env=False).status_code == 403
     store.remove(bitmap_uri(splits["test"].uri, file["path"]))
     broken = httpx.get(part["url"], trust_env=False)

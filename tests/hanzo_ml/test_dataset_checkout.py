@@ -1,12 +1,15 @@
 """`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption; rows of a query."""
 
+import hashlib
 import json
 import random
 import sqlite3
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 
@@ -94,6 +97,52 @@ def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path
     with pytest.raises(Broken, match="refused"):
         stale = RemoteFile(remote.path, remote.sha256, remote.size, expired)
         checkout(lambda: [stale], tmp_path / "other", "mark")
+
+
+class Breaking(BaseHTTPRequestHandler):
+    """Answers ranges, and breaks off after some bytes."""
+
+    content = LINES.encode()
+    after = len(content) // 3
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.headers["Range"])
+        start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start : start + self.after])
+
+
+@pytest.fixture
+def breaking() -> Iterator[RemoteFile]:
+    """A file in one part, as those of a split are, from a server that breaks off."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Breaking) as server:
+        Thread(target=server.serve_forever).start()
+        Breaking.asked.clear()
+        sha256, size = hashlib.sha256(Breaking.content).hexdigest(), len(Breaking.content)
+        yield RemoteFile("a.jsonl", sha256, size, (Part(f"http://127.0.0.1:{server.server_port}/", sha256, size),))
+        server.shutdown()
+
+
+def test_a_large_part_goes_on_where_it_broke_off(breaking: RemoteFile, tmp_path: Path) -> None:
+    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
+    assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in Breaking.asked]
+    assert starts == [0, Breaking.after, 2 * Breaking.after, 3 * Breaking.after][: len(starts)] and len(starts) >= 3
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_was_there_of_a_large_part_is_not_fetched_again_unless_it_is_wrong(
+    breaking: RemoteFile, tmp_path: Path, wrong: bool
+) -> None:
+    unfinished = tmp_path / ".to.mark.part" / breaking.path
+    unfinished.parent.mkdir()
+    unfinished.write_bytes(b"x" * 1000 if wrong else Breaking.content[:1000])
+    checkout(lambda: [breaking], tmp_path / "to", "mark")
+    assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
+    assert Breaking.asked[0] == "bytes=1000-" and ("bytes=0-" in Breaking.asked) == wrong
 
 
 @pytest.fixture

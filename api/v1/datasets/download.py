@@ -1,25 +1,29 @@
 """Addresses under which a version can be downloaded for a while by whoever has them (row B6).
 
 On S3 they are pre-signed and lead to S3 itself; where the store is a folder, this server answers them. So it does for files
-of a split that are lines of its version: no object has their bytes. A file may lie in parts: put one behind the other in
-their order, they are the file, whose SHA-256 proves it.
+of a split that are lines of its version: no object has their bytes. To make one of them for those who ask would store the
+version a second time for what a bit a record says, and somebody would have to remove it. Here they go by, a chunk at a time,
+and from where a download broke off. A file may lie in parts: put one behind the other in their order, they are the file,
+whose SHA-256 proves it.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.file_response import SAFE
+from api.file_response import SAFE, bounds, wanted_part
 from api.signed_links import Link, link_key
 from api.v1.datasets.messages import find
 from recipes.chunks import chunk_uri
 from recipes.schema import Artifact, FileRecord
 from recipes.store import BrokenArtifact, Store
+from recipes.stored_object import StoredObject
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
@@ -62,36 +66,70 @@ def download(
 
 
 @links.get("")
-def linked(organization: str, uri: str, expires_at: int, signature: str, store: StoreOf, settings: SettingsOf) -> Response:
-    """What a signed link leads to. The signature is the permission: nobody signs in here."""
+def linked(
+    request: Request, organization: str, uri: str, expires_at: int, signature: str, store: StoreOf, settings: SettingsOf
+) -> Response:
+    """What a signed link leads to, or a part of it. The signature is the permission: nobody signs in here."""
     Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
-        size, pieces = chosen_lines(store, uri) or whole_object(store, uri)
+        file = ChosenLines.at(store, uri) or whole_object(store, uri)
+        return part_response(file, request.headers.get("range", ""))
     except (BrokenArtifact, FileNotFoundError):
         raise not_found("The file of this link is not there any more: ask for a new link") from None
-    headers = {**SAFE, "Content-Length": str(size), "Content-Disposition": "attachment"}
-    return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
 
-def chosen_lines(store: Store, uri: str) -> tuple[int, Iterator[bytes]] | None:
-    """Size and bytes of a file that consists of lines of another; None where there is no such file."""
-    folder, _, path = uri.rpartition("/")
-    if (artifact := store.find(folder)) is None:
-        return None
-    found = [file for file in store.manifest(artifact).files if file.path == path and file.selection]
-    if not found:
-        return None
-    pieces = store.pieces(folder, found[0])
-    first = next(pieces, b"")  # what is missing should be known before the answer begins
-    return found[0].size, chain((first,), pieces)
+def part_response(file: "ChosenLines | StoredObject", asked: str) -> Response:
+    """A file, or the range of it that is asked for. What is missing is known before the answer begins."""
+    headers = {**SAFE, "Accept-Ranges": "bytes", "Content-Disposition": "attachment"}
+    part = wanted_part(asked)
+    start, stop = bounds(part, file.size) if part else (0, file.size)
+    if part and start >= stop:
+        return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{file.size}"})
+    if part:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    headers["Content-Length"] = str(stop - start)
+    pieces = iter(file.chunks(start, stop))
+    known = chain((next(pieces, b""),), pieces)
+    return StreamingResponse(known, 206 if part else 200, media_type="application/octet-stream", headers=headers)
 
 
-def whole_object(store: Store, uri: str) -> tuple[int, Iterator[bytes]]:
-    """Size and bytes of what lies at an address. Raises FileNotFoundError."""
+@dataclass(frozen=True)
+class ChosenLines:
+    """A file that consists of lines of another."""
+
+    store: Store
+    artifact_uri: str
+    file: FileRecord
+
+    @classmethod
+    def at(cls, store: Store, uri: str) -> Self | None:
+        """None where there is no such file."""
+        folder, _, path = uri.rpartition("/")
+        if (artifact := store.find(folder)) is None:
+            return None
+        found = (file for file in store.manifest(artifact).files if file.path == path and file.selection)
+        return next((cls(store, folder, file) for file in found), None)
+
+    @property
+    def size(self) -> int:
+        return self.file.size
+
+    def chunks(self, start: int, stop: int) -> Iterator[bytes]:
+        """As `StoredObject.chunks`; what lies before `start` is read too, as only its lines tell how long it is."""
+        done = 0
+        for piece in self.store.pieces(self.artifact_uri, self.file):
+            if wanted := piece[max(start - done, 0) : stop - done]:
+                yield wanted
+            done += len(piece)
+            if done >= stop:
+                return
+
+
+def whole_object(store: Store, uri: str) -> StoredObject:
+    """What lies at an address. Raises FileNotFoundError."""
     if store.local_path(uri) is None:
         raise not_found("This server gives out links to its object store, and has none of its own")
-    stored = store.open(uri)
-    return stored.size, stored.chunks()
+    return store.open(uri)
 
 
 def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
