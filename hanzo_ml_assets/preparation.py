@@ -11,7 +11,7 @@ from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.parameters import PrepareParameters
 from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
 from resources.compute.base import JobFailed
-from resources.derived_versions import Derivation, add_prepared
+from resources.derived_versions import SPLITS, Derivation, add_prepared, outputs_at
 from resources.ingest.place import place_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.experiments import DEFAULT_ORGANIZATION
@@ -19,7 +19,6 @@ from resources.metadata.jobs import JobRecord
 
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""
-ROLES = ("train", "validation", "test", "rejected")
 
 
 def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
@@ -53,7 +52,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
                 "new": is_new,
                 "parent": derivation.parent.reference,
                 "uri": version.storage_path,
-                **{name: int(result.metrics[name]) for name in ("train", "validation", "test")},
+                **{name: int(result.metrics[name]) for name in SPLITS},
                 **{name: dg.MetadataValue.json(result.facts[name]) for name in ("rejected", "masked", "oversampled")},
             },
             data_version=dg.DataVersion(version.content_sha256),
@@ -103,7 +102,7 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
         program=Program.PREPARE,
         inputs={"dataset": parent.artifact},
         parameters=dict(parameters),  # type: ignore[arg-type]  # what pydantic dumps as JSON is JSON
-        outputs={"dataset": f"{place}/all/records", **{role: f"{place}/{role}" for role in ROLES}},
+        outputs=outputs_at(place),
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         work_dir=control_plane.work_dir(*work),

@@ -20,7 +20,7 @@ MATCHES = ("none", "near", "exact")
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
-    files = {role: sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl")) for role, source in job.inputs.items()}
+    files = {role: sorted(store.fetch(source, Path(job.cache_dir)).rglob("*.jsonl")) for role, source in job.inputs.items()}
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)
     by_ancestor: Counter[str] = Counter()

@@ -5,7 +5,7 @@ An artifact is files and a manifest with their SHA-256. What its files mean is n
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue, ValidationError
@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from recipes.addresses import BrokenArtifact
 from recipes.chunks import chunk_uri
 from recipes.objects import Objects
-from recipes.schema import Artifact, FileRecord, Manifest, Selection
+from recipes.schema import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
 from recipes.stored_object import CHUNK
 
@@ -112,11 +112,20 @@ class Store(Objects):
         elif not file.chunks:
             yield from self.open(f"{artifact_uri}/{file.path}").chunks()
         for chunk in file.chunks:
-            where = chunk_uri(artifact_uri, chunk.sha256)
-            data = self.get_bytes(where)
-            if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
-                raise BrokenArtifact(f"{where}, a chunk of {artifact_uri}/{file.path}, has SHA-256 {found}")
-            yield data
+            yield self.chunk(artifact_uri, chunk)
+
+    def chunk(self, artifact_uri: str, chunk: Chunk) -> bytes:
+        """A verified part of a file.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            BrokenArtifact: it has other bytes than its name says.
+        """
+        where = chunk_uri(artifact_uri, chunk.sha256)
+        data = self.get_bytes(where)
+        if (found := hashlib.sha256(data).hexdigest()) != chunk.sha256:
+            raise BrokenArtifact(f"{where}, a chunk of a file of {artifact_uri}, has SHA-256 {found}")
+        return data
 
     def marks(self, artifact_uri: str, file: FileRecord, selection: Selection) -> Marks:
         """Which lines a file consists of. Raises FileNotFoundError or BrokenArtifact."""
@@ -143,10 +152,13 @@ class Store(Objects):
         except (BrokenArtifact, FileNotFoundError) as error:
             raise BrokenArtifact(f"{artifact_uri}/{file.path} consists of lines of another file: {error}") from None
 
-    def fetch(self, artifact: Artifact, cache: Path) -> Path:
+    def fetch(self, artifact: Artifact, cache: Path, only: Collection[str] | None = None) -> Path:
         """The artifact as a verified local folder: in place where it lies in one, else put together in `cache`.
 
         What the cache has already is not fetched again, unless its bytes are not the manifest's.
+
+        Args:
+            only: names of the files that are wanted; none: all.
 
         Raises:
             BrokenArtifact: a file is missing or its SHA-256 is not the manifest's (row X7).
@@ -155,7 +167,7 @@ class Store(Objects):
         scattered = any(file.chunks or file.selection for file in manifest.files)
         local = None if scattered else self.local_path(artifact.uri)
         folder = local or cache / artifact.digest
-        for file in manifest.files:
+        for file in manifest.files if only is None else (file for file in manifest.files if file.path in only):
             problem = what_is_broken(folder, file)
             if problem and local is None:
                 self._download(artifact.uri, file, folder / PurePosixPath(file.path))

@@ -22,7 +22,7 @@ def validate(job: Job, store: Store, work: Path) -> Result:
     records = store.manifest(source).facts.get("num_records")
     if not isinstance(records, int):
         raise BadConfiguration(f"{source.uri} does not say how many records it has: make the version again")
-    files = sorted(store.fetch(source, Path(job.cache_dir)).glob("*.jsonl"))
+    files = sorted(store.fetch(source, Path(job.cache_dir)).rglob("*.jsonl"))
     statistics, violations = examine(files, parameters, records, work)
     say(f"{statistics.records} records, {violations.count} violations of the contract")
     folder = work / "statistics"

@@ -15,6 +15,12 @@ SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
 
 
+def outputs_at(place: str) -> dict[str, str]:
+    """Where a preparation leaves what it makes: the splits below the records, which are those of all splits."""
+    records = f"{place}{DATASET_SUFFIX}"
+    return {"dataset": records, **{name: f"{records}/{name}" for name in SPLITS}, "rejected": f"{place}/rejected"}
+
+
 @dataclass(frozen=True)
 class Derivation:
     """What is made: of `parent`, under `name`, with `parameters`, for `user`."""

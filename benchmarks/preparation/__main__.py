@@ -22,12 +22,12 @@ import psutil
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
 from benchmarks.training.peers import DoesNotRun, last_line, python_of
-from recipes.assignment import SPLITS
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.schema import Hardware, Job, Program, StoreAddress
 from recipes.store import Store
+from resources.derived_versions import outputs_at
 from resources.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def our_job(folder: Path, source: Path, tokenizer: Path, workers: int) -> list[s
         program=Program.PREPARE,
         inputs={"dataset": store.publish(raw, f"{uri}/1/records", "dataset")},
         parameters={"tokenize": {"tokenizer": tokenizer.as_uri()}, "filter": {"language": "en"}},
-        outputs={name: f"{uri}/2/{name}" for name in (*SPLITS, "dataset", "rejected")},
+        outputs=outputs_at(f"{uri}/2"),
         result_uri=f"{uri}/2/result.json",
         store=store.address,
         work_dir=str(place / "work"),

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ def known_by(plan: Plan, parts: Parts, number: int) -> Path:
 
 
 def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> None:
-    """Put the parts of this pod where the version will lie, its records in their split and among all."""
+    """Put the parts of this pod where the version will lie, each in its split."""
     for number in range(*pods.run_of(sum(parts), pods.rank)):
         if pods.has(delivered(plan, number)):
             continue
@@ -41,8 +40,6 @@ def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> Non
         written_files = (plan.work / PARTS / split / f"{name}.{suffix}" for suffix in ("arrow", "jsonl"))
         for file in filter(Path.is_file, written_files):
             store.put_file(f"{job.outputs[split]}/{file.name}", file)
-            if is_records(file.name):
-                store.put_file(f"{job.outputs[TOGETHER]}/{file.name}", file)
             files.append(FileRecord(path=file.name, sha256=sha256_of(file), size=file.stat().st_size))
         with written(delivered(plan, number)) as part:
             part.write_bytes(Manifest(kind="part", files=tuple(files)).to_bytes())
@@ -70,7 +67,10 @@ class Delivery:
             pods.take(known)
             files = Manifest.model_validate_json(delivered(plan, number).read_bytes()).files
             self._files[split] += files
-            self._files[TOGETHER] += [file for file in files if is_records(file.path)]
+            below = job.outputs[split].removeprefix(f"{job.outputs[TOGETHER]}/")
+            self._files[TOGETHER] += [
+                file.model_copy(update={"path": f"{below}/{file.path}"}) for file in files if is_records(file.path)
+            ]
             for role in (split, TOGETHER):
                 self._known_by[role].append(known)
 
@@ -90,19 +90,6 @@ class Delivery:
         return artifact
 
     def content(self) -> str:
-        """SHA-256 of all records, one after the other: of a version, it tells whether another holds the same."""
-        digest = hashlib.sha256()
-        for file in self._files[TOGETHER]:
-            for piece in self._bytes_of(file):
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def _bytes_of(self, file: FileRecord) -> Iterator[bytes]:
-        """From this pod's own folder, where it is there."""
-        own = next(self._plan.work.glob(f"{PARTS}/*/{file.path}"), None)
-        if own is None:
-            yield from self._store.open(f"{self._job.outputs[TOGETHER]}/{file.path}").chunks()
-            return
-        with own.open("rb") as opened:
-            while piece := opened.read(1 << 20):
-                yield piece
+        """Of a version, tells whether another holds the same: the SHA-256 of those of all files, of tokens too."""
+        hashes = [file.sha256 for split in SPLITS for file in self._files[split]]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()

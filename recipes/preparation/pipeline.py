@@ -28,8 +28,9 @@ from recipes.preparation.near_duplicates import near_duplicates
 from recipes.preparation.ordering import DECIDED, Parts, cut_slice, gather, scatter, slice_of
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
-from recipes.preparation.reading import TOLD, read, read_facts, told
+from recipes.preparation.reading import TOLD, is_read, read, read_facts, told
 from recipes.preparation.rejects import Reject, write_rejects
+from recipes.preparation.source import Source
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Unit, Workers
 from recipes.runner import say
@@ -53,18 +54,20 @@ class Prepared:
     lines: int
 
 
-def run(plan: Plan, workers: Workers, pods: Pods) -> tuple[Parts, Prepared | None]:
-    """Do all stages that are not done yet. This pod's parts lie in `plan.work / ordering.PARTS`.
+def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts, Prepared | None]:
+    """Do all stages that are not done yet. `plan.ranges` are of `source`; this pod's parts lie in `plan.work / PARTS`.
 
     Returns how many parts there are, and, to the first pod, what came out; there the rejects lie in `REJECTED`.
 
     Raises:
         BadConfiguration: no record is left, or too few to split.
+        BrokenArtifact: what the source has is not what was recorded.
     """
     ranges = range(len(plan.ranges))
     own = [index for index in pods.own(len(ranges)) if not is_given(plan, pods, index)]
     leads = pods.rank == 0
-    share(workers, "read", read, [(plan, index) for index in own])
+    to_read = [index for index in own if not is_read(plan, index)]
+    share(workers, "read", read, [(plan, index, source.of(plan.ranges[index])) for index in to_read])
     for index in own:
         give(pods, files_of(plan, reading.STAGE, index))
     if leads:

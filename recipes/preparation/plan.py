@@ -1,12 +1,13 @@
 """What a preparation consists of: ranges of the input, each a unit of work, and where each unit leaves its files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.parameters import PrepareParameters
+from recipes.schema import FileRecord
 
 RANGE_BYTES = 16 << 20
 """Of input for one unit: small enough that a worker's memory stays low, large enough that its start does not count."""
@@ -17,9 +18,9 @@ PART_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Range:
-    """Whole lines of a file: bytes `start` to `end`."""
+    """The lines of a file that begin at bytes `start` to before `end`; all of its bytes are in one range of it."""
 
-    file: Path
+    file: str
     start: int
     end: int
 
@@ -38,18 +39,13 @@ class Plan:
         return self.work / stage / f"{index:05}.{suffix}"
 
 
-def cut(files: list[Path], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
-    """Ranges of about `range_bytes` that begin and end where a line does."""
-    ranges = []
-    for file in files:
-        start, size = 0, file.stat().st_size
-        with file.open("rb") as lines:
-            while start < size:
-                lines.seek(min(start + range_bytes, size) - 1)
-                lines.readline()
-                ranges.append(Range(file, start, lines.tell()))
-                start = lines.tell()
-    return tuple(ranges)
+def cut(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:
+    """Ranges of `range_bytes`: nothing of a file needs to be here to know them."""
+    return tuple(
+        Range(file.path, start, min(start + range_bytes, file.size))
+        for file in files
+        for start in range(0, file.size, range_bytes)
+    )
 
 
 @contextmanager

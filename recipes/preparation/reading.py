@@ -16,6 +16,7 @@ from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import Kinds, mask, suspects
 from recipes.preparation.plan import Plan, Range, written
 from recipes.preparation.rejects import Reject
+from recipes.preparation.source import ChunkedFile, LocalFile
 from recipes.preparation.tables import open_table, write_table
 
 STAGE = "read"
@@ -50,19 +51,21 @@ class ReadFacts(msgspec.Struct):
     rejects: list[Reject]
 
 
-def read(plan: Plan, index: int) -> None:
-    """Read range `index`. A unit that was done before is not done again."""
-    facts_file = plan.place(STAGE, index, "json")
-    if facts_file.is_file():
-        return
+def is_read(plan: Plan, index: int) -> bool:
+    """Whether a unit was done before: it is not done again."""
+    return plan.place(STAGE, index, "json").is_file()
+
+
+def read(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
+    """Read range `index`, which is of `file`."""
     reader = Reader(plan)
-    write_table(plan.place(STAGE, index, "arrow"), SCHEMA, reader.batches(plan.ranges[index]))
+    write_table(plan.place(STAGE, index, "arrow"), SCHEMA, map(reader.batch, lines_of(file, plan.ranges[index])))
     tell(plan, STAGE, index, ASKED)
     if reader.signer is not None:
-        with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as file:
-            np.save(file, reader.signer.signatures())
+        with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as out:
+            np.save(out, reader.signer.signatures())
     facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects)
-    with written(facts_file) as part:
+    with written(plan.place(STAGE, index, "json")) as part:
         part.write_bytes(msgspec.json.encode(facts))
 
 
@@ -80,6 +83,21 @@ def read_facts(plan: Plan, index: int) -> ReadFacts:
     return msgspec.json.decode(plan.place(STAGE, index, "json").read_bytes(), type=ReadFacts)
 
 
+def lines_of(file: LocalFile | ChunkedFile, place: Range) -> Iterator[list[bytes]]:
+    """The lines of a range, some at a time."""
+    before = min(place.start, 1)  # the byte that tells whether a line begins where the range does
+    with file.open(place.start - before, place.end) as stream:
+        left = place.end - place.start + before - (len(stream.readline()) if before else 0)
+        while left > 0:
+            lines: list[bytes] = []
+            room = BATCH_BYTES
+            while left > 0 and room > 0 and len(lines) < BATCH:
+                lines.append(stream.readline())
+                left -= len(lines[-1])
+                room -= len(lines[-1])
+            yield lines
+
+
 class Reader:
     """Reads the lines of one range in batches."""
 
@@ -92,20 +110,7 @@ class Reader:
         self.rejects: list[Reject] = []
         self._decode = msgspec.json.Decoder().decode
 
-    def batches(self, place: Range) -> Iterator[pa.RecordBatch]:
-        with place.file.open("rb") as file:
-            file.seek(place.start)
-            left = place.end - place.start
-            while left > 0:
-                lines: list[bytes] = []
-                room = BATCH_BYTES
-                while left > 0 and room > 0 and len(lines) < BATCH:
-                    lines.append(file.readline())
-                    left -= len(lines[-1])
-                    room -= len(lines[-1])
-                yield self._batch(lines)
-
-    def _batch(self, lines: list[bytes]) -> pa.RecordBatch:
+    def batch(self, lines: list[bytes]) -> pa.RecordBatch:
         suspected: list[Kinds] = suspects(pa.array(lines, pa.large_binary())) if self.masking else [()] * len(lines)
         numbers, layouts, rows, records, digests, sources = [], [], [], [], [], []
         for raw, kinds in zip(lines, suspected, strict=True):

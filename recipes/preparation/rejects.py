@@ -34,7 +34,7 @@ def write_rejects(path: Path, plan: Plan, ranges: Iterable[tuple[int, list[Rejec
             file = place.file
             for reject in sorted(rejects, key=lambda reject: reject.line):
                 counts[reject.reason] += 1
-                told = {"file": file.name, "line": before + reject.line, "reason": reject.reason, "detail": reject.detail}
+                told = {"file": file, "line": before + reject.line, "reason": reject.reason, "detail": reject.detail}
                 yield json.dumps(told, ensure_ascii=False) + "\n"
             before += length
 

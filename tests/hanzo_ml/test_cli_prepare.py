@@ -8,13 +8,12 @@ from threading import Event, Thread
 
 import pytest
 
-from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
 from recipes.schema import Hardware, Job, Program
 from recipes.store import Store
 from resources.compute.base import Follower
 from resources.compute.local import LocalCompute
-from resources.derived_versions import Derivation, add_prepared
+from resources.derived_versions import Derivation, add_prepared, outputs_at
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import PREPARATION, JobRecord, Jobs
@@ -63,7 +62,7 @@ class Supervisor:
             program=Program.PREPARE,
             inputs={"dataset": parent.artifact},
             parameters=parameters.model_dump(mode="json"),
-            outputs={"dataset": f"{place}/all/records", **{role: f"{place}/{role}" for role in (*SPLITS, "rejected")}},
+            outputs=outputs_at(place),
             result_uri=f"{place}/result.json",
             store=self.store.address,
             work_dir=str(self.folder / "work"),

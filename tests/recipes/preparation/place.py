@@ -7,10 +7,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.assignment import SPLITS
+from recipes.chunks import chunk_uri
 from recipes.prepare import prepare
-from recipes.schema import Hardware, Job, Program, Result, StoreAddress, canonical_json
+from recipes.schema import (
+    Artifact,
+    Chunk,
+    FileRecord,
+    Hardware,
+    Job,
+    Manifest,
+    Program,
+    Result,
+    StoreAddress,
+    canonical_json,
+)
 from recipes.store import Store
+from resources.derived_versions import outputs_at
 from tests.recipes.tiny_model import make_tokenizer
 
 TEXT = (
@@ -33,6 +45,17 @@ def questions(count: int, seed: int = 1) -> list[dict[str, Any]]:
     ]
 
 
+def in_chunks(store: Store, uri: str, file: Path, size: int) -> Artifact:
+    """A dataset of one file that lies in chunks of a size, as what is uploaded lies in chunks of a megabyte."""
+    data = file.read_bytes()
+    chunks = []
+    for piece in (data[start : start + size] for start in range(0, len(data), size)):
+        chunks.append(Chunk(sha256=hashlib.sha256(piece).hexdigest(), size=len(piece)))
+        store.put_bytes(chunk_uri(uri, chunks[-1].sha256), piece)
+    record = FileRecord(path=file.name, sha256=sha256(file), size=len(data), chunks=tuple(chunks))
+    return store.put_manifest(uri, Manifest(kind="dataset", files=(record,)))
+
+
 class Place:
     """One dataset of JSON lines, given as rows or as raw lines; `units` are the sizes of the units of work."""
 
@@ -42,6 +65,7 @@ class Place:
         rows: Iterable[dict[str, Any] | bytes],
         units: Mapping[str, int] | None = None,
         store: Store | None = None,
+        chunk_bytes: int | None = None,
     ) -> None:
         self.folder = folder
         self.units = units or {}
@@ -50,7 +74,11 @@ class Place:
         raw.mkdir(parents=True)
         with (raw / "records.jsonl").open("wb") as file:
             file.writelines((row if isinstance(row, bytes) else canonical_json(row)) + b"\n" for row in rows)
-        self.dataset = self.store.publish(raw, "s3://hanzo-ml/datasets/d/1/records", "dataset")
+        uri = "s3://hanzo-ml/datasets/d/1/records"
+        if chunk_bytes is None:
+            self.dataset = self.store.publish(raw, uri, "dataset")
+        else:
+            self.dataset = in_chunks(self.store, uri, raw / "records.jsonl", chunk_bytes)
 
     def tokenize(self, **changed: Any) -> dict[str, Any]:
         """Parameters for a tiny tokenizer."""
@@ -65,7 +93,7 @@ class Place:
             program=Program.PREPARE,
             inputs={"dataset": self.dataset},
             parameters=parameters,
-            outputs={name: f"s3://hanzo-ml/datasets/d/prepared/{name}" for name in (*SPLITS, "dataset", "rejected")},
+            outputs=outputs_at("s3://hanzo-ml/datasets/d/prepared"),
             result_uri="s3://hanzo-ml/datasets/d/prepared/result.json",
             store=self.store.address,
             work_dir=str(self.folder / "work"),
@@ -88,7 +116,7 @@ class Place:
 
     def rows(self, result: Result, role: str = "dataset") -> list[dict[str, Any]]:
         folder = self.store.fetch(result.artifacts[role], self.folder / "cache")
-        return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines()]
+        return [json.loads(line) for file in sorted(folder.rglob("*.jsonl")) for line in file.read_bytes().splitlines()]
 
 
 def sha256(path: Path) -> str:

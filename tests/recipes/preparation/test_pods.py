@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 PODS = 3
 LONG = 120.0
+CHUNK_BYTES = 7_000
 KILLS = ("read", 0), ("encode", 1), ("slices", 2), ("delivered", 0)
 """After which stage's first files which pod dies."""
 SCRIPT = f"""
@@ -118,8 +119,11 @@ def test_three_pods_of_which_each_dies_once_make_what_one_process_makes(tmp_path
 
 def test_pods_share_through_s3_too(tmp_path: Path, s3: S3Server) -> None:
     rows = mixed(400)
-    _, wanted, expected = made_by_one(tmp_path / "alone", rows)
-    shared = Place(tmp_path / "shared", rows, store=Store(s3.address, VARIABLES))
+    alone, wanted, made_of_a_file = made_by_one(tmp_path / "alone", rows)
+    here = Place(tmp_path / "here", rows, SMALL, chunk_bytes=CHUNK_BYTES)
+    expected = here.prepare(wanted)
+    assert here.files(expected) == alone.files(made_of_a_file)
+    shared = Place(tmp_path / "shared", rows, store=Store(s3.address, VARIABLES), chunk_bytes=CHUNK_BYTES)
     pods = Pods(shared.job(wanted), tmp_path / "pods")
     for rank in range(PODS):
         pods.start(rank, "first")

@@ -27,6 +27,7 @@ from recipes.preparation.ordering import PARTS
 from recipes.preparation.pipeline import REJECTED, run
 from recipes.preparation.plan import Plan, cut
 from recipes.preparation.pods import Pods
+from recipes.preparation.source import Source
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Workers
 from recipes.records import normalize
@@ -95,7 +96,7 @@ def test_what_lies_on_s3_is_prepared_there_into_the_same_bytes(tmp_path: Path, s
     assert there.rows(result, "rejected") == here.rows(expected, "rejected")
     listed = s3.client.list_objects_v2(Bucket=BUCKETS["datasets"], Prefix="datasets/d/prepared/")["Contents"]
     folders = {found["Key"].split("/")[3] for found in listed}
-    assert folders == {*SPLITS, "dataset", "rejected", *(f"{name}.index" for name in (*SPLITS, "dataset")), "result.json"}
+    assert folders == {"all", "rejected", "result.json"}
 
 
 @pytest.mark.slow
@@ -221,6 +222,21 @@ def test_padding_fills_every_record(tmp_path: Path) -> None:
     assert table.column("length").to_numpy().min() < 64
 
 
+@pytest.mark.slow
+def test_other_tokens_of_the_same_records_are_other_content(tmp_path: Path) -> None:
+    made = []
+    for number, length in enumerate((64, 32, 64)):
+        place = Place(tmp_path / str(number), questions(60))
+        made.append(place.prepare({"tokenize": place.tokenize(max_length=length)}))
+        records = [uri for uri in place.store.list("s3://hanzo-ml/datasets/d/prepared/all") if uri.endswith(".jsonl")]
+        assert sorted(records) == sorted(
+            f"{made[-1].artifacts['dataset'].uri}/{file.path}"
+            for file in place.store.manifest(made[-1].artifacts["dataset"]).files
+        ), "each record lies there once"
+    first, second, third = (result.facts["content_sha256"] for result in made)
+    assert first == third != second
+
+
 def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
     german = {"text": "Der Leuchtturmwärter zählt jede Nacht die Schiffe, die am Hafen vorbeifahren, und schreibt sie auf."}
     rude = {"text": "The keeper of the lighthouse is a damned fool, and everybody in the harbour knows about it."}
@@ -254,9 +270,10 @@ def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
 
 def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(400))
-    plan = Plan(tmp_path / "work", cut(sorted((place.folder / "raw").glob("*.jsonl")), 20_000), PrepareParameters())
+    source = Source(place.store, place.dataset, tmp_path)
+    plan = Plan(tmp_path / "work", cut(source.files.values(), 20_000), PrepareParameters())
     with Workers(1) as workers:
-        run(plan, workers, Pods())
+        run(plan, source, workers, Pods())
     files = sorted((plan.work / "read").glob("*.arrow"))
     at_once, shared = duplicates(files), duplicates(files, at_once=50)
     assert sum(marks.sum() for marks in at_once) > 10
@@ -265,15 +282,15 @@ def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path) -> None:
 
 def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(300))
-    source = sorted((place.folder / "raw").glob("*.jsonl"))
+    source = Source(place.store, place.dataset, tmp_path)
     made = []
-    for number, size in enumerate((5_000, 1 << 20)):
-        plan = Plan(tmp_path / str(number), cut(source, size), PrepareParameters())
+    for number, size in enumerate((100, 5_000, 1 << 20)):  # the first is less than a line
+        plan = Plan(tmp_path / str(number), cut(source.files.values(), size), PrepareParameters())
         with Workers(1) as workers:
-            run(plan, workers, Pods())
+            run(plan, source, workers, Pods())
         files = [*(plan.work / PARTS).rglob("*.jsonl"), plan.work / REJECTED]
         made.append({file.name: sha256(file) for file in files})
-    assert made[0] == made[1]
+    assert made[0] == made[1] == made[2]
 
 
 @pytest.mark.parametrize("rows", [[], [{"foo": 1}] * 3])

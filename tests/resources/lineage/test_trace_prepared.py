@@ -9,7 +9,7 @@ from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
 from recipes.prepare import prepare
 from recipes.schema import Hardware, Job, Program, Result
-from resources.derived_versions import Derivation, add_prepared
+from resources.derived_versions import Derivation, add_prepared, outputs_at
 from resources.lineage.trace_tree import nodes_below
 from resources.lineage.training_data import Included
 from resources.metadata.datasets import DatasetVersion
@@ -31,7 +31,7 @@ def prepared(world: World, version: DatasetVersion, name: str, **parameters: obj
         program=Program.PREPARE,
         inputs={"dataset": version.artifact},
         parameters=wanted.model_dump(mode="json"),
-        outputs={role: f"{place}/{role}" for role in (*SPLITS, "rejected")} | {"dataset": f"{place}/all/records"},
+        outputs=outputs_at(place),
         result_uri=f"{place}/result.json",
         store=world.store.address,
         work_dir=str(world.folder / "work" / name),

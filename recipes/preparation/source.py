@@ -1,0 +1,116 @@
+"""The records that are prepared: a pod fetches what its own ranges need of them.
+
+A file in chunks, as every uploaded version has them, goes chunk by chunk from the store into the worker that reads it, each
+verified, and is never a file here. Another, as a prepared version has them, is known by the hash of its whole: it is fetched
+by the pods that have a range of it.
+"""
+
+import io
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from recipes.preparation.plan import Range
+from recipes.schema import Artifact, Chunk, FileRecord, StoreAddress
+from recipes.store import BrokenArtifact, Store
+
+AHEAD = 4
+"""Chunks of a range that are on their way while the one before is read: with their size, what a worker holds of them."""
+BUFFER = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine, verified."""
+
+    path: Path
+
+    def open(self, start: int, end: int) -> BinaryIO:
+        """The bytes from `start` on; hardly more than those before `end` will be read."""
+        file = self.path.open("rb")
+        file.seek(start)
+        return file
+
+
+@dataclass(frozen=True)
+class ChunkedFile:
+    """A file in chunks of the store."""
+
+    address: StoreAddress
+    artifact_uri: str
+    chunks: tuple[Chunk, ...]
+
+    def open(self, start: int, end: int) -> BinaryIO:
+        """As `LocalFile.open`. Reading raises BrokenArtifact where a chunk is not what was recorded."""
+        return cast(BinaryIO, io.BufferedReader(Pieces(self._pieces(start, end)), BUFFER))
+
+    def _pieces(self, start: int, end: int) -> Iterator[bytes]:
+        store = Store(self.address)
+        before = 0
+        coming: deque[tuple[int, Future[bytes]]] = deque()
+        with ThreadPoolExecutor(AHEAD, thread_name_prefix="chunks") as pool:
+            for chunk in self.chunks:
+                if before + chunk.size > start:
+                    # From `end` on one at a time, when it is wanted: there lies the rest of a last line at most.
+                    while coming and (len(coming) > AHEAD or before >= end):
+                        yield next_of(coming)
+                    coming.append((max(start - before, 0), pool.submit(self._chunk, store, chunk)))
+                before += chunk.size
+            while coming:
+                yield next_of(coming)
+
+    def _chunk(self, store: Store, chunk: Chunk) -> bytes:
+        try:
+            return store.chunk(self.artifact_uri, chunk)
+        except FileNotFoundError as error:
+            raise BrokenArtifact(f"a chunk of a file of {self.artifact_uri} is missing: {error}") from None
+
+
+def next_of(coming: deque[tuple[int, Future[bytes]]]) -> bytes:
+    """The first chunk that comes, without the bytes at its beginning that nobody wants."""
+    unwanted, data = coming.popleft()
+    return data.result()[unwanted:]
+
+
+class Pieces(io.RawIOBase):
+    """Pieces as one stream."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._piece:
+            if (piece := next(self._pieces, None)) is None:
+                return 0
+            self._piece = memoryview(piece)
+        size = min(len(buffer), len(self._piece))
+        buffer[:size] = self._piece[:size]
+        self._piece = self._piece[size:]
+        return size
+
+
+class Source:
+    """The files of an artifact of records."""
+
+    def __init__(self, store: Store, artifact: Artifact, cache: Path) -> None:
+        self._store, self._artifact, self._cache = store, artifact, cache
+        found = (file for file in store.manifest(artifact).files if file.path.endswith(".jsonl"))
+        self.files: dict[str, FileRecord] = {file.path: file for file in sorted(found, key=lambda file: file.path)}
+        self._here: dict[str, LocalFile] = {}
+
+    def of(self, place: Range) -> LocalFile | ChunkedFile:
+        """Where a worker reads a range. Raises BrokenArtifact where a file that is fetched whole is not the recorded one."""
+        file = self.files[place.file]
+        if file.chunks:
+            return ChunkedFile(self._store.address, self._artifact.uri, file.chunks)
+        if file.path not in self._here:
+            folder = self._store.fetch(self._artifact, self._cache, only={file.path})
+            self._here[file.path] = LocalFile(folder / file.path)
+        return self._here[file.path]

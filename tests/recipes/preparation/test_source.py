@@ -1,0 +1,102 @@
+"""What a range reads: its own lines, wherever files and chunks are cut, and hardly anything else of the store."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recipes.chunks import FOLDER
+from recipes.preparation.plan import Range, cut
+from recipes.preparation.reading import lines_of
+from recipes.preparation.source import ChunkedFile, LocalFile, Source
+from recipes.schema import Artifact, StoreAddress
+from recipes.store import BrokenArtifact, Store
+from tests.recipes.preparation.place import BUCKETS, in_chunks
+from tests.s3_server import VARIABLES, S3Server
+
+URI = "s3://hanzo-ml/datasets/d/1/records"
+CHUNK, RANGE = 1000, 4000
+LINES = [b"%06d" % number + b"x" * (number % 60) + b"\n" for number in range(1200)]
+
+
+def in_folder(folder: Path) -> Store:
+    return Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+
+
+def dataset(store: Store, folder: Path, data: bytes, chunk_bytes: int) -> Artifact:
+    (folder / "records.jsonl").write_bytes(data)
+    return in_chunks(store, URI, folder / "records.jsonl", chunk_bytes)
+
+
+def read(file: LocalFile | ChunkedFile, place: Range) -> list[bytes]:
+    return [line for lines in lines_of(file, place) for line in lines]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(
+    lines=st.lists(st.text("ab", max_size=9), min_size=1, max_size=30),
+    ends=st.booleans(),
+    chunk_bytes=st.integers(1, 40),
+    range_bytes=st.integers(1, 40),
+)
+def test_every_line_is_in_one_range(
+    tmp_path: Path, lines: list[str], ends: bool, chunk_bytes: int, range_bytes: int
+) -> None:
+    data = ("\n".join(lines) + "\n" * ends).encode()
+    store = in_folder(tmp_path)
+    source = Source(store, dataset(store, tmp_path, data, chunk_bytes), tmp_path)
+    whole = LocalFile(tmp_path / "records.jsonl")
+    places = cut(source.files.values(), range_bytes)
+    found = [read(source.of(place), place) for place in places]
+    assert found == [read(whole, place) for place in places]
+    assert b"".join(line for lines in found for line in lines) == data
+    assert all(line.count(b"\n") <= 1 for lines in found for line in lines)
+
+
+def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    store = Store(s3.address)
+    source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
+    places = cut(source.files.values(), RANGE)
+    asked: Counter[str] = Counter()
+    for place in places:
+        s3.requests.clear()
+        assert read(source.of(place), place)
+        fetched = [each.path for each in s3.requests if each.method == "GET" and FOLDER in each.path]
+        assert len(fetched) <= RANGE // CHUNK + 2, "one chunk before its first line, and one behind its last"
+        asked.update(fetched)
+    (file,) = source.files.values()
+    assert len(asked) == len(file.chunks)
+    assert list(tmp_path.iterdir()) == [tmp_path / "records.jsonl"], "nothing of it is kept"
+
+
+def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3Server) -> None:
+    store, raw = Store(s3.address, VARIABLES), tmp_path / "raw"
+    for name in ("test", "train"):
+        (raw / name).mkdir(parents=True)
+        (raw / name / f"{name}-00000.jsonl").write_bytes(b"".join(LINES))
+    source = Source(store, store.publish(raw, URI, "dataset"), tmp_path / "cache")
+    first, *_, last = cut(source.files.values(), RANGE)
+    s3.requests.clear()
+    assert read(source.of(first), first) + read(source.of(first), first) == 2 * read(LocalFile(raw / first.file), first)
+    assert [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"][1:] == ["test-00000.jsonl"]
+    assert last.file == "train/train-00000.jsonl"
+    assert read(source.of(last), last)[-1] == LINES[-1]
+
+
+@pytest.mark.parametrize("data", [None, b"other"])
+def test_a_chunk_that_is_not_as_recorded_is_refused(tmp_path: Path, data: bytes | None) -> None:
+    store = in_folder(tmp_path)
+    source = Source(store, dataset(store, tmp_path, b"".join(LINES), CHUNK), tmp_path)
+    chunk = sorted(uri for uri in store.list(f"s3://hanzo-ml/datasets/{FOLDER}"))[0]
+    if data is None:
+        store.remove(chunk)
+    else:
+        store.put_bytes(chunk, data)
+    places = cut(source.files.values(), RANGE)
+    with pytest.raises(BrokenArtifact, match="is missing" if data is None else "has SHA-256"):
+        for place in places:
+            read(source.of(place), place)
