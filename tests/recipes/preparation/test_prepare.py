@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.assignment import SPLITS, draw
+from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
 from recipes.preparation.duplicates import duplicates
@@ -34,11 +35,14 @@ from recipes.records import normalize
 from recipes.schema import BadConfiguration, Result, canonical_json
 from recipes.split import split
 from recipes.store import Store
+from recipes.validate import validate
+from recipes.validation.findings import STATISTICS, Leaks, Statistics
 from tests.recipes.limited_memory import run_within
 from tests.recipes.preparation.place import Place, questions, sha256
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
 
 ROOT = Path(__file__).resolve().parents[3]
+OUT = "s3://hanzo-ml/datasets/d/prepared/checks"
 BAD = [b'{"foo":1}', b"not json", b'{"text":""}']
 
 
@@ -346,3 +350,16 @@ def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_pat
     place = Place(tmp_path, rows)
     found = place.rows(place.prepare({}), "test")
     assert sorted(row["instruction"] for row in found) == sorted(row["instruction"] for row in held_out)
+
+
+def test_what_was_prepared_is_checked_as_any_version(tmp_path: Path) -> None:
+    """Its records lie in the folders of its splits."""
+    place = Place(tmp_path, questions(60))
+    made = place.prepare({})
+    job = place.job({}).model_copy(update={"outputs": {name: f"{OUT}/{name}" for name in ("statistics", "leaks")}})
+    checked = validate(job.model_copy(update={"inputs": {"dataset": made.artifacts["dataset"]}}), place.store, tmp_path)
+    statistics = place.store.get_bytes(f"{checked.artifacts['statistics'].uri}/{STATISTICS}")
+    assert Statistics.model_validate_json(statistics).records == 60
+    inputs = {"test": made.artifacts["test"], "ancestor": made.artifacts["dataset"]}
+    leaks = find_leaks(job.model_copy(update={"inputs": inputs}), place.store, tmp_path)
+    assert Leaks.model_validate(leaks.facts).exact == made.metrics["test"] > 0
