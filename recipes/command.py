@@ -151,7 +151,9 @@ def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path
     folder = store.fetch(dataset, cache)
     if folder != store.local_path(dataset.uri):
         return folder
-    shutil.copytree(folder, target, dirs_exist_ok=True)
+    for file in store.manifest(dataset).files:  # others may lie there too: a prepared version's splits have their tokens
+        (target / file.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / file.path, target / file.path)
     return target
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from recipes.command import own_copy
 from recipes.command_job import CommandJob
 from recipes.job_processes import MARK, is_of, processes
 from recipes.schema import BadConfiguration, Job, StoreAddress
@@ -272,3 +273,14 @@ def test_several_machines_are_refused_on_one(compute: LocalCompute, house: House
     job = house.job("", distributed={"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8})
     with pytest.raises(BadConfiguration, match=r"4 nodes, this machine is one: set distributed.num_nodes to 1"):
         compute.run(job, house.follower)
+
+
+def test_a_command_has_a_copy_of_its_dataset_and_of_nothing_beside_it(tmp_path: Path) -> None:
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"datasets": "d"}))
+    (tmp_path / "made" / "train").mkdir(parents=True)
+    (tmp_path / "made" / "train" / "train-00000.jsonl").write_text("{}\n")
+    dataset = store.publish(tmp_path / "made", "s3://hanzo-ml/datasets/d/1/all/records", "dataset")
+    store.put_bytes(f"{dataset.uri}/train/train-00000.arrow", b"tokens")
+    for _ in range(2):  # started again
+        copy = own_copy(store, dataset, tmp_path / "cache", tmp_path / "copy")
+    assert [path.relative_to(copy).as_posix() for path in copy.rglob("*.*")] == ["train/train-00000.jsonl"]
