@@ -87,7 +87,9 @@ def lines_of(file: LocalFile | ChunkedFile, place: Range) -> Iterator[list[bytes
     """The lines of a range, some at a time."""
     before = min(place.start, 1)  # the byte that tells whether a line begins where the range does
     with file.open(place.start - before, place.end) as stream:
-        left = place.end - place.start + before - (len(stream.readline()) if before else 0)
+        left = place.end - place.start + before
+        if before:
+            left -= len(stream.readline(left))
         while left > 0:
             lines: list[bytes] = []
             room = BATCH_BYTES

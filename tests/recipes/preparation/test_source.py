@@ -34,12 +34,12 @@ def read(file: LocalFile | ChunkedFile, place: Range) -> list[bytes]:
     return [line for lines in lines_of(file, place) for line in lines]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(
-    lines=st.lists(st.text("ab", max_size=9), min_size=1, max_size=30),
+    lines=st.lists(st.text("ab", max_size=9), min_size=1, max_size=20),
     ends=st.booleans(),
     chunk_bytes=st.integers(1, 40),
-    range_bytes=st.integers(1, 40),
+    range_bytes=st.integers(4, 60),
 )
 def test_every_line_is_in_one_range(
     tmp_path: Path, lines: list[str], ends: bool, chunk_bytes: int, range_bytes: int
