@@ -229,14 +229,15 @@ def test_padding_fills_every_record(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_other_tokens_of_the_same_records_are_other_content(tmp_path: Path) -> None:
     made = []
-    for number, length in enumerate((64, 32, 64)):
+    for number, length in enumerate((512, 256, 512)):
         place = Place(tmp_path / str(number), questions(60))
-        made.append(place.prepare({"tokenize": place.tokenize(max_length=length)}))
+        made.append(place.prepare({"tokenize": place.tokenize(max_length=length, padding=True)}))
         records = [uri for uri in place.store.list("s3://hanzo-ml/datasets/d/prepared/all") if uri.endswith(".jsonl")]
         assert sorted(records) == sorted(
             f"{made[-1].artifacts['dataset'].uri}/{file.path}"
             for file in place.store.manifest(made[-1].artifacts["dataset"]).files
         ), "each record lies there once"
+    assert made[0].metrics == made[1].metrics
     first, second, third = (result.facts["content_sha256"] for result in made)
     assert first == third != second
 
