@@ -199,6 +199,7 @@ def test_what_changed_from_one_version_to_the_next(http: httpx.Client) -> None:
 
 def test_only_tags_and_metadata_can_be_edited(http: httpx.Client) -> None:
     made = create(http, "edited", b'{"a": 1}\n')
+    create(http, "edited-too", b'{"a": 1}\n')
     path = f"/v1/datasets/{made['id']}"
     changed = http.patch(path, json={"tags": ["new"]}).json()
     assert (changed["tags"], changed["metadata"]) == (["new"], {})
