@@ -63,10 +63,10 @@ from api.v1.datasets import trace as dataset_traces
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
-from resources.metadata.artifact_files import ArtifactFiles
+from resources.metadata.artifacts.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
-from resources.metadata.run_writer import RunWriter
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.writes.run_writer import RunWriter
 from resources.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from api.run_artifacts import OwnedArtifacts, RunArtifacts, organization_folder
 from api.verified_files import VerifiedFiles
 from resources.errors import HanzoError, not_found
-from resources.metadata.artifact_locations import RESERVED, VERSIONS
-from resources.metadata.artifact_owners import files_owner
+from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
+from resources.metadata.artifacts.artifact_owners import files_owner
 from resources.metadata.database import Database
-from resources.metadata.logged_model_states import no_model
-from resources.metadata.run_data import check_run_active
+from resources.metadata.tracking.logged_model_states import no_model
+from resources.metadata.tracking.run_data import check_run_active
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.database import Database
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from resources.settings import Settings
 
 

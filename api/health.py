@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.dependencies import StoreOf, TrackingOf
 from api.mlflow.server_info import MLFLOW_API_VERSION
 from recipes.store import Store
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 
 log = logging.getLogger(__name__)
 

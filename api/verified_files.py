@@ -18,7 +18,7 @@ from recipes.schema import Artifact, Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_object import StoredObject
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.artifact_files import UNSEEN, ArtifactFiles, Recorded
+from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles, Recorded
 
 PIECE = 1 << 20
 SMALL = 4 << 20

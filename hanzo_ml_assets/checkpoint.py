@@ -19,13 +19,13 @@ from recipes.store import Store
 from resources.lineage.record import record
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import ENDED, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.metadata.run_alerts import tell_incidents
-from resources.metadata.run_data import RunData
 from resources.metadata.sweeps import START_KEY
 from resources.metadata.totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.run_alerts import tell_incidents
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
 
 DATASET_METADATA = "hanzo_ml/dataset"

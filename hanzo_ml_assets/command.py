@@ -11,8 +11,8 @@ from resources.lineage.record import record
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import ENDED, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.metadata.run_data import RunData
 from resources.metadata.totals import GPU_HOURS_METRIC
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
 
 KEY = ["jobs", "command"]

@@ -16,7 +16,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.heartbeats import Heartbeats
 from resources.metadata.jobs import Jobs
-from resources.metadata.registry import Registry
+from resources.metadata.registry.registry import Registry
 from resources.metadata.validations import Validations
 from resources.settings import Settings
 

@@ -29,7 +29,7 @@ from resources.ingest.remote import files_at, is_address
 from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings import Settings
 from resources.validation.judge import Verdict
 

@@ -9,7 +9,7 @@ from recipes.schema import Frozen
 from recipes.validation.contract import Contract
 from recipes.validation.parameters import Measures
 from resources.metadata.jobs import JobRecord
-from resources.metadata.model_key import ModelKey
+from resources.metadata.registry.model_key import ModelKey
 from resources.validation.policy import Checks
 
 SANDBOX = "sandbox"

@@ -9,9 +9,9 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.schema import FileRecord
 from recipes.store import BrokenArtifact
 from resources.engine.errors import EngineError
-from resources.metadata import deployments
 from resources.metadata.outbox import Event
-from resources.metadata.registry import ModelVersion
+from resources.metadata.registry import deployments
+from resources.metadata.registry.registry import ModelVersion
 from resources.metadata.tables import events
 
 PROMOTED = "model.promoted"

@@ -29,8 +29,8 @@ from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import JobRecord
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings import Settings
 
 UNNAMED = "0" * 32

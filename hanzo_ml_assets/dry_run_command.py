@@ -19,8 +19,8 @@ from recipes.schema import BadConfiguration, first_problem
 from resources.command_jobs import configuration
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.metadata.datasets import Datasets
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import COMMAND, JobRecord
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 def dry_run(document: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from recipes.schema import Artifact, Job, Program, Result
 from resources.lineage.record import record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
-from resources.metadata.run_data import RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
 
 GATE = "gate"

@@ -11,7 +11,7 @@ from recipes.schema import Job, Program
 from resources.lineage.record import record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
-from resources.metadata.registry import ModelVersion
+from resources.metadata.registry.registry import ModelVersion
 
 KINDS = {"merged": "safetensors", "gguf": "gguf"}
 

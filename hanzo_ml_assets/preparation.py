@@ -14,8 +14,8 @@ from resources.compute.base import JobFailed
 from resources.derived_versions import SPLITS, Derivation, add_prepared, outputs_at
 from resources.ingest.place import place_of
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.jobs import JobRecord
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""

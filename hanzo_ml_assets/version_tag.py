@@ -4,7 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 VERSION_TAG = "hanzo_ml/dataset_version"
 """Run tag that pins a dataset version, as NAME@VERSION."""

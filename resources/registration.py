@@ -11,10 +11,10 @@ from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs
-from resources.metadata.model_key import ModelKey
-from resources.metadata.registry import ModelVersion, Registration, Registry
-from resources.metadata.run_data import RunData
-from resources.metadata.runs import Runs
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import ModelVersion, Registration, Registry
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.runs import Runs
 
 CONFIG = ("dataset", "method", "recipe")
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int}

@@ -12,9 +12,9 @@ from sqlalchemy import delete, select
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.store import Store
 from resources.metadata.database import Database
-from resources.metadata.experiments import Experiments
-from resources.metadata.model_key import ModelKey
+from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
+from resources.metadata.tracking.experiments import Experiments
 from resources.settings import Settings
 
 ROOTS = ("s3://hanzo-ml/datasets", "s3://hanzo-ml/checkpoints", "s3://hanzo-ml/runs", "s3://hanzo-ml/artifacts")

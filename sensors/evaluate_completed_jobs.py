@@ -8,7 +8,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
 from resources.metadata.jobs import TRAINING
-from resources.metadata.model_key import ModelKey
+from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 from sensors.sensor import sensor

@@ -12,9 +12,9 @@ from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import TRAINING, JobRecord
-from resources.metadata.metrics import Metrics
 from resources.metadata.outbox import now_ms
-from resources.metadata.run_alerts import tell_alert, tell_incidents
+from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.run_alerts import tell_alert, tell_incidents
 from resources.run_health import Limits, Signs, alerts
 from sensors.sensor import sensor
 

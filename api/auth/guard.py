@@ -35,7 +35,7 @@ from api.errors import error_response, no_such_route
 from api.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
-from resources.metadata.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
+from resources.metadata.tracking.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
 
 if TYPE_CHECKING:
     from api.auth.tokens import Tokens

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.job_tokens import JobGrant
-from resources.metadata.model_key import ModelKey
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 class Permission(StrEnum):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from resources.metadata.artifact_locations import RESERVED
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
-from resources.metadata.model_key import organization_of_place
+from resources.metadata.artifacts.artifact_locations import RESERVED
+from resources.metadata.registry.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 NAMES: Mapping[str, Kind] = {
     "experiment_id": Kind.EXPERIMENT,

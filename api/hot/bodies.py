@@ -11,8 +11,8 @@ import msgspec
 
 from api.mlflow.metrics import MAX_BATCH_BYTES
 from resources.errors import HanzoError
-from resources.metadata.run_writes import RunWrite, run_write
 from resources.metadata.tracking_rules import MetricPoint, metric_point
+from resources.metadata.writes.run_writes import RunWrite, run_write
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""

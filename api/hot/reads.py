@@ -19,7 +19,7 @@ from api.headers import header
 from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
 from api.mlflow import experiments, metrics, runs
 from api.requests import Body, json_of
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 
 Answer = Callable[[], Response]
 FromQuery = Callable[[Tracking, Caller, str], Answer | None]

@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.host_guard import NO_SNIFF
 from api.hot.bodies import Decode, log_batch, log_metric, log_parameter, set_tag
 from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
-from resources.metadata.run_writer import RunWriter
+from resources.metadata.writes.run_writer import RunWriter
 
 CALLS: dict[str, Decode] = {
     "/mlflow/runs/log-metric": log_metric,

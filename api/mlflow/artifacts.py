@@ -18,8 +18,8 @@ from api.requests import StrictRoute
 from api.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
 from api.verified_files import Uploaded
 from resources.errors import invalid
-from resources.metadata.artifact_locations import check_here
-from resources.metadata.run_data import check_run_active
+from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.tracking.run_data import check_run_active
 
 MAX_SMALL = 10 * 1024 * 1024
 

@@ -11,9 +11,9 @@ from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.bodies import Message, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_message, experiment_number
 from api.requests import StrictRoute
-from resources.metadata.artifact_locations import in_folder
-from resources.metadata.experiment_search import EXPERIMENT_GRAMMAR
-from resources.metadata.filter_language import parse_filter, parse_orders
+from resources.metadata.artifacts.artifact_locations import in_folder
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
 
 router = APIRouter(prefix="/mlflow/experiments", tags=["mlflow"], route_class=StrictRoute)
 

@@ -11,8 +11,8 @@ from api.mlflow.bodies import Message, OfRun, Required
 from api.mlflow.messages import answer, experiment_number
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.inputs import Dataset, DatasetInput, DatasetSummary
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.inputs import Dataset, DatasetInput, DatasetSummary
+from resources.metadata.tracking.tracking import Tracking
 
 MAX_EXPERIMENTS = 20
 

@@ -13,10 +13,10 @@ from api.mlflow.bodies import Message, Required
 from api.mlflow.messages import answer, experiment_number, metric_message, pairs
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.artifact_locations import check_here
-from resources.metadata.filter_language import Condition, parse_filter
-from resources.metadata.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
-from resources.metadata.logged_model_states import ModelDetails, ModelMetric
+from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.filters.filter_language import Condition, parse_filter
+from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
+from resources.metadata.tracking.logged_model_states import ModelDetails, ModelMetric
 
 router = APIRouter(prefix="/mlflow/logged-models", tags=["mlflow"], route_class=StrictRoute)
 

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import Response
 
 from resources.errors import HanzoError, invalid
-from resources.metadata.experiments import Experiment
+from resources.metadata.tracking.experiments import Experiment
 from resources.metadata.tracking_rules import MetricPoint, printable
 
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}

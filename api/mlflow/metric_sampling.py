@@ -9,7 +9,7 @@ from api.mlflow.bodies import Required
 from api.mlflow.messages import answer, metric_message
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.metric_sampling import PointOfRun, Steps
+from resources.metadata.tracking.metric_sampling import PointOfRun, Steps
 from resources.metadata.tracking_rules import MAX_INT64
 
 MAX_RUNS = 100

@@ -15,7 +15,7 @@ from api.mlflow.named_run import NamedRun
 from api.mlflow.run_messages import point_messages
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.metrics import HistoryPage, Metrics
+from resources.metadata.tracking.metrics import HistoryPage, Metrics
 
 MAX_BATCH_BYTES = 1_000_000
 MAX_HISTORY = 25_000

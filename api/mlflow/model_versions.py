@@ -1,6 +1,6 @@
 """/mlflow/model-versions/*: the numbered versions of a model, their stages, tags and files (row F8).
 
-What may be a version's source, and why, is written in `resources.metadata.model_version_sources` (row F11).
+What may be a version's source, and why, is written in `resources.metadata.registry.model_version_sources` (row F11).
 """
 
 from typing import Annotated
@@ -14,13 +14,19 @@ from api.mlflow.messages import answer
 from api.mlflow.registry_messages import ACTIVE, mlflow_stage, our_stages, version_message
 from api.requests import StrictRoute
 from resources.errors import invalid
-from resources.metadata.filter_language import parse_filter, parse_orders
-from resources.metadata.model_version_edits import ModelVersionEdits
-from resources.metadata.model_version_rules import version_number
-from resources.metadata.model_version_sources import PROMPT_PLACEHOLDERS, Sourced, bad_source, check_source, download_uri
-from resources.metadata.registered_models import RegisteredModels
-from resources.metadata.registry import Pointer, Registry
-from resources.metadata.registry_search import PROMPT_TAG, VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.model_version_edits import ModelVersionEdits
+from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_version_sources import (
+    PROMPT_PLACEHOLDERS,
+    Sourced,
+    bad_source,
+    check_source,
+    download_uri,
+)
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.registry.registry_search import PROMPT_TAG, VERSION_GRAMMAR, RegistrySearch
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
 

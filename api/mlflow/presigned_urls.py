@@ -10,7 +10,7 @@ from api.mlflow.bodies import Message, Required
 from api.requests import StrictRoute
 from api.run_artifacts import checked_path
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.metadata.artifact_locations import PROXY, is_proxied
+from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
 
 MAX_SECONDS = 604_800
 """Seven days: no S3 server takes a signature for longer."""

@@ -11,11 +11,11 @@ from api.mlflow.messages import answer
 from api.mlflow.registry_messages import latest_of, mlflow_stage, model_message, our_stages, version_message
 from api.requests import StrictRoute
 from resources.errors import invalid, not_found
-from resources.metadata.filter_language import parse_filter, parse_orders
-from resources.metadata.model_version_rules import LATEST, checked_alias, version_number
-from resources.metadata.registered_models import RegisteredModels
-from resources.metadata.registry import Registry
-from resources.metadata.registry_search import MODEL_GRAMMAR, RegistrySearch
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.registry_search import MODEL_GRAMMAR, RegistrySearch
 
 router = APIRouter(prefix="/mlflow/registered-models", tags=["mlflow"], route_class=StrictRoute)
 

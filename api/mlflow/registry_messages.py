@@ -8,8 +8,8 @@ from typing import Any
 
 from api.mlflow.messages import pairs
 from resources.errors import invalid
-from resources.metadata.model_versions import ModelVersion
-from resources.metadata.registered_model_rows import RegisteredModel
+from resources.metadata.registry.model_versions import ModelVersion
+from resources.metadata.registry.registered_model_rows import RegisteredModel
 from resources.metadata.tracking_rules import printable
 
 STAGES = {

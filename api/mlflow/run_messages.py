@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 
 from api.mlflow.messages import pairs
 from api.mlflow.statuses import TO_MLFLOW
-from resources.metadata.inputs import DatasetInput
-from resources.metadata.logged_runs import LoggedRun, load_logged
-from resources.metadata.run_states import Run
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.inputs import DatasetInput
+from resources.metadata.tracking.logged_runs import LoggedRun, load_logged
+from resources.metadata.tracking.run_states import Run
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import MetricPoint
 
 _encode = msgspec.json.Encoder().encode

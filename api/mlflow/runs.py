@@ -11,9 +11,9 @@ from api.mlflow.named_run import NamedRun
 from api.mlflow.run_messages import info_message, run_message, run_texts
 from api.mlflow.statuses import Status, our_status, translate
 from api.requests import StrictRoute
-from resources.metadata.experiments import DEFAULT_ID
-from resources.metadata.filter_language import parse_filter, parse_orders
-from resources.metadata.run_search import RUN_GRAMMAR
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.tracking.experiments import DEFAULT_ID
+from resources.metadata.tracking.run_search import RUN_GRAMMAR
 
 router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
 

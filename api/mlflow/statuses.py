@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from resources.errors import invalid
-from resources.metadata.filter_language import Condition
+from resources.metadata.filters.filter_language import Condition
 
 TO_MLFLOW = {
     "queued": "SCHEDULED",

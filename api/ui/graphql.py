@@ -19,13 +19,13 @@ from api.mlflow.run_messages import run_message
 from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
 from api.run_artifacts import RunArtifacts
-from resources.metadata.artifact_locations import check_here
-from resources.metadata.filter_language import parse_filter, parse_orders
-from resources.metadata.logged_runs import LoggedRun
-from resources.metadata.registry_search import VERSION_GRAMMAR, RegistrySearch
-from resources.metadata.run_search import RUN_GRAMMAR
+from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
 from resources.metadata.scope import Kind, Reference
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.logged_runs import LoggedRun
+from resources.metadata.tracking.run_search import RUN_GRAMMAR
+from resources.metadata.tracking.tracking import Tracking
 
 router = APIRouter(include_in_schema=False, route_class=StrictRoute)
 

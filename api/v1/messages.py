@@ -3,8 +3,8 @@
 from typing import Any
 
 from api.mlflow.messages import metric_message
-from resources.metadata.experiments import Experiment
-from resources.metadata.logged_runs import LoggedRun
+from resources.metadata.tracking.experiments import Experiment
+from resources.metadata.tracking.logged_runs import LoggedRun
 
 DESCRIPTION_TAG = "mlflow.note.content"
 OWNER_TAG = "owner"

@@ -17,12 +17,12 @@ from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineError
 from resources.lineage.prove import prove
 from resources.lineage.training_data import training_data
-from resources.metadata import deployments
 from resources.metadata.database import Database
-from resources.metadata.model_version_rules import version_number
-from resources.metadata.model_version_sources import check_source, named_in
-from resources.metadata.registry import ModelVersion, Pointer, Registry
-from resources.metadata.undeployment import undeploy
+from resources.metadata.registry import deployments
+from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_version_sources import check_source, named_in
+from resources.metadata.registry.registry import ModelVersion, Pointer, Registry
+from resources.metadata.registry.undeployment import undeploy
 from resources.registration import register_run
 
 router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)

@@ -15,9 +15,9 @@ from api.run_artifacts import RunArtifacts, checked_path
 from api.v1.messages import run_json
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
-from resources.metadata.run_data import MAX_PARAMS, check_run_active
-from resources.metadata.run_states import Run
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
+from resources.metadata.tracking.run_states import Run
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 
 router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)

@@ -15,10 +15,10 @@ from sqlalchemy import text
 from benchmarks.tracking.load import API, Call, Client, latencies, median
 from benchmarks.tracking.servers import Place, Server
 from resources.metadata.database import Database
-from resources.metadata.run_groups import write_group
-from resources.metadata.run_writes import run_write
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
+from resources.metadata.writes.run_groups import write_group
+from resources.metadata.writes.run_writes import run_write
 
 NOW = 1_700_000_000_000
 SMALL = 500

@@ -12,8 +12,8 @@ from recipes.schema import BadConfiguration
 from recipes.throughput import flops_per_token
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord
-from resources.metadata.metrics import Metrics
 from resources.metadata.tables import jobs, params
+from resources.metadata.tracking.metrics import Metrics
 
 LOSS = "train/loss"
 NEWEST = 20

@@ -8,9 +8,9 @@ from resources.hpo.plots import history_page, parallel_coordinates_page
 from resources.hpo.step import next_step
 from resources.hpo.trial import Observation, Point, Trial
 from resources.metadata.database import Database
-from resources.metadata.metrics import Metrics
 from resources.metadata.outbox import now_ms
 from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.metadata.tracking.metrics import Metrics
 
 PAGE = 10_000
 """Points that are read at a time, where an objective is logged at every step."""

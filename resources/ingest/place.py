@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 
 def place_of(organization: str, name: str) -> str:

@@ -15,8 +15,8 @@ from recipes.results import TRAINED
 from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact, Store, sha256_of
 from resources.lineage.record import find, parents
-from resources.metadata import deployments
-from resources.metadata.registry import ModelVersion
+from resources.metadata.registry import deployments
+from resources.metadata.registry.registry import ModelVersion
 
 LABELS = {
     "gguf": "export",

@@ -14,7 +14,7 @@ from recipes.schema import Artifact
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.descend import DATA, descend
 from resources.metadata.database import Database
-from resources.metadata.model_versions import ModelVersion, read_versions
+from resources.metadata.registry.model_versions import ModelVersion, read_versions
 from resources.metadata.tables import jobs, params
 from resources.metadata.tables import model_versions as versions
 

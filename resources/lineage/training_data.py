@@ -21,8 +21,8 @@ from resources.lineage.reach import REPORT, RUNS, digests_of
 from resources.lineage.record import find, parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.inputs import load_inputs
-from resources.metadata.model_versions import ModelVersion
+from resources.metadata.registry.model_versions import ModelVersion
+from resources.metadata.tracking.inputs import load_inputs
 
 STATISTICS = "statistics"
 """Kind of the artifact that a validation leaves beside a version, and the name of its file."""

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from recipes.schema import Artifact
 from resources.errors import invalid, not_found
 from resources.metadata.database import Database
-from resources.metadata.keyset import Keyset, SortKey
+from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
 from resources.metadata.tables import datasets as names

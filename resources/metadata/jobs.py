@@ -17,9 +17,9 @@ from recipes.schema import Artifact, Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.runs import Runs
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
+from resources.metadata.tracking.runs import Runs
 from resources.metadata.transactions import insert_into, writing
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")

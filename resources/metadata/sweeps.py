@@ -19,10 +19,10 @@ from resources.hpo.trial_job import trial_job
 from resources.metadata.database import Database
 from resources.metadata.jobs import ENDED, Jobs
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.run_data import RunData
-from resources.metadata.runs import Runs
 from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import sweep_trials, sweeps
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import MetricPoint
 
 PARENT_TAG = "mlflow.parentRunId"

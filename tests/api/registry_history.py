@@ -14,10 +14,10 @@ import httpx
 
 from resources.metadata.audit import calls_of
 from resources.metadata.database import Database
-from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import read_after
-from resources.metadata.registry import Registry
-from resources.metadata.tracking import Tracking
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import Registry
+from resources.metadata.tracking.tracking import Tracking
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
 

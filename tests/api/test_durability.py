@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from resources.metadata.database import Database
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from tests.api.registry_history import RegistryHistory
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from api.auth.permissions import LOCAL
 from api.hot import reads
 from resources.metadata.database import Database
-from resources.metadata.inputs import Dataset, DatasetInput
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.inputs import Dataset, DatasetInput
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 from resources.settings import Settings
 from tests.api.conftest import answering

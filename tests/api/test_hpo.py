@@ -11,7 +11,7 @@ from recipes.store import Store
 from resources.hpo.advance import advance
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
-from resources.metadata.run_data import RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import run

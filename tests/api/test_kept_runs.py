@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from api.mlflow.run_messages import run_message
 from resources.metadata.database import Database
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 
 MLFLOW = "/api/2.0/mlflow"
 V1 = "/v1/runs"

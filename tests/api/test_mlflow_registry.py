@@ -11,9 +11,9 @@ from mlflow.exceptions import MlflowException
 
 from recipes.store import Store
 from resources.metadata.database import Database
-from resources.metadata.model_key import ModelKey
-from resources.metadata.model_versions import Registration
-from resources.metadata.registry import Registry
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_versions import Registration
+from resources.metadata.registry.registry import Registry
 from tests.api.server_process import ServerProcess
 
 

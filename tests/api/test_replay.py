@@ -19,7 +19,7 @@ from resources.lineage.run_record import RunRecord, read_environment, read_recor
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import REPLAY_OF, Jobs
-from resources.metadata.run_data import RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.services import SOURCE
 from resources.settings import Settings
 

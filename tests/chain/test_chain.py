@@ -17,8 +17,8 @@ from recipes.schema import MEMORY_RAN_OUT
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
-from resources.metadata.model_key import ModelKey
-from resources.metadata.registry import Registration, Registry
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import Registration, Registry
 from resources.settings import Settings
 from tests.chain.conftest import STEPS, Baseline
 from tests.chain.local_stack import LocalStack, wait_until

@@ -19,7 +19,7 @@ from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.record import find, parents
 from resources.metadata.jobs import JobRecord
-from resources.metadata.runs import Runs
+from resources.metadata.tracking.runs import Runs
 
 
 @pytest.fixture

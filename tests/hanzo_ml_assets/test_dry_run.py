@@ -21,7 +21,7 @@ from resources.compute.kubernetes.render import render
 from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,10 +15,10 @@ from hanzo_ml_assets.definition import DatasetDefinition
 from resources.dataset_records import record_lines
 from resources.lineage.record import record
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import read_after
+from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.validations import CHECKED, Validation
-from tests.resources.metadata.test_registry import registration
+from tests.resources.metadata.registry.test_registry import registration
 
 CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
 

@@ -11,7 +11,7 @@ from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from resources.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

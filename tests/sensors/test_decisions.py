@@ -16,16 +16,16 @@ from recipes.schema import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
 from resources.ingest.create import create_version
 from resources.lineage.run_record import Environment, RunRecord, write_record
-from resources.metadata import deployments
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
-from resources.metadata.model_version_edits import ModelVersionEdits
 from resources.metadata.outbox import now_ms, read_after
-from resources.metadata.registered_models import RegisteredModels
-from resources.metadata.registry import ModelVersion, Pointer
-from resources.metadata.run_data import RunData
+from resources.metadata.registry import deployments
+from resources.metadata.registry.model_version_edits import ModelVersionEdits
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.registry import ModelVersion, Pointer
+from resources.metadata.registry.undeployment import undeploy
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
-from resources.metadata.undeployment import undeploy
 from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
@@ -38,8 +38,8 @@ from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import look_at, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 from tests.resources.engine.gateway_process import Gateway, free_port
-from tests.resources.metadata.test_registry import artifact, registration
-from tests.resources.metadata.test_registry import model as model_key
+from tests.resources.metadata.registry.test_registry import artifact, registration
+from tests.resources.metadata.registry.test_registry import model as model_key
 
 MODEL, DATASET = "ellarin-assistant", "ellarin"
 STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", digest="d" * 64, size_bytes=9)

@@ -14,11 +14,11 @@ from resources.hpo.advance import advance
 from resources.hpo.step import next_step
 from resources.hpo.trial import Observation, Trial
 from resources.metadata.database import Database
-from resources.metadata.metrics import Metrics
 from resources.metadata.outbox import read_after
-from resources.metadata.run_data import RunData
-from resources.metadata.runs import Runs
 from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import MetricPoint
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.run_sweeps import run_sweeps

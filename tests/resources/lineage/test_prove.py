@@ -14,10 +14,10 @@ from recipes.schema import Artifact, StoreAddress
 from recipes.store import MANIFEST, Store
 from resources.lineage.prove import Proof, ProofNode, prove
 from resources.lineage.record import find, parents, record
-from resources.metadata import deployments
 from resources.metadata.database import Database
+from resources.metadata.registry import deployments
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
-from tests.resources.metadata.test_registry import House, model, registration
+from tests.resources.metadata.registry.test_registry import House, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 FILES = {

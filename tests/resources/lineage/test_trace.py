@@ -19,14 +19,14 @@ from resources.lineage.match import trace_matches
 from resources.lineage.record import record
 from resources.lineage.trace import Trace, Tracer
 from resources.lineage.trace_tree import TraceNode, nodes_below
-from resources.metadata import deployments
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import Jobs
-from resources.metadata.model_key import ModelKey
-from resources.metadata.registry import Registry
-from resources.metadata.run_data import RunData
-from tests.resources.metadata.test_registry import registration
+from resources.metadata.registry import deployments
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import Registry
+from resources.metadata.tracking.run_data import RunData
+from tests.resources.metadata.registry.test_registry import registration
 from tests.s3_server import VARIABLES, S3Server
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

@@ -9,7 +9,7 @@ from hanzo_ml.cli.training_data import print_data
 from resources.lineage.record import record
 from resources.lineage.training_data import Included, TrainingData, training_data
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.model_key import ModelKey
+from resources.metadata.registry.model_key import ModelKey
 from tests.resources.lineage.test_trace import World, rows, small
 
 __all__ = ["small"]

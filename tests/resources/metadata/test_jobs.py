@@ -10,7 +10,7 @@ from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.outbox import Event, read_after
-from resources.metadata.runs import Runs
+from resources.metadata.tracking.runs import Runs
 
 ADAPTER = Artifact(kind="adapter", uri="s3://hanzo-ml/runs/j/adapter", digest="a" * 64, size_bytes=7)
 EVALUATION = {"report": {"scores": {}}, "verdict": {"accepted": True, "reasons": []}}

@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from resources.metadata.database import Database
 from resources.metadata.planner_statistics import analyze_what_has_grown
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 
 SCANS = text("SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE relname IN ('runs', 'latest_metrics')")

@@ -3,14 +3,14 @@
 from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
-from resources.metadata.model_key import ModelKey
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.registered_models import RegisteredModels
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.scope import Kind, Owner, Reference, owners
 from resources.metadata.scope_events import events_of
 from resources.metadata.tables import artifacts, dataset_versions
 from resources.metadata.totals import DURATION_BUCKETS, read_totals
-from resources.metadata.tracking import Tracking
+from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import MetricPoint
 
 

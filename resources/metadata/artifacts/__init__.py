@@ -1,0 +1,1 @@
+"""Files that lie in the object store: where, whose, and with which checksum."""

@@ -1,0 +1,1 @@
+"""The registry: registered models, their versions and stages, and which of them is served."""

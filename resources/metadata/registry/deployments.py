@@ -1,0 +1,133 @@
+"""Deployments: one row for each promotion to production, and what became of it. The newest `serving` row is served.
+
+A version that leaves production without a successor is withdrawn in two steps, because the engine is another process: its
+rows are `withdrawing` in the transaction that moved it, and `withdrawn` once the engine was seen to serve them no more.
+Whatever dies in between, the row says what is still to be done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, update
+
+from resources.metadata.outbox import now_ms
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registered_model_rows import emit_model
+from resources.metadata.tables import deployments as table
+from resources.metadata.transactions import insert_into
+
+LEAVING = ("withdrawing", "withdrawn")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A row; `promotion` is the `seq` of the event that asked for it, times are in milliseconds."""
+
+    id: int
+    organization: str
+    name: str
+    version: int
+    promotion: int
+    status: str
+    reason: str
+    url: str
+    sha256: str
+    created_at: int
+    updated_at: int
+
+    @property
+    def model(self) -> ModelKey:
+        return ModelKey(self.organization, self.name)
+
+
+def begin(connection: Connection, model: ModelKey, *, version: int, promotion: int, url: str, sha256: str) -> Deployment:
+    """The deployment of a promotion, made when it is missing: a promotion is deployed once, however often it is seen."""
+    now = now_ms()
+    row = {**model.row, "version": version, "promotion": promotion, "url": url, "sha256": sha256}
+    insert = insert_into(connection, table).values(**row, status="deploying", reason="", created_at=now, updated_at=now)
+    # Not `rowcount`, which SQLAlchemy does not tell for every INSERT on PostgreSQL.
+    if connection.execute(insert.on_conflict_do_nothing().returning(table.c.id)).first():
+        emit_model(connection, "deployment.started", model, {"version": version})
+    found = of_promotion(connection, promotion)
+    assert found is not None
+    return found
+
+
+def of_promotion(connection: Connection, promotion: int) -> Deployment | None:
+    row = connection.execute(select(table).where(table.c.promotion == promotion)).mappings().first()
+    return Deployment(**row) if row else None
+
+
+def serving(connection: Connection, model: ModelKey) -> Deployment | None:
+    """What is served under a name."""
+    query = select(table).where(model.of(table), table.c.status == "serving").order_by(table.c.id.desc()).limit(1)
+    row = connection.execute(query).mappings().first()
+    return Deployment(**row) if row else None
+
+
+def newest(connection: Connection, model: ModelKey, version: int | None = None) -> Deployment | None:
+    """The last deployment of a model, or of one of its versions, however it ended."""
+    query = select(table).where(model.of(table)).order_by(table.c.id.desc()).limit(1)
+    if version is not None:
+        query = query.where(table.c.version == version)
+    row = connection.execute(query).mappings().first()
+    return Deployment(**row) if row else None
+
+
+def succeed(connection: Connection, deployment: Deployment) -> bool:
+    """This one serves from now on, and the one before it is replaced; False where it was withdrawn meanwhile."""
+    if take_back(connection, deployment):
+        return False
+    now = now_ms()
+    replaced = deployment.model.of(table) & (table.c.status == "serving") & (table.c.id != deployment.id)
+    connection.execute(update(table).where(replaced).values(status="replaced", updated_at=now))
+    _end(connection, deployment, "serving", "")
+    return True
+
+
+def fail(connection: Connection, deployment: Deployment, reason: str) -> None:
+    """This one never served; what served before it goes on."""
+    _end(connection, deployment, "failed", reason)
+
+
+def withdraw(connection: Connection, model: ModelKey) -> list[Deployment]:
+    """Nothing of a model is to be served any more: whoever follows the withdrawing rows tells the engine."""
+    live = select(table).where(model.of(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
+    found = [Deployment(**row) for row in connection.execute(live).mappings()]
+    for deployment in found:
+        _end(connection, deployment, "withdrawing", "")
+    return found
+
+
+def withdrawing(connection: Connection, model: ModelKey | None = None) -> Sequence[Deployment]:
+    """What the engine is still to be told of, oldest first."""
+    query = select(table).where(table.c.status == "withdrawing").order_by(table.c.id)
+    if model is not None:
+        query = query.where(model.of(table))
+    return [Deployment(**row) for row in connection.execute(query).mappings()]
+
+
+def withdrawn(connection: Connection, deployment: Deployment) -> None:
+    """The engine serves this one no more."""
+    current = of_promotion(connection, deployment.promotion)
+    if current is not None and current.status == "withdrawing":
+        _end(connection, deployment, "withdrawn", "")
+
+
+def take_back(connection: Connection, deployment: Deployment) -> bool:
+    """Whether a deployment was withdrawn while it was being made. The engine may have it all the same: it is told again."""
+    current = of_promotion(connection, deployment.promotion)
+    if current is None or current.status not in LEAVING:
+        return False
+    _end(connection, deployment, "withdrawing", "")
+    return True
+
+
+def _end(connection: Connection, deployment: Deployment, status: str, reason: str) -> None:
+    current = of_promotion(connection, deployment.promotion)
+    if current is not None and current.status == status and current.reason == reason:
+        return
+    values = {"status": status, "reason": reason, "updated_at": now_ms()}
+    connection.execute(update(table).where(table.c.id == deployment.id).values(**values))
+    facts = {"version": deployment.version, "status": status, "reason": reason}
+    emit_model(connection, f"deployment.{status}", deployment.model, facts)

@@ -1,0 +1,48 @@
+"""The stages of a version, and the rules of moving between them (rows O3, O4, O7, Z5).
+
+none, staging, production and archived are the specification's; `canary` is optional between staging and production and
+carries the share of the traffic that it is meant to get, as tags, so that MLflow's clients see them too.
+Pure: what a move does to the tables is `registry`.
+"""
+
+from resources.errors import ErrorCode, HanzoError, conflict, invalid
+from resources.metadata.registry.model_versions import ModelVersion
+
+STAGES = ("none", "staging", "canary", "production", "archived")
+ACTIVE = ("staging", "canary", "production")
+STAGE_TAG = "hanzo.stage"
+TRAFFIC_TAG = "hanzo.traffic_percent"
+CANARY_TRAFFIC = 10
+"""Percent of the traffic, where nobody says more."""
+
+
+def check_stage(stage: str) -> None:
+    if stage not in STAGES:
+        raise invalid(f"stage '{stage}' is unknown: use one of {', '.join(STAGES)}")
+
+
+def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool) -> None:
+    """Whether a version may go to a stage.
+
+    Raises:
+        HanzoError: the version is quarantined (unless an admin forces it) or not exported yet.
+    """
+    if version.status == "quarantined" and stage in ACTIVE:
+        if not force:
+            raise conflict(f"{version.reference} is quarantined: {version.reason}. An admin may promote it with --force")
+        if not is_admin:
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, f"only an admin may force {version.reference}")
+    if stage in ("canary", "production") and version.awaits_export:
+        raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
+
+
+def stage_tags(stage: str, traffic_percent: int | None) -> dict[str, str]:
+    """The tags that say what a stage of MLflow's cannot."""
+    if stage != "canary":
+        if traffic_percent is not None:
+            raise invalid(f"traffic_percent belongs to the stage canary, not to '{stage}'")
+        return {}
+    percent = CANARY_TRAFFIC if traffic_percent is None else traffic_percent
+    if not 1 <= percent <= 99:
+        raise invalid(f"traffic_percent must be from 1 to 99, not {percent}")
+    return {STAGE_TAG: stage, TRAFFIC_TAG: str(percent)}

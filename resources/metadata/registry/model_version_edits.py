@@ -1,0 +1,88 @@
+"""What people change about a version that stands: its description, its tags, and that it is there at all."""
+
+from sqlalchemy import Connection, delete, select, update
+
+from resources.metadata.database import Database
+from resources.metadata.outbox import now_ms
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_version_rules import (
+    MAX_VERSION,
+    checked_description,
+    checked_model_name,
+    checked_tag,
+    no_version,
+)
+from resources.metadata.registry.model_versions import ModelVersion, find_version, read_versions
+from resources.metadata.registry.registered_model_rows import check_not_served, emit_model, lock_registry, repoint, touch
+from resources.metadata.tables import model_aliases as aliases
+from resources.metadata.tables import model_version_tags as version_tags
+from resources.metadata.tables import model_versions as versions
+from resources.metadata.tracking_rules import check_key
+from resources.metadata.transactions import insert_into
+
+
+class ModelVersionEdits:
+    """Edits in a database, each a transaction with its event."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def describe(self, model: ModelKey, number: int, description: str) -> ModelVersion:
+        checked_description(description)
+        with self._database.write() as connection:
+            version = locked(connection, model, number)
+            where = model.of(versions) & (versions.c.version == number)
+            connection.execute(update(versions).where(where).values(description=description, updated_at=now_ms()))
+            emit_model(connection, "model.version_updated", model, facts(version))
+            return locked(connection, model, number)
+
+    def set_tag(self, model: ModelKey, number: int, key: str, value: str) -> None:
+        checked_tag(key, value)
+        with self._database.write() as connection:
+            version = locked(connection, model, number)
+            row = insert_into(connection, version_tags).values(**model.row, version=number, key=key, value=value)
+            keys = ["organization", "name", "version", "key"]
+            connection.execute(row.on_conflict_do_update(index_elements=keys, set_={"value": value}))
+            emit_model(connection, "model.version_tag_set", model, {**facts(version), "key": key})
+
+    def delete_tag(self, model: ModelKey, number: int, key: str) -> None:
+        """A tag that is not there is no error, as in MLflow."""
+        check_key(key, "key", "key")
+        with self._database.write() as connection:
+            version = locked(connection, model, number)
+            tag = model.of(version_tags) & (version_tags.c.version == number) & (version_tags.c.key == key)
+            if connection.execute(delete(version_tags).where(tag)).rowcount:
+                emit_model(connection, "model.version_tag_deleted", model, {**facts(version), "key": key})
+
+    def delete(self, model: ModelKey, number: int) -> None:
+        """Delete a version and the aliases that point at it; its number stays used, and its copies keep its files.
+
+        Raises:
+            HanzoError: it is served, or promoted and about to be.
+        """
+        with self._database.write() as connection:
+            version = locked(connection, model, number)
+            check_not_served(connection, model, number, action="deleted")
+            copied = versions.c.source == f"models:/{model.name}/{number}"
+            own = versions.c.organization == model.organization
+            for copy in read_versions(connection, select(versions).where(own, copied)):
+                repoint(connection, copy, version.source)
+            connection.execute(delete(aliases).where(model.of(aliases), aliases.c.version == number))
+            connection.execute(delete(versions).where(model.of(versions), versions.c.version == number))
+            touch(connection, model)
+            emit_model(connection, "model.version_deleted", model, {**facts(version), "source": version.source})
+
+
+def locked(connection: Connection, model: ModelKey, number: int) -> ModelVersion:
+    """A version of a model that nobody else changes from here on."""
+    lock_registry(connection)
+    checked_model_name(model.name)
+    known = 0 < number <= MAX_VERSION
+    version = find_version(connection, model.of(versions), versions.c.version == number) if known else None
+    if version is None:
+        raise no_version(model.name, number)
+    return version
+
+
+def facts(version: ModelVersion) -> dict[str, int | str | None]:
+    return {"version": version.version, "run_id": version.run_id}

@@ -1,0 +1,303 @@
+"""Where a version's files lie: which sources a client may name, and what they are on this server (rows F8, F11).
+
+A source is checked before a version is made of it. The reference checks its form only and registers `s3://b/x` unseen; here
+
+- `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` (or below the `artifact_location` of the experiment) must hold files, in
+  the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names;
+- a place below the files of the run or logged model that the request names, where its experiment keeps them outside of this
+  server's store (`artifact_locations`), is let through: only clients look there, nothing is ever read or served for it;
+- `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
+  or model;
+- `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
+  names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model;
+- `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's. **A run that this server
+  does not know is let through**: MLflow lets registry and tracking be two servers, so it may be a run of the other one,
+  which nobody here can look into. It is a name and no address, nothing is ever read or served for it, and MLflow's own
+  tests and scripts register such names; refusing them would break clients without protecting anything;
+- everything else is refused: local paths and file: (they would be this server's or the client's disk), http(s) and other
+  hosts (somebody would be made to fetch them), `..`, `#`, `?`, `%`, backslashes and empty parts (CVE-2023-2356,
+  2023-6977, 2024-1483, 2024-3848, 2025-11201, 2026-2614);
+- a prompt has no files: only MLflow's two placeholders will do.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_plus
+
+from sqlalchemy import Connection, select
+
+from recipes.store import BrokenArtifact, Store
+from resources.errors import HanzoError, conflict, invalid
+from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS, is_proxied
+from resources.metadata.artifacts.artifact_owners import FOLDER, files_owner
+from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organization_of_place
+from resources.metadata.registry.model_version_rules import LATEST, no_model, no_version
+from resources.metadata.registry.model_versions import ModelVersion, find_version
+from resources.metadata.tables import experiments, logged_models, runs
+from resources.metadata.tables import model_aliases as aliases
+from resources.metadata.tables import model_versions as versions
+from resources.metadata.tables import registered_models as models
+from resources.metadata.tracking_rules import checked_text, printable
+
+PROMPT_PLACEHOLDERS = ("dummy-source", "prompt-template")
+PROXY = "mlflow-artifacts:/"
+LOGGED_MODEL = re.compile(r"m-[\w\-]+")
+FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", "mlflow-artifacts")
+MAX_SOURCE = 2000
+MAX_DEPTH = 20
+"""Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A source that was checked, with the run and the logged model that it turned out to belong to."""
+
+    source: str
+    run_id: str | None
+    model_id: str | None
+
+
+def check_source(
+    connection: Connection,
+    store: Store,
+    source: str,
+    organization: str,
+    *,
+    run_id: str = "",
+    model_id: str = "",
+    foreign_runs: bool = True,
+) -> Sourced:
+    """What a client's source is on this server. `foreign_runs` lets runs of another tracking server through.
+
+    Raises:
+        HanzoError: 400 where it is malformed, refused, absent, or not of the run or model that the request names.
+    """
+    if len(source) > MAX_SOURCE:
+        raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
+    checked_text(source, "source")
+    if kept_by_clients(connection, source, organization, run_id, model_id):
+        return Sourced(source, run_id or None, model_id or None)
+    scheme, parts = parse(source)
+    if scheme == "models" and not LOGGED_MODEL.fullmatch("/".join(parts)):
+        original = referred(connection, source, parts, organization)
+        if run_id not in ("", original.run_id or "") or model_id not in ("", original.model_id or ""):
+            raise bad_source(source, "The run_id and model_id request parameters must match the referenced model version.")
+        return Sourced(f"models:/{original.name}/{original.version}", original.run_id, original.model_id)
+    if model_id:
+        root = logged_model_root(connection, model_id, organization)
+        if root is None or not within_model(scheme, parts, source, model_id, root.artifact_uri):
+            raise not_contained(source, "model_id")
+        return Sourced(source, run_id or root.source_run_id or None, model_id)
+    if scheme == "models":
+        raise not_contained(source, "model_id")
+    if scheme == "s3":
+        check_stored(connection, store, source, parts, organization)
+        return Sourced(source, run_id or None, None)
+    named = check_run_source(connection, store, source, scheme, parts, organization, run_id, foreign_runs)
+    return Sourced(source, named, None)
+
+
+def named_in(source: str) -> dict[str, str]:
+    """The run or the logged model that a source names itself, where the request has no words for them."""
+    scheme, parts = parse(source)
+    if scheme == "runs":
+        return {"run_id": parts[0]}
+    if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
+        return {"model_id": parts[0]}
+    if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
+        owner = parts.index(FOLDER, 1) - 1
+        return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
+    if scheme == "s3" and parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
+        return {"run_id": parts[2]}
+    return {}
+
+
+def download_uri(connection: Connection, version: ModelVersion) -> str:
+    """The URI at which an MLflow client downloads a version's files through this server."""
+    for _ in range(MAX_DEPTH):
+        scheme, _, rest = version.source.partition(":/")
+        if is_stored(version.source):
+            return f"{PROXY}models/{version.name}/{version.version}"
+        if scheme != "models":
+            return version.source
+        if LOGGED_MODEL.fullmatch(rest):
+            query = select(logged_models.c.artifact_uri).where(logged_models.c.id == rest)
+            return str(connection.execute(query).scalar() or version.source)
+        name, _, number = rest.rpartition("/")
+        original = find_version(
+            connection, ModelKey(version.organization, name).of(versions), versions.c.version == int(number)
+        )
+        if original is None:
+            raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
+        version = original
+    raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
+
+
+def is_stored(uri: str) -> bool:
+    """Whether a URI is one of this server's store, as the asset graph writes them."""
+    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in OURS))
+
+
+def parse(source: str) -> tuple[str, list[str]]:
+    """Scheme and path of a source without a host. Raises for every form that is refused."""
+    scheme, colon, rest = source.partition(":")
+    foreign = rest.startswith("//") and scheme.lower() in HOST_SCHEMES
+    if not colon or scheme.lower() == "file" or not re.fullmatch(r"[A-Za-z][\w+.\-]+", scheme):
+        raise bad_source(
+            source,
+            "To use a local path as a model version source, the run_id request parameter has to be specified and the local "
+            "path has to be contained within the artifact directory of the run specified by the run_id. This server keeps "
+            "no artifacts at local paths: log the model to a run and register runs:/RUN_ID/PATH",
+        )
+    path = rest.removeprefix("//") if scheme.lower() == "s3" else rest.removeprefix("/")
+    parts = path.rstrip("/").split("/")
+    if FORBIDDEN.search(rest) or ".." in fully_unquoted(source).split("/") or any(part in ("", ".", "..") for part in parts):
+        host = f"'source' cannot use the '{scheme}' scheme: it addresses a host other than this server's artifact storage. "
+        raise bad_source(
+            source,
+            f"{host if foreign else ''}If supplying a source as an http, https, local file path, ftp, objectstore, or "
+            "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
+            "provide an absolute path.",
+        )
+    if scheme not in ("runs", "models", "mlflow-artifacts", "s3"):
+        raise bad_source(
+            source, "Use runs:/RUN_ID/PATH, models:/NAME/VERSION, mlflow-artifacts:/... or a place in this server's store"
+        )
+    return scheme, parts
+
+
+def fully_unquoted(text: str) -> str:
+    while (plain := unquote_plus(text)) != text:
+        text = plain
+    return text
+
+
+def referred(connection: Connection, source: str, parts: list[str], organization: str) -> ModelVersion:
+    """The version that `models:/NAME/VERSION`, `/STAGE`, `/latest` or `@ALIAS` means now."""
+    name, at, alias = parts[0].rpartition("@") if len(parts) == 1 else (parts[0], "", "")
+    if len(parts) != (1 if at else 2) or not name:
+        raise not_contained(source, "model_id")
+    model = ModelKey(organization, name)
+    if connection.execute(select(models.c.name).where(model.of(models))).first() is None:
+        raise no_model(name)
+    mine = model.of(versions)
+    if at:
+        pointed = select(aliases.c.version).where(model.of(aliases), aliases.c.alias == alias)
+        found = find_version(connection, mine, versions.c.version.in_(pointed))
+        if found is None:
+            raise invalid(f"Registered model alias {printable(alias)} not found.")
+        return found
+    wanted = parts[1]
+    if re.fullmatch(r"\d{1,9}", wanted, re.ASCII):
+        found = find_version(connection, mine, versions.c.version == int(wanted))
+        if found is None:
+            raise no_version(name, int(wanted))
+        return found
+    stage = [] if wanted.lower() == LATEST else [versions.c.stage == wanted.lower()]
+    found = find_version(connection, mine, *stage)
+    if found is None:
+        raise bad_source(source, f"Model '{printable(name)}' has no version there.")
+    return found
+
+
+@dataclass(frozen=True)
+class LoggedModelRoot:
+    artifact_uri: str
+    source_run_id: str | None
+
+
+def logged_model_root(connection: Connection, model_id: str, organization: str) -> LoggedModelRoot | None:
+    query = (
+        select(logged_models.c.artifact_uri, logged_models.c.source_run_id)
+        .join(experiments, experiments.c.id == logged_models.c.experiment_id)
+        .where(
+            logged_models.c.id == checked_text(model_id, "model_id"),
+            logged_models.c.lifecycle_stage == "active",
+            experiments.c.organization == organization,
+        )
+    )
+    row = connection.execute(query).first()
+    return LoggedModelRoot(row.artifact_uri, row.source_run_id) if row else None
+
+
+def kept_by_clients(connection: Connection, source: str, organization: str, run_id: str, model_id: str) -> bool:
+    """Whether a source is in files of the named run or logged model that are not in this server's store."""
+    if ".." in fully_unquoted(source).split("/"):
+        return False
+    if model_id:
+        root = logged_model_root(connection, model_id, organization)
+        place = root.artifact_uri if root else ""
+    else:
+        query = select(runs.c.artifact_uri).where(runs.c.id == run_id, runs.c.organization == organization)
+        place = connection.execute(query).scalar() or ""
+    return bool(place) and not is_proxied(place) and (source == place or source.startswith(f"{place}/"))
+
+
+def within_model(scheme: str, parts: list[str], source: str, model_id: str, root: str) -> bool:
+    """Whether a source is a logged model, by its id or by a path below its files."""
+    if scheme == "models":
+        return parts == [model_id]
+    return source == root or source.startswith(f"{root}/")
+
+
+def check_run_source(
+    connection: Connection,
+    store: Store,
+    source: str,
+    scheme: str,
+    parts: list[str],
+    organization: str,
+    run_id: str,
+    foreign_runs: bool,
+) -> str:
+    """The run of a source. Raises unless it is the one that the request names and it has files there."""
+    if scheme == "runs":
+        named, path = parts[0], parts[1:]
+        if not path:
+            raise bad_source(source, "Name a path in the run: runs:/RUN_ID/PATH")
+    else:
+        owner = files_owner(connection, "/".join(parts))
+        if owner is None or owner.is_model:
+            raise not_contained(source, "run_id")
+        named, path = owner.id, owner.path.split("/") if owner.path else []
+    if not run_id or named != run_id:
+        raise not_contained(source, "run_id")
+    run = connection.execute(select(runs.c.artifact_uri, runs.c.organization).where(runs.c.id == named)).first()
+    if run is None and scheme == "runs" and foreign_runs:
+        return named
+    if run is None or run.organization != organization:
+        raise not_contained(source, "run_id")
+    if is_proxied(run.artifact_uri) and not holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
+        raise absent(source)
+    return named
+
+
+def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
+    """Raises unless files lie there that the organization may see."""
+    theirs = None
+    if parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
+        theirs = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()
+    elif parts[0] == MODELS_BUCKET:
+        theirs = organization_of_place(parts[1:])
+    if theirs not in (None, organization) or not holds_files(store, source.rstrip("/")):
+        raise absent(source)
+
+
+def holds_files(store: Store, uri: str) -> bool:
+    try:
+        return store.exists(uri)
+    except BrokenArtifact:
+        return False
+
+
+def absent(source: str) -> HanzoError:
+    return bad_source(source, "There is nothing at that place in this server's store: upload it before it is registered.")
+
+
+def not_contained(source: str, parameter: str) -> HanzoError:
+    return bad_source(source, f"The {parameter} request parameter must identify the resource that contains the source.")
+
+
+def bad_source(source: str, detail: str) -> HanzoError:
+    return invalid(f"Invalid model version source: '{printable(source)}'. {detail}")

@@ -1,0 +1,124 @@
+"""A model's versions as records: what one says of itself, and how rows are read with their tags and aliases."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, select, tuple_
+
+from recipes.schema import Artifact
+from resources.errors import conflict
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.tables import model_aliases as aliases
+from resources.metadata.tables import model_version_tags as version_tags
+from resources.metadata.tables import model_versions as versions
+
+NEWEST_FIRST = versions.c.version.desc()
+CHUNK = 500
+"""Versions whose tags are read by one query: each takes three variables, and SQLite has 32,766."""
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One version. `artifacts` maps a format to `{path, size_bytes, checksum, artifact}`."""
+
+    organization: str
+    name: str
+    version: int
+    stage: str
+    status: str
+    reason: str
+    run_id: str | None
+    sole_run_id: str | None
+    model_id: str | None
+    run_link: str
+    architecture: str
+    base_model: str
+    method: str
+    artifacts: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    training_config: Mapping[str, Any]
+    source: str
+    description: str
+    created_at: int
+    created_by: str
+    updated_at: int
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ModelKey:
+        return ModelKey(self.organization, self.name)
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name} version {self.version}"
+
+    @property
+    def servable(self) -> bool:
+        """Whether there is something that the engine can load."""
+        return "gguf" in self.artifacts
+
+    @property
+    def awaits_export(self) -> bool:
+        """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
+        return bool(self.artifacts) and not self.servable
+
+    def artifact(self, format: str) -> Artifact:
+        """The artifact of a format. Raises when the version has none."""
+        if format not in self.artifacts:
+            has = ", ".join(self.artifacts) or "nothing"
+            raise conflict(f"{self.reference} has no {format} yet (it has {has})")
+        return Artifact.model_validate(self.artifacts[format]["artifact"])
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a new version says of itself."""
+
+    run_id: str
+    architecture: str
+    base_model: str
+    method: str
+    metrics: Mapping[str, float]
+    training_config: Mapping[str, Any]
+    source: str
+    created_by: str
+    tags: Mapping[str, str]
+
+
+def described(artifact: Artifact) -> dict[str, Any]:
+    """An artifact in the specification's words, with the pointer beside it."""
+    return {
+        "path": artifact.uri + "/",
+        "size_bytes": artifact.size_bytes,
+        "checksum": f"sha256:{artifact.digest}",
+        "artifact": artifact.model_dump(),
+    }
+
+
+def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersion]:
+    """The versions that a query over their table finds, with their tags and aliases."""
+    rows = connection.execute(query).mappings().all()
+    found: list[ModelVersion] = []
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        keys = [(row["organization"], row["name"], row["version"]) for row in part]
+        tags: dict[tuple[str, str, int], dict[str, str]] = {key: {} for key in keys}
+        named: dict[tuple[str, str, int], list[str]] = {key: [] for key in keys}
+        wanted = tuple_(version_tags.c.organization, version_tags.c.name, version_tags.c.version).in_(keys)
+        for tag in connection.execute(select(version_tags).where(wanted).order_by(version_tags.c.key)):
+            tags[tag.organization, tag.name, tag.version][tag.key] = tag.value
+        pointing = tuple_(aliases.c.organization, aliases.c.name, aliases.c.version).in_(keys)
+        for alias in connection.execute(select(aliases).where(pointing).order_by(aliases.c.alias)):
+            named[alias.organization, alias.name, alias.version].append(alias.alias)
+        found += [
+            ModelVersion(**row, tags=tags[key], aliases=tuple(named[key])) for row, key in zip(part, keys, strict=True)
+        ]
+    return found
+
+
+def find_version(connection: Connection, *conditions: ColumnElement[bool]) -> ModelVersion | None:
+    """The newest version of which all of this holds."""
+    query = select(versions).where(*conditions).order_by(NEWEST_FIRST).limit(1)
+    return next(iter(read_versions(connection, query)), None)

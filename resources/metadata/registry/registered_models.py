@@ -1,0 +1,151 @@
+"""Registered models: the names under which versions are kept, with their tags and aliases.
+
+A name's numbers are given out once, ever: exports and deployments are addressed by them. Deleting or renaming a model
+leaves its last number in an event, and whoever takes the name later goes on counting from there.
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from resources.errors import already_exists
+from resources.metadata.database import Database
+from resources.metadata.outbox import now_ms
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_version_rules import (
+    checked_alias,
+    checked_description,
+    checked_model_name,
+    checked_new_alias,
+    checked_tag,
+    no_version,
+)
+from resources.metadata.registry.model_versions import find_version
+from resources.metadata.registry.registered_model_rows import (
+    RegisteredModel,
+    check_not_served,
+    copies,
+    emit_model,
+    insert_model,
+    last_number,
+    lock_model,
+    lock_registry,
+    model_row,
+    read_models,
+    repoint,
+    touch,
+)
+from resources.metadata.tables import deployments
+from resources.metadata.tables import model_aliases as aliases
+from resources.metadata.tables import model_versions as versions
+from resources.metadata.tables import registered_model_tags as model_tags
+from resources.metadata.tables import registered_models as models
+from resources.metadata.tracking_rules import check_key, printable
+from resources.metadata.transactions import insert_into, reading, writing
+
+
+class RegisteredModels:
+    """Models in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, model: ModelKey, *, description: str = "", tags: Mapping[str, str] | None = None) -> RegisteredModel:
+        checked_model_name(model.name)
+        checked = dict(checked_tag(key, value) for key, value in (tags or {}).items())
+        with writing(self._database, None) as writer:
+            lock_registry(writer)
+            if not insert_model(writer, model, checked_description(description)):
+                raise already_exists(f"Registered Model (name={printable(model.name)}) already exists.")
+            if checked:
+                writer.execute(insert(model_tags), [{**model.row, "key": key, "value": checked[key]} for key in checked])
+            return self.get(model, connection=writer)
+
+    def get(self, model: ModelKey, *, connection: Connection | None = None) -> RegisteredModel:
+        with reading(self._database, connection) as reader:
+            return read_models(reader, model.organization, [model_row(reader, model)])[0]
+
+    def describe(self, model: ModelKey, description: str) -> RegisteredModel:
+        checked_description(description)
+        with writing(self._database, None) as writer:
+            lock_model(writer, model)
+            writer.execute(update(models).where(model.of(models)).values(description=description))
+            touch(writer, model)
+            emit_model(writer, "model.updated", model)
+            return self.get(model, connection=writer)
+
+    def rename(self, model: ModelKey, new_name: str) -> RegisteredModel:
+        """Give a model another name, and everything that says its name with it. Its own name is no other, as in MLflow.
+
+        Raises:
+            HanzoError: the new name is taken; the model is served, and its name is the address that clients call.
+        """
+        checked_model_name(new_name, "new_name")
+        renamed = ModelKey(model.organization, new_name)
+        with writing(self._database, None) as writer:
+            row = lock_model(writer, model)
+            if renamed == model:
+                return self.get(model, connection=writer)
+            if writer.execute(select(models.c.name).where(renamed.of(models))).first():
+                raise already_exists(f"Registered Model (name={printable(new_name)}) already exists.")
+            check_not_served(writer, model, action="renamed")
+            last = max(row["last_version"], last_number(writer, renamed))
+            now = now_ms()
+            values = {"name": new_name, "last_version": last, "last_update_time": now}
+            writer.execute(update(models).where(model.of(models)).values(**values))
+            writer.execute(update(versions).where(renamed.of(versions)).values(updated_at=now))
+            writer.execute(update(deployments).where(model.of(deployments)).values(name=new_name))
+            for copy in copies(writer, model):
+                repoint(writer, copy, copy.source.replace(f"models:/{model.name}/", f"models:/{new_name}/", 1))
+            emit_model(writer, "model.renamed", model, {"new_name": new_name, "last_version": row["last_version"]})
+            return self.get(renamed, connection=writer)
+
+    def delete(self, model: ModelKey) -> None:
+        """Delete a model with its versions. What was copied from them keeps its files. Raises while it is served."""
+        with writing(self._database, None) as writer:
+            row = lock_model(writer, model)
+            check_not_served(writer, model, action="deleted")
+            for copy in copies(writer, model):
+                number = int(copy.source.removeprefix(f"models:/{model.name}/"))
+                original = find_version(writer, model.of(versions), versions.c.version == number)
+                if original is not None:
+                    repoint(writer, copy, original.source)
+            writer.execute(delete(models).where(model.of(models)))
+            emit_model(writer, "model.deleted", model, {"last_version": row["last_version"]})
+
+    def set_tag(self, model: ModelKey, key: str, value: str) -> None:
+        checked_tag(key, value)
+        with writing(self._database, None) as writer:
+            lock_model(writer, model)
+            row = insert_into(writer, model_tags).values(**model.row, key=key, value=value)
+            keys = ["organization", "name", "key"]
+            writer.execute(row.on_conflict_do_update(index_elements=keys, set_={"value": value}))
+            emit_model(writer, "model.tag_set", model, {"key": key})
+
+    def delete_tag(self, model: ModelKey, key: str) -> None:
+        """A tag that is not there is no error, as in MLflow."""
+        check_key(key, "key", "key")
+        with writing(self._database, None) as writer:
+            lock_model(writer, model)
+            if writer.execute(delete(model_tags).where(model.of(model_tags), model_tags.c.key == key)).rowcount:
+                emit_model(writer, "model.tag_deleted", model, {"key": key})
+
+    def set_alias(self, model: ModelKey, alias: str, number: int) -> None:
+        """Point an alias at a version, away from the one that it pointed at."""
+        checked_new_alias(alias)
+        with writing(self._database, None) as writer:
+            lock_model(writer, model)
+            if find_version(writer, model.of(versions), versions.c.version == number) is None:
+                raise no_version(model.name, number)
+            row = insert_into(writer, aliases).values(**model.row, alias=alias, version=number)
+            keys = ["organization", "name", "alias"]
+            writer.execute(row.on_conflict_do_update(index_elements=keys, set_={"version": number}))
+            emit_model(writer, "model.alias_set", model, {"alias": alias, "version": number})
+
+    def delete_alias(self, model: ModelKey, alias: str) -> None:
+        """An alias that is not there is no error, as in MLflow."""
+        checked_alias(alias)
+        with writing(self._database, None) as writer:
+            lock_model(writer, model)
+            if writer.execute(delete(aliases).where(model.of(aliases), aliases.c.alias == alias)).rowcount:
+                emit_model(writer, "model.alias_deleted", model, {"alias": alias})

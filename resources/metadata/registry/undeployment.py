@@ -1,0 +1,30 @@
+"""Taking a model out of service: what is in production is archived, kept for rollback, and the engine is told (row O5)."""
+
+from resources.errors import not_found
+from resources.metadata.database import Database
+from resources.metadata.registry import deployments
+from resources.metadata.registry.deployments import Deployment
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registered_model_rows import lock_model
+from resources.metadata.registry.registry import Registry
+from resources.metadata.tracking_rules import printable
+
+
+def undeploy(database: Database, model: ModelKey, *, user: str) -> list[Deployment]:
+    """End the serving of a model. Returns the deployments that are being withdrawn; asked again meanwhile, the same ones.
+
+    Raises:
+        HanzoError: there is no such model, or nothing of it is in production or served.
+    """
+    registry = Registry(database)
+    with database.write() as connection:
+        lock_model(connection, model)
+        promoted = registry.in_production(model, connection)
+        if promoted is not None:
+            registry.promote(model, promoted.version, "archived", user=user, connection=connection)
+        # What the engine serves may be older than what is in production, or in production no more.
+        deployments.withdraw(connection, model)
+        found = list(deployments.withdrawing(connection, model))
+        if promoted is None and not found:
+            raise not_found(f"nothing of model '{printable(model.name)}' is served: see `hanzo-ml model list`")
+        return found

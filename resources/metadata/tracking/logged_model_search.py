@@ -1,0 +1,173 @@
+"""Finding logged models: filters and orders over models, their params, tags and metrics on datasets, page by page.
+
+Source: `SearchLoggedModels` of MLflow 3.17. Unlike runs, a metric matches where any of its points does, and an order by a
+metric is by the point that was measured last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, exists, or_, select, true
+
+from resources.errors import invalid
+from resources.metadata.database import Database
+from resources.metadata.filters.filter_language import LISTABLE_TEXT, Condition, Grammar
+from resources.metadata.filters.filter_sql import compare, compare_keyed
+from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
+from resources.metadata.tables import (
+    experiments,
+    logged_model_metrics,
+    logged_model_params,
+    logged_model_tags,
+    logged_models,
+)
+from resources.metadata.tracking.logged_model_states import LoggedModel, ModelDetails
+from resources.metadata.tracking.logged_models import load_details
+from resources.metadata.tracking.logged_runs import CHUNK
+from resources.metadata.tracking_rules import MAX_KEY, checked_text, printable
+from resources.metadata.transactions import reading
+
+MAX_ORDERS = 20
+_NUMBERS = {
+    **dict.fromkeys(("creation_time", "creation_timestamp", "creation_timestamp_ms"), "created_at"),
+    **dict.fromkeys(("last_updated_timestamp", "last_updated_timestamp_ms"), "updated_at"),
+}
+_TEXTS = {
+    "model_id": "id",
+    "artifact_location": "artifact_uri",
+    **{name: name for name in ("name", "status", "status_message", "model_type", "source_run_id", "lifecycle_stage")},
+}
+
+LOGGED_MODEL_GRAMMAR = Grammar(
+    numbers=_NUMBERS,
+    texts=_TEXTS,
+    entities={"attributes": "attribute", "metrics": "metric", "params": "param", "tags": "tag"},
+    orders={**_NUMBERS, **_TEXTS},
+    keyed_operators=LISTABLE_TEXT,
+    malformed="Invalid filter string",
+    bad_comparator="Invalid comparison operator",
+)
+_metrics = logged_model_metrics.c
+KEYED = {"param": logged_model_params, "tag": logged_model_tags}
+
+
+@dataclass(frozen=True)
+class MeasuredOn:
+    """A dataset that metrics were measured on: every one of that name, or of that digest, where the other is empty."""
+
+    name: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class ModelOrder:
+    """An attribute, or `metrics.KEY` on whatever dataset unless one is named."""
+
+    field: str
+    ascending: bool = True
+    on: MeasuredOn | None = None
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    models: list[ModelDetails]
+    next_page_token: str | None
+
+
+class LoggedModelSearch:
+    """Reads logged models in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def search(
+        self,
+        experiment_ids: Sequence[int],
+        *,
+        conditions: Sequence[Condition] = (),
+        datasets: Sequence[MeasuredOn] = (),
+        orders: Sequence[ModelOrder] = (),
+        limit: int = 50,
+        page_token: str | None = None,
+        organization: str | None = None,
+        connection: Connection | None = None,
+    ) -> ModelPage:
+        """Models of these experiments that are not deleted, the newest first unless `orders` say otherwise."""
+        query = select(logged_models).where(
+            logged_models.c.experiment_id.in_(experiment_ids), logged_models.c.lifecycle_stage != "deleted"
+        )
+        if organization is not None:
+            query = query.join(experiments).where(experiments.c.organization == organization)
+        keyset = Keyset(_keys(orders), scope=(list(experiment_ids), list(conditions), list(datasets), list(orders)))
+        with reading(self._database, connection) as reader:
+            for condition in conditions:
+                query = query.where(_where(condition, datasets, reader.dialect.name))
+            if datasets and not any(condition.entity == "metric" for condition in conditions):
+                query = query.where(exists().where(_of_model(logged_model_metrics), _measured(datasets)))
+            rows = reader.execute(keyset.page(query, limit, page_token)).all()
+            found = [LoggedModel(*row[: len(logged_models.c)]) for row in rows[:limit]]
+            chunks = [found[start : start + CHUNK] for start in range(0, len(found), CHUNK)]
+            details = [model for chunk in chunks for model in load_details(reader, chunk)]
+        return ModelPage(details, keyset.next_token(rows, limit))
+
+
+def _where(condition: Condition, datasets: Sequence[MeasuredOn], dialect: str) -> ColumnElement[bool]:
+    if condition.entity == "attribute":
+        return compare(logged_models.c[condition.key], condition.operator, condition.value, dialect)
+    if condition.entity == "metric":
+        owner = _of_model(logged_model_metrics) & _measured(datasets)
+        return compare_keyed(logged_model_metrics, owner, condition, dialect)
+    table = KEYED[condition.entity]
+    return compare_keyed(table, _of_model(table), condition, dialect)
+
+
+def _of_model(table: FromClause) -> ColumnElement[bool]:
+    owned: ColumnElement[bool] = table.c.model_id == logged_models.c.id
+    return owned
+
+
+def _measured(datasets: Sequence[MeasuredOn]) -> ColumnElement[bool]:
+    """Whether a metric was measured on one of these datasets; any dataset, and none, where none is given."""
+    if not datasets:
+        return true()
+    return or_(
+        *(
+            and_(
+                _metrics.dataset_name == dataset.name if dataset.name else true(),
+                _metrics.dataset_digest == dataset.digest if dataset.digest else true(),
+            )
+            for dataset in datasets
+        )
+    )
+
+
+def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
+    if len(orders) > MAX_ORDERS:
+        raise invalid(f"order_by can contain at most {MAX_ORDERS} fields")
+    keys: list[SortKey] = []
+    for order in orders:
+        entity, dot, metric = order.field.partition(".")
+        if not dot:
+            keys += absent_last(_column(order.field), order.ascending, int if order.field in _NUMBERS else str)
+            continue
+        if entity != "metrics" or len(metric) > MAX_KEY:
+            raise invalid(f"Invalid order by field name: {printable(order.field)}. Only metrics are supported.")
+        key = checked_text(metric.strip("`"), "order_by")
+        value, is_nan = (_newest(column, key, order.on) for column in (_metrics.value, _metrics.is_nan))
+        keys += absent_last(value, order.ascending, float, is_nan)
+    return [*keys, SortKey(logged_models.c.created_at, False, int), SortKey(logged_models.c.id, True, str)]
+
+
+def _column(field: str) -> ColumnElement[Any]:
+    name = LOGGED_MODEL_GRAMMAR.orders.get(field)
+    if name is None:
+        raise invalid(f"Invalid order by field name: {printable(field)}")
+    return logged_models.c[name]
+
+
+def _newest(column: ColumnElement[Any], key: str, on: MeasuredOn | None) -> ColumnElement[Any]:
+    """A column of a model's point of one metric that was measured last: found by primary key, model by model."""
+    query = select(column).where(_of_model(logged_model_metrics), _metrics.key == key, _measured([on] if on else []))
+    newest = query.order_by(_metrics.timestamp.desc(), _metrics.step.desc(), _metrics.run_id, _metrics.value).limit(1)
+    return newest.correlate(logged_models).scalar_subquery()

@@ -1,0 +1,99 @@
+"""What a run logs besides metrics: params, which never change, tags, which do, and batches of all three."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, delete, select, update
+
+from resources.errors import not_found
+from resources.metadata.database import Database
+from resources.metadata.tables import params, run_tags, runs
+from resources.metadata.tracking.logged_model_points import write_model_points
+from resources.metadata.tracking.run_revisions import revise
+from resources.metadata.tracking_rules import MetricPoint, checked_text
+from resources.metadata.transactions import insert_into, reading, writing
+from resources.metadata.writes.run_groups import write_group
+from resources.metadata.writes.run_writes import (
+    MAX_PARAMS,
+    NAME_TAG,
+    RunWrite,
+    check_run_active,
+    no_run,
+    run_write,
+)
+
+__all__ = ["MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_tags"]
+
+
+class RunData:
+    """Params, tags and metric batches in a database. Every method joins the transaction of `connection` where given."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def log_batch(
+        self,
+        run_id: str,
+        metrics: Sequence[MetricPoint] = (),
+        params: Sequence[tuple[str, str]] = (),
+        tags: Sequence[tuple[str, str]] = (),
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """All of it or nothing. Sending the same batch again changes nothing."""
+        self._write(run_write(run_id, metrics, params, tags), connection)
+
+    def log_param(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
+        self._write(run_write(run_id, params=[(key, value)], batch=False), connection)
+
+    def log_metric(self, run_id: str, point: MetricPoint, *, connection: Connection | None = None) -> None:
+        self._write(run_write(run_id, [point], batch=False), connection)
+
+    def set_tag(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
+        self._write(run_write(run_id, tags=[(key, value)], batch=False), connection)
+
+    def delete_tag(self, run_id: str, key: str, *, connection: Connection | None = None) -> None:
+        with writing(self._database, connection) as writer:
+            require_active(writer, run_id)
+            revise(writer, run_id)
+            tag = (run_tags.c.run_id == run_id) & (run_tags.c.key == checked_text(key, "key"))
+            if writer.execute(delete(run_tags).where(tag)).rowcount == 0:
+                raise not_found(f"No tag with name: {key} in run with id {run_id}")
+
+    def params(self, run_id: str, *, connection: Connection | None = None) -> dict[str, str]:
+        query = select(params.c.key, params.c.value).where(params.c.run_id == run_id).order_by(params.c.key)
+        with reading(self._database, connection) as reader:
+            return {row.key: row.value for row in reader.execute(query)}
+
+    def tags(self, run_id: str, *, connection: Connection | None = None) -> dict[str, str]:
+        query = select(run_tags.c.key, run_tags.c.value).where(run_tags.c.run_id == run_id).order_by(run_tags.c.key)
+        with reading(self._database, connection) as reader:
+            return {row.key: row.value for row in reader.execute(query)}
+
+    def _write(self, write: RunWrite, connection: Connection | None) -> None:
+        with writing(self._database, connection) as writer:
+            [refusal] = write_group(writer.connection, writer.dialect, [write])
+            if refusal is not None:
+                raise refusal
+            write_model_points(writer, write.run_id, write.metrics)
+
+
+def require_active(writer: Connection, run_id: str) -> None:
+    """The run exists and is not deleted. Its row is locked, so that it stays so until the commit."""
+    query = select(runs.c.lifecycle_stage).where(runs.c.id == checked_text(run_id, "run_id"))
+    query = query.with_for_update(key_share=True)
+    stage = writer.execute(query).scalar()
+    if stage is None:
+        raise no_run(run_id)
+    check_run_active(run_id, stage)
+
+
+def write_tags(writer: Connection, run_id: str, new: Mapping[str, str]) -> None:
+    """Set tags in the order of their keys, so that two writers cannot wait for each other; the name tag renames."""
+    if not new:
+        return
+    revise(writer, run_id)
+    statement = insert_into(writer, run_tags)
+    upsert = statement.on_conflict_do_update(index_elements=["run_id", "key"], set_={"value": statement.excluded.value})
+    writer.execute(upsert, [{"run_id": run_id, "key": key, "value": new[key]} for key in sorted(new)])
+    if new.get(NAME_TAG):
+        writer.execute(update(runs).where(runs.c.id == run_id).values(name=new[NAME_TAG][:500]))

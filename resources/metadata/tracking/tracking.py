@@ -1,0 +1,46 @@
+"""Tracking as one object: experiments, runs, what runs log, logged models, and how they are found, over one database."""
+
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection
+
+from resources.metadata.database import Database
+from resources.metadata.tracking.experiment_search import ExperimentSearch
+from resources.metadata.tracking.experiments import Experiments
+from resources.metadata.tracking.inputs import Inputs
+from resources.metadata.tracking.logged_model_search import LoggedModelSearch
+from resources.metadata.tracking.logged_models import LoggedModels
+from resources.metadata.tracking.metric_sampling import MetricSampling
+from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.model_history import ModelHistory
+from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking.run_revisions import Renderings
+from resources.metadata.tracking.run_search import RunSearch
+from resources.metadata.tracking.runs import Runs
+
+
+class Tracking:
+    """The parts of tracking. Every method of theirs takes a `connection` to take part in the caller's transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.experiments = Experiments(database)
+        self.experiment_search = ExperimentSearch(database)
+        self.runs = Runs(database)
+        self.run_data = RunData(database)
+        self.run_search = RunSearch(database)
+        self.renderings = Renderings()
+        self.metrics = Metrics(database)
+        self.metric_sampling = MetricSampling(database)
+        self.inputs = Inputs(database)
+        self.logged_models = LoggedModels(database)
+        self.model_history = ModelHistory(database)
+        self.logged_model_search = LoggedModelSearch(database)
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """As `write`, for what only reads: to begin and end a transaction costs more than to read a run in it."""
+        return self._database.read()
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """A transaction over several of the parts."""
+        return self._database.write()

@@ -1,0 +1,59 @@
+"""Where files are: URIs below a place as MLflow's `append_to_uri_path` makes them, and which places are refused."""
+
+import pytest
+
+from resources.errors import HanzoError
+from resources.metadata.artifacts.artifact_locations import checked_location, in_folder, is_proxied, model_files, run_files
+
+
+@pytest.mark.parametrize(
+    ("location", "files"),
+    [
+        ("mlflow-artifacts:/3", "mlflow-artifacts:/3/RUN/artifacts"),
+        ("mlflow-artifacts:/team/a/", "mlflow-artifacts:/team/a/RUN/artifacts"),
+        ("mlflow-artifacts:/", "mlflow-artifacts:/RUN/artifacts"),
+        ("mlflow-artifacts:", "mlflow-artifacts:/RUN/artifacts"),
+        ("s3://bucket/a", "s3://bucket/a/RUN/artifacts"),
+        ("s3://bucket/a/?versionId=1", "s3://bucket/a/RUN/artifacts?versionId=1"),
+        ("gs://bucket", "gs://bucket/RUN/artifacts"),
+        ("file:/tmp/x", "file:///tmp/x/RUN/artifacts"),
+        ("/tmp/x/", "/tmp/x/RUN/artifacts"),
+        ("dbfs:/x", "dbfs:/x/RUN/artifacts"),
+        ("wasbs://c@a.example/x", "wasbs://c@a.example/x/RUN/artifacts"),
+    ],
+)
+def test_the_files_of_a_run(location: str, files: str) -> None:
+    assert run_files(location, "RUN") == files
+    assert model_files(location, "m-1") == files.replace("RUN", "models/m-1")
+    assert is_proxied(files) is location.startswith("mlflow-artifacts:")
+
+
+@pytest.mark.parametrize("location", ["", "s3://bucket/a", "s3://hanzo-ml-checkpoints/a", "/tmp/x", "mlflow-artifacts:/7a"])
+def test_a_place_is_kept_as_it_was_named(location: str) -> None:
+    assert checked_location(location) == location
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "a/b",
+        "mlflow-artifacts:/7",
+        "mlflow-artifacts:/models/x",
+        "mlflow-artifacts:/a//b",
+        "mlflow-artifacts:/a?b",
+        "mlflow-artifacts:/%61",
+        "mlflow-artifacts://host",
+        "ftp://h/x",
+        "s3://hanzo-ml",
+        "s3://b/x?%2e%2e",
+        "s3://b\x00",
+    ],
+)
+def test_what_is_no_clients_to_choose_is_refused(location: str) -> None:
+    with pytest.raises(HanzoError):
+        checked_location(location)
+
+
+def test_a_relative_path_is_one_of_a_folder() -> None:
+    assert in_folder("a/b", "/srv") == "/srv/a/b"
+    assert [in_folder(location, "/srv") for location in ("", "/a", "s3://b")] == ["", "/a", "s3://b"]

@@ -1,0 +1,266 @@
+"""Deployments: one for each promotion, one serving for each name, and after a failure the registry says what is served."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.deployment import deploy, withdrawn_meanwhile
+from resources.errors import ErrorCode
+from resources.metadata.database import Database
+from resources.metadata.outbox import read_after
+from resources.metadata.registry import deployments
+from resources.metadata.registry.deployments import Deployment
+from resources.metadata.registry.model_version_edits import ModelVersionEdits
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.undeployment import undeploy
+from tests.api.server_process import free_port
+from tests.resources.metadata.registry.test_registry import House, model, refused
+
+
+def begin(database: Database, version: int, promotion: int, name: str = "m") -> Deployment:
+    with database.write() as connection:
+        return deployments.begin(
+            connection, model(name), version=version, promotion=promotion, url="http://engine", sha256="0" * 64
+        )
+
+
+def end(database: Database, deployment: Deployment, reason: str = "") -> None:
+    with database.write() as connection:
+        if reason:
+            deployments.fail(connection, deployment, reason)
+        else:
+            deployments.succeed(connection, deployment)
+
+
+def serving(database: Database, name: str = "m") -> int | None:
+    with database.read() as connection:
+        found = deployments.serving(connection, model(name))
+    return found.version if found else None
+
+
+def state(database: Database, promotion: int) -> tuple[str, str]:
+    with database.read() as connection:
+        found = deployments.of_promotion(connection, promotion)
+    assert found is not None
+    return found.status, found.reason
+
+
+def types(database: Database) -> list[str]:
+    with database.read() as connection:
+        return [event.type for event in read_after(connection, 0)]
+
+
+def test_nothing_is_served_before_a_deployment_succeeded(database: Database) -> None:
+    assert serving(database) is None
+    deployment = begin(database, 1, 10)
+    assert deployment.status == "deploying" and serving(database) is None
+    end(database, deployment)
+    assert serving(database) == 1
+
+
+def test_a_promotion_is_deployed_once_however_often_it_is_seen(database: Database) -> None:
+    assert begin(database, 1, 10) == begin(database, 1, 10)
+    assert types(database) == ["deployment.started"]
+
+
+def test_the_next_one_replaces_the_one_before_of_the_same_name_only(database: Database) -> None:
+    for name in ("m", "other"):
+        end(database, begin(database, 1, 10 if name == "m" else 11, name))
+    end(database, begin(database, 2, 12))
+    assert (serving(database), serving(database, "other")) == (2, 1)
+    assert state(database, 10) == ("replaced", "")
+
+
+def test_a_failure_says_why_and_leaves_what_serves(database: Database) -> None:
+    end(database, begin(database, 1, 10))
+    end(database, begin(database, 2, 11), "no answer to the smoke prompt")
+    assert serving(database) == 1
+    assert state(database, 11) == ("failed", "no answer to the smoke prompt")
+    with database.read() as connection:
+        event = read_after(connection, 0, ["deployment.failed"])[0]
+        newest, of_first = deployments.newest(connection, model()), deployments.newest(connection, model(), 1)
+    assert {"name": "m", "version": 2, "reason": "no answer to the smoke prompt"}.items() <= event.payload.items()
+    assert newest is not None and newest.version == 2
+    assert of_first is not None and of_first.status == "serving"
+
+
+def test_ending_twice_writes_one_event(database: Database) -> None:
+    deployment = begin(database, 1, 10)
+    end(database, deployment)
+    end(database, deployment)
+    assert types(database) == ["deployment.started", "deployment.serving"]
+
+
+def test_an_older_version_can_be_served_again(database: Database) -> None:
+    for promotion, version in enumerate((1, 2, 1), start=10):
+        end(database, begin(database, version, promotion))
+    assert serving(database) == 1
+    assert [state(database, promotion)[0] for promotion in (10, 11, 12)] == ["replaced", "replaced", "serving"]
+
+
+def test_a_rolled_back_deployment_has_no_event(database: Database) -> None:
+    with pytest.raises(RuntimeError), database.write() as connection:
+        deployments.begin(connection, model(), version=1, promotion=1, url="u", sha256="0" * 64)
+        raise RuntimeError
+    assert types(database) == []
+
+
+MODEL = ModelDefinition(name="m", dataset="d", recipe="r", deployment=DeploymentTarget(smoke_prompts=("Hello?",)))
+
+
+class Deploying:
+    """The real control plane, registry and store, with an engine that nobody started."""
+
+    def __init__(self, folder: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HANZO_ML_HOME", str(folder))
+        monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(free_port()))
+        monkeypatch.setenv("HANZO_ML_DATABASE_URL", database.url)
+        self.house = House(database)
+        self.plane = ControlPlane()
+        self.folder = folder
+
+    def register(self, run: str) -> int:
+        number = self.house.register(run, exported=False).version
+        export = self.folder / f"export-{number}"
+        export.mkdir()
+        (export / "model.gguf").write_bytes(b"GGUF" + bytes([number]))
+        made = self.plane.store.publish(export, f"s3://hanzo-models/m/v{number}/gguf-q8_0", "gguf")
+        with self.house.database.write() as connection:
+            version = self.house.registry.get(model(), number, connection)
+            self.house.registry.add_artifacts(connection, version, {"gguf": made})
+        return number
+
+    def promote(self, number: int) -> Any:
+        self.house.promote(number)
+        return self.house.events("model.promoted")[-1]
+
+    def deploy(self, number: int, promotion: Any) -> None:
+        deploy(MODEL, self.house.registry.read(model(), number), promotion, self.plane)
+
+
+@pytest.fixture
+def deploying(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Deploying:
+    return Deploying(tmp_path, database, monkeypatch)
+
+
+def serve(deploying: Deploying, number: int) -> None:
+    """Version `number` serves: its deployment succeeded."""
+    promotion = deploying.promote(number)
+    end(deploying.house.database, begin(deploying.house.database, number, promotion.seq))
+
+
+def test_a_deployment_that_fails_leaves_the_registry_at_what_is_served(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    promotion = deploying.promote(2)
+    with pytest.raises(dg.Failure, match="m version 2 is not deployed"):
+        deploying.deploy(2, promotion)
+    assert serving(deploying.house.database) == 1
+    assert deploying.house.stages() == {1: "production", 2: "staging"}
+    status, reason = state(deploying.house.database, promotion.seq)
+    assert status == "failed" and reason
+
+
+def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_file(deploying: Deploying) -> None:
+    deploying.register("r1")
+    path = deploying.plane.store.local_path("s3://hanzo-models/m/v1/gguf-q8_0/model.gguf")
+    assert path is not None
+    path.write_bytes(b"GGUF\xff")
+    promotion = deploying.promote(1)
+    with pytest.raises(dg.Failure):
+        deploying.deploy(1, promotion)
+    assert "model.gguf has SHA-256" in state(deploying.house.database, promotion.seq)[1]
+    assert deploying.house.stages() == {1: "staging"}
+
+
+def test_after_two_promotions_that_both_fail_the_registry_is_at_what_is_served(deploying: Deploying) -> None:
+    """The second promotion came before the first was deployed: what it replaced in the registry never served."""
+    for run in ("r1", "r2", "r3"):
+        deploying.register(run)
+    serve(deploying, 1)
+    second, third = deploying.promote(2), deploying.promote(3)
+    for number, promotion in ((2, second), (3, third)):
+        with pytest.raises(dg.Failure):
+            deploying.deploy(number, promotion)
+    assert serving(deploying.house.database) == 1
+    assert deploying.house.stages()[1] == "production"
+
+
+@pytest.mark.parametrize("stage", ["archived", "staging", "none"])
+def test_a_version_that_leaves_production_without_a_successor_is_withdrawn(deploying: Deploying, stage: str) -> None:
+    deploying.register("r1")
+    serve(deploying, 1)
+    promotion = deploying.house.events("model.promoted")[-1].seq
+    deploying.house.promote(1, stage)
+    assert state(deploying.house.database, promotion) == ("withdrawing", "")
+    assert serving(deploying.house.database) is None
+    assert [event.payload["version"] for event in deploying.house.events("deployment.withdrawing")] == [1]
+
+
+def test_a_version_that_is_replaced_is_served_until_its_successor_is(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    deploying.promote(2)
+    assert serving(deploying.house.database) == 1
+
+
+def test_undeployed_is_archived_then_withdrawn_and_only_then_deleted(deploying: Deploying) -> None:
+    database = deploying.house.database
+    deploying.register("r1")
+    assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
+    serve(deploying, 1)
+    first = undeploy(database, model(), user="ann")
+    assert [deployment.status for deployment in first] == ["withdrawing"]
+    assert undeploy(database, model(), user="ann") == first, "who died before the answer asks again"
+    assert deploying.house.stages() == {1: "archived"}
+    edits, models = ModelVersionEdits(database), RegisteredModels(database)
+    assert refused(edits.delete, model(), 1).code is ErrorCode.RESOURCE_CONFLICT
+    with database.write() as connection:
+        for deployment in first:
+            deployments.withdrawn(connection, deployment)
+    assert refused(undeploy, database, model(), user="ann").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
+    assert models.rename(model(), "n").name == "n"
+    models.delete(model("n"))
+    assert [event.payload["organization"] for event in deploying.house.events("deployment.withdrawn")] == ["default"]
+
+
+def test_what_is_in_production_but_not_served_yet_is_withdrawn_with_what_is_served(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    begin(deploying.house.database, 2, deploying.promote(2).seq)
+    left = undeploy(deploying.house.database, model(), user="ann")
+    assert [(deployment.version, deployment.status) for deployment in left] == [(1, "withdrawing"), (2, "withdrawing")]
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before the engine was told", "after it"])
+def test_a_deployment_that_ends_after_it_was_withdrawn_is_taken_back(deploying: Deploying, seen: bool) -> None:
+    """The engine may have loaded it after it was asked to let go: it is asked again."""
+    database = deploying.house.database
+    deploying.register("r1")
+    promotion = deploying.promote(1)
+    row = begin(database, 1, promotion.seq)
+    undeploy(database, model(), user="ann")
+    with database.write() as connection:
+        if seen:
+            deployments.withdrawn(connection, row)
+        assert not deployments.succeed(connection, row)
+    assert state(database, promotion.seq) == ("withdrawing", "") and serving(database) is None
+
+
+def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_served(deploying: Deploying) -> None:
+    database = deploying.house.database
+    deploying.register("r1")
+    promotion = deploying.promote(1)
+    row = begin(database, 1, promotion.seq)
+    undeploy(database, model(), user="ann")
+    with database.write() as connection:
+        deployments.withdrawn(connection, row)
+    withdrawn_meanwhile(promotion, deploying.plane)
+    assert state(database, promotion.seq) == ("withdrawing", "")

@@ -1,0 +1,281 @@
+"""The registry: versions without gaps, one in production at most, no way past the gate, and the truth after a rollback."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.schema import Artifact
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.outbox import Event, read_after
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import ModelVersion, Registration, Registry
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def artifact(kind: str, number: int = 0) -> Artifact:
+    return Artifact(kind=kind, uri=f"s3://hanzo-models/m/v{number}/{kind}", digest=f"{number:064x}", size_bytes=5)
+
+
+def registration(run_id: str) -> Registration:
+    texts: dict[str, Any] = {field.name: "x" for field in dataclasses.fields(Registration)}
+    return Registration(**{**texts, "run_id": run_id, "metrics": {"loss": 1.0}, "training_config": {}, "tags": {}})
+
+
+def model(name: str = "m", organization: str = "default") -> ModelKey:
+    return ModelKey(organization, name)
+
+
+class House:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.registry = Registry(self.database)
+
+    def register(self, run: str, name: str = "m", *, exported: bool = True, **more: Any) -> ModelVersion:
+        with self.database.write() as connection:
+            adapter = {"adapter": artifact("adapter")}
+            version = self.registry.register(connection, model(name), registration(run), adapter, **more)
+            if exported:
+                self.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", version.version)})
+            return self.registry.get(model(name), version.version, connection)
+
+    def promote(self, number: int, stage: str = "production", **more: Any) -> ModelVersion:
+        return self.registry.promote(model("m"), number, stage, user="ann", **more)
+
+    def stages(self) -> dict[int, str]:
+        return {version.version: version.stage for version in self.registry.versions(model("m"))}
+
+    def events(self, type: str) -> list[Event]:
+        with self.database.read() as connection:
+            return read_after(connection, 0, [type], limit=1000)
+
+    def restore(self, number: int, previous: int | None, reason: str = "it answered nonsense") -> None:
+        with self.database.write() as connection:
+            version = self.registry.get(model("m"), number, connection)
+            self.registry.restore(connection, version, previous, reason)
+
+
+@pytest.fixture
+def house(database: Database) -> House:
+    return House(database)
+
+
+def refused(call: Any, *arguments: Any, **more: Any) -> HanzoError:
+    with pytest.raises(HanzoError) as caught:
+        call(*arguments, **more)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_versions_are_numbered_from_one_without_gaps_for_each_name(house: House) -> None:
+    numbers = [house.register(f"r{n}").version for n in range(3)]
+    assert numbers == [1, 2, 3]
+    assert house.register("r0", name="other").version == 1
+    assert [version.version for version in house.registry.versions(model("m"))] == [3, 2, 1]
+
+
+def test_a_registration_that_is_rolled_back_leaves_no_gap(house: House) -> None:
+    house.register("r1")
+    with pytest.raises(RuntimeError), house.database.write() as connection:
+        house.registry.register(connection, model("m"), registration("lost"), {})
+        raise RuntimeError
+    assert house.register("r2").version == 2
+    assert len(house.events("model.registered")) == 2
+
+
+def test_a_run_has_one_version_however_often_it_is_registered(house: House) -> None:
+    first = house.register("r1", exported=False)
+    assert house.register("r1", exported=False, quarantine="changed my mind") == first
+    assert len(house.events("model.registered")) == 1
+
+
+def test_a_version_is_in_staging_with_the_checksum_of_what_it_points_to(house: House) -> None:
+    version = house.register("r1", exported=False)
+    assert (version.stage, version.status) == ("staging", "pending")
+    assert version.artifacts["adapter"]["checksum"] == "sha256:" + artifact("adapter").digest
+    assert version.artifacts["adapter"]["path"] == artifact("adapter").uri + "/"
+    assert version.artifact("adapter") == artifact("adapter")
+    assert "has no gguf yet (it has adapter)" in refused(version.artifact, "gguf").message
+
+
+def test_an_export_makes_a_version_ready_once(house: House) -> None:
+    version = house.register("r1")
+    assert version.status == "ready"
+    with house.database.write() as connection:
+        house.registry.add_artifacts(connection, version, {"gguf": artifact("gguf", 1)})
+    assert len(house.events("model.exported")) == 1
+
+
+def test_what_was_not_exported_is_not_promoted(house: House) -> None:
+    house.register("r1", exported=False)
+    assert refused(house.promote, 1).code is ErrorCode.RESOURCE_CONFLICT
+    assert house.stages() == {1: "staging"}
+
+
+def test_promoting_archives_the_version_that_was_there_and_says_so(house: House) -> None:
+    for run in ("r1", "r2"):
+        house.register(run)
+    house.promote(1)
+    house.promote(2)
+    assert house.stages() == {1: "archived", 2: "production"}
+    first, second = house.events("model.promoted")
+    assert {"name": "m", "version": 1, "stage": "production", "replaced": None}.items() <= first.payload.items()
+    assert {"name": "m", "version": 2, "stage": "production", "replaced": 1}.items() <= second.payload.items()
+    assert "timestamp" in second.payload
+
+
+def test_promoting_what_is_there_already_is_no_second_event(house: House) -> None:
+    house.register("r1")
+    house.promote(1)
+    house.promote(1)
+    assert len(house.events("model.promoted")) == 1
+
+
+def test_an_archived_version_can_come_back(house: House) -> None:
+    for run in ("r1", "r2"):
+        house.register(run)
+    for number in (1, 2, 1):
+        house.promote(number)
+    assert house.stages() == {1: "production", 2: "archived"}
+
+
+def test_another_model_s_production_is_not_touched(house: House) -> None:
+    house.register("r1")
+    house.register("r1", name="other")
+    house.promote(1)
+    house.registry.promote(model("other"), 1, "production", user="ann")
+    assert house.stages() == {1: "production"}
+
+
+@pytest.mark.parametrize("stage", ["staging", "production"])
+def test_a_quarantined_version_needs_force_and_an_admin(house: House, stage: str) -> None:
+    version = house.register("r1", quarantine="perplexity 900 is worse")
+    assert (version.stage, version.status, version.reason) == ("none", "quarantined", "perplexity 900 is worse")
+    for more in ({}, {"is_admin": True}):
+        error = refused(house.promote, 1, stage, **more)
+        assert error.code is ErrorCode.RESOURCE_CONFLICT and "perplexity 900 is worse" in error.message
+    assert refused(house.promote, 1, stage, force=True).code is ErrorCode.PERMISSION_DENIED
+    assert house.stages() == {1: "none"} and house.events("model.promoted") == []
+    assert house.promote(1, stage, force=True, is_admin=True).stage == stage
+    assert house.events("model.promoted")[0].payload["forced"] is True
+
+
+@pytest.mark.parametrize("detour", ["archived", "none"])
+def test_a_detour_does_not_lead_out_of_quarantine(house: House, detour: str) -> None:
+    house.register("r1", quarantine="worse")
+    house.promote(1, detour)
+    assert refused(house.promote, 1).code is ErrorCode.RESOURCE_CONFLICT
+
+
+def test_an_export_does_not_lead_out_of_quarantine(house: House) -> None:
+    assert house.register("r1", quarantine="worse").status == "quarantined"
+
+
+def test_a_rejected_version_is_not_what_the_next_one_is_compared_with(house: House) -> None:
+    house.register("r1")
+    house.register("r2", quarantine="worse")
+    house.promote(2, force=True, is_admin=True)
+    with house.database.read() as connection:
+        accepted = house.registry.last_accepted(model("m"), connection)
+    assert accepted is not None and accepted.version == 1
+
+
+@pytest.mark.parametrize(("number", "stage"), [(9, "production"), (1, "prod"), (1, "")])
+def test_an_unknown_version_or_stage_is_refused_and_nothing_moves(house: House, number: int, stage: str) -> None:
+    house.register("r1")
+    refused(house.promote, number, stage)
+    assert house.stages() == {1: "staging"}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b"])
+def test_a_name_that_cannot_be_addressed_is_refused(house: House, name: str) -> None:
+    refused(house.register, "r1", name=name)
+
+
+def test_a_failed_deployment_puts_the_version_before_back(house: House) -> None:
+    for run in ("r1", "r2"):
+        house.register(run)
+    house.promote(1)
+    house.promote(2)
+    house.restore(2, 1)
+    assert house.stages() == {1: "production", 2: "staging"}
+    (event,) = house.events("model.restored")
+    assert {"version": 2, "restored": 1, "reason": "it answered nonsense"}.items() <= event.payload.items()
+    assert len(house.events("model.promoted")) == 2  # nobody deploys again what serves already
+
+
+def test_a_first_deployment_that_failed_leaves_nothing_in_production(house: House) -> None:
+    house.register("r1")
+    house.promote(1)
+    house.restore(1, None)
+    assert house.stages() == {1: "staging"}
+
+
+def test_a_forced_version_that_failed_is_not_in_staging(house: House) -> None:
+    house.register("r1", quarantine="worse")
+    house.promote(1, force=True, is_admin=True)
+    house.restore(1, None)
+    assert house.stages() == {1: "none"}
+
+
+def test_restoring_what_was_replaced_since_changes_nothing(house: House) -> None:
+    for run in ("r1", "r2", "r3"):
+        house.register(run)
+    for number in (1, 2, 3):
+        house.promote(number)
+    house.restore(2, 1)
+    house.restore(2, 1)
+    assert house.stages() == {1: "archived", 2: "archived", 3: "production"}
+    assert house.events("model.restored") == []
+
+
+PROMOTES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from resources.metadata.database import Database
+from tests.resources.metadata.registry.test_registry import House
+house = House(Database(sys.argv[2]))
+sys.stdin.readline()
+for round in range(15):
+    house.promote(1 + (int(sys.argv[3]) + round) % 3)
+    house.register(f"{sys.argv[3]}-{round}")
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_promote_and_register_at_once_keep_one_production_and_leave_no_gap(
+    house: House,
+) -> None:
+    for run in ("r1", "r2", "r3"):
+        house.register(run)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROMOTES, str(ROOT), house.database.url, str(n)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(3)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    while any(process.poll() is None for process in processes):
+        assert list(house.stages().values()).count("production") <= 1
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    stages = house.stages()
+    assert list(stages.values()).count("production") == 1
+    assert sorted(stages) == list(range(1, 3 + 45 + 1))
+    # The events tell the same story: each promotion replaced the one before it.
+    serving = None
+    for event in house.events("model.promoted"):
+        assert event.payload["replaced"] == serving
+        serving = event.payload["version"]
+    assert stages[serving or 0] == "production"

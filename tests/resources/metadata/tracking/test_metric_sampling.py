@@ -1,0 +1,65 @@
+"""Samples of a history: evenly spread as NTILE spreads them, the first and the last point always among them."""
+
+import math
+
+import pytest
+
+from resources.metadata.database import Database
+from resources.metadata.tracking.metric_sampling import Steps
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.tracking_rules import MetricPoint, metric_point
+
+
+@pytest.fixture
+def tracking(database: Database) -> Tracking:
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    for run_id in ("a", "b"):
+        tracking.runs.create(0, run_id=run_id)
+        tracking.run_data.log_batch(run_id, [metric_point("m", float(step), step, 1) for step in range(23)])
+    tracking.run_data.log_batch("a", [metric_point("one step", value, 0, 1) for value in (3.0, math.nan, 1.0, 2.0)])
+    return tracking
+
+
+def sampled(tracking: Tracking, key: str, limit: int, steps: Steps | None = None) -> list[MetricPoint]:
+    return [found.point for found in tracking.metric_sampling.sample(["a"], key, limit, steps)]
+
+
+def first_of_each_part(count: int, parts: int) -> list[int]:
+    """What NTILE means, counted out."""
+    size, longer = divmod(count, parts)
+    lengths = [size + 1] * longer + [size] * (parts - longer)
+    return [sum(lengths[:part]) for part in range(parts) if lengths[part]]
+
+
+def test_the_first_point_of_each_part_and_the_last_of_all(tracking: Tracking) -> None:
+    for limit in (1, 2, 3, 5, 7, 11, 22, 23, 24, 2500):
+        expected = first_of_each_part(23, limit)
+        expected[-1] = 22
+        assert [point.step for point in sampled(tracking, "m", limit)] == expected, limit
+
+
+def test_an_interval_has_both_its_ends(tracking: Tracking) -> None:
+    assert [point.step for point in sampled(tracking, "m", 3, Steps(4, 12))] == [4, 7, 12]
+    assert sampled(tracking, "m", 3, Steps(100, 200)) == []
+
+
+def test_many_points_of_one_step_are_sampled_too(tracking: Tracking) -> None:
+    assert sampled(tracking, "one step", 2) == [
+        metric_point("one step", math.nan, 0, 1),
+        metric_point("one step", 3.0, 0, 1),
+    ]
+
+
+def test_runs_come_as_they_were_asked_for_and_unknown_ones_are_empty(tracking: Tracking) -> None:
+    found = tracking.metric_sampling.sample(["b", "nobody", "a"], "m", 1)
+    assert [(point.run_id, point.point.step) for point in found] == [("b", 22), ("a", 22)]
+    assert tracking.metric_sampling.sample(["a"], "nothing", 5) == []
+
+
+def test_the_first_points_of_several_runs(tracking: Tracking) -> None:
+    found = tracking.metric_sampling.first_points(["b", "a"], "m", 25)
+    assert [(point.run_id, point.point.step) for point in found] == [("a", step) for step in range(23)] + [
+        ("b", 0),
+        ("b", 1),
+    ]

@@ -1,0 +1,211 @@
+"""Runs, params, tags and metrics: what is kept, what is refused, and the events that go with it."""
+
+import math
+
+import pytest
+
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.outbox import Event, read_after
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint, metric_point
+
+
+@pytest.fixture
+def tracking(database: Database) -> Tracking:
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    return tracking
+
+
+@pytest.fixture
+def run_id(tracking: Tracking) -> str:
+    return tracking.runs.create(0, run_id="run").id
+
+
+def events(database: Database) -> list[Event]:
+    with database.read() as connection:
+        return read_after(connection, 0)
+
+
+def test_the_default_experiment_is_made_once(tracking: Tracking) -> None:
+    tracking.experiments.ensure_default()
+    found = tracking.experiment_search.search("default").experiments
+    assert [(experiment.id, experiment.name) for experiment in found] == [(0, "Default")]
+
+
+def test_an_experiment_name_is_unique_in_its_organization_only(tracking: Tracking) -> None:
+    tracking.experiments.create("same", "one")
+    tracking.experiments.create("same", "two")
+    with pytest.raises(HanzoError, match=r"Experiment\(name=same\) already exists") as refusal:
+        tracking.experiments.create("same", "one")
+    assert refusal.value.code is ErrorCode.RESOURCE_ALREADY_EXISTS
+
+
+def test_a_failed_creation_leaves_the_callers_transaction_usable(tracking: Tracking) -> None:
+    tracking.experiments.create("taken", "one")
+    with tracking.write() as connection:
+        with pytest.raises(HanzoError):
+            tracking.experiments.create("taken", "one", connection=connection)
+        tracking.experiments.create("free", "one", connection=connection)
+    assert tracking.experiments.get_by_name("free", "one").name == "free"
+
+
+def test_ensure_makes_a_run_once_and_then_leaves_it_alone(tracking: Tracking, database: Database) -> None:
+    first = tracking.runs.ensure("chosen", "names", "first", "ada", "org", {"team": "x"})
+    tracking.runs.set_status("chosen", "running")
+    again = tracking.runs.ensure("chosen", "names", "second", "bob", "org")
+    assert (first.status, again.status, again.name, again.user_id) == ("queued", "running", "first", "ada")
+    assert [event.type for event in events(database)] == ["run.created", "run.updated"]
+    assert tracking.run_data.tags("chosen") == {"mlflow.runName": "first", "team": "x"}
+
+
+def test_a_change_of_status_and_its_event_are_one_transaction(tracking: Tracking, database: Database, run_id: str) -> None:
+    before = events(database)
+    with pytest.raises(RuntimeError), database.write() as connection:
+        tracking.runs.set_status(run_id, "failed", connection=connection)
+        raise RuntimeError("the caller fails")
+    assert (tracking.runs.get(run_id).status, events(database)) == ("running", before)
+    with database.write() as connection:
+        tracking.runs.set_status(run_id, "failed", connection=connection)
+    last = events(database)[-1]
+    assert (last.topic, last.type, last.key) == ("jobs", "run.updated", run_id)
+    assert (last.payload["previous_status"], last.payload["status"]) == ("running", "failed")
+
+
+def test_setting_the_same_status_again_is_no_event(tracking: Tracking, database: Database, run_id: str) -> None:
+    tracking.runs.set_status(run_id, "completed")
+    ended = tracking.runs.get(run_id)
+    count = len(events(database))
+    tracking.runs.set_status(run_id, "completed")
+    assert (tracking.runs.get(run_id), len(events(database))) == (ended, count)
+
+
+def test_a_run_that_goes_on_has_no_end(tracking: Tracking, run_id: str) -> None:
+    assert tracking.runs.set_status(run_id, "failed").end_time is not None
+    assert tracking.runs.set_status(run_id, "running").end_time is None
+    assert tracking.runs.set_status(run_id, "completed", end_time=77).end_time == 77
+
+
+def test_a_status_nobody_knows_is_refused(tracking: Tracking, run_id: str) -> None:
+    with pytest.raises(HanzoError, match="must be one of queued, running, completed, failed, cancelled"):
+        tracking.runs.set_status(run_id, "FINISHED")
+
+
+def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run_id: str) -> None:
+    tracking.run_data.log_param(run_id, "lr", "0.1")
+    tracking.run_data.log_param(run_id, "lr", "0.1")
+    with pytest.raises(HanzoError, match="Changing param values is not allowed") as refusal:
+        tracking.run_data.log_batch(run_id, params=[("new", "1"), ("lr", "0.2")])
+    assert refusal.value.code is ErrorCode.INVALID_PARAMETER_VALUE
+    assert tracking.run_data.params(run_id) == {"lr": "0.1"}
+
+
+def test_a_refusal_names_every_param_that_would_change(tracking: Tracking, run_id: str) -> None:
+    """In MLflow's words, which are others for a param that comes alone."""
+    tracking.run_data.log_batch(run_id, params=[("lr", "0.1"), ("seed", "1")])
+    changes = "[{'key': 'lr', 'old_value': '0.1', 'new_value': '0.2'}, {'key': 'seed', 'old_value': '1', 'new_value': '2'}]"
+    with pytest.raises(HanzoError) as refusal:
+        tracking.run_data.log_batch(run_id, params=[("new", "1"), ("lr", "0.2"), ("seed", "2")])
+    assert f"Params were already logged='{changes}' for run ID='{run_id}'." in refusal.value.message
+    with pytest.raises(HanzoError, match="Param with key='lr' was already logged"):
+        tracking.run_data.log_param(run_id, "lr", "0.2")
+
+
+def test_one_request_names_a_param_once(tracking: Tracking, run_id: str) -> None:
+    with pytest.raises(HanzoError, match="Duplicate parameter keys"):
+        tracking.run_data.log_batch(run_id, params=[("a", "1"), ("a", "1")])
+
+
+def test_a_batch_sent_again_changes_nothing(tracking: Tracking, run_id: str) -> None:
+    points = [metric_point("loss", value, step, 5) for step, value in enumerate((3.0, 2.0, math.nan))]
+    for _ in range(2):
+        tracking.run_data.log_batch(run_id, points, [("a", "1")], [("t", "1")])
+    assert tracking.metrics.history(run_id, "loss", 100).points == points
+
+
+def test_the_newest_value_never_goes_back(tracking: Tracking, run_id: str) -> None:
+    newest = metric_point("loss", 1.0, 10, 100)
+    tracking.run_data.log_metric(run_id, newest)
+    for older in (metric_point("loss", 9.0, 9, 900), metric_point("loss", 9.0, 10, 99), metric_point("loss", 0.5, 10, 100)):
+        tracking.run_data.log_metric(run_id, older)
+        assert tracking.metrics.latest(run_id) == [newest]
+    larger = metric_point("loss", 1.5, 10, 100)
+    tracking.run_data.log_batch(run_id, [larger, metric_point("acc", 0.5, 1, 1), newest])
+    assert tracking.metrics.latest(run_id) == [metric_point("acc", 0.5, 1, 1), larger]
+
+
+def test_nan_and_infinity_are_kept_as_mlflow_keeps_them() -> None:
+    assert metric_point("a", math.nan, 0, 0) == MetricPoint("a", 0.0, 0, 0, is_nan=True)
+    assert math.isnan(metric_point("a", math.nan, 0, 0).number)
+    assert metric_point("a", -math.inf, 0, 0).value == -LARGEST_DOUBLE
+
+
+def test_history_pages_join_without_gap_or_repetition(tracking: Tracking, run_id: str) -> None:
+    points = [metric_point("loss", float(step % 3), step // 2, step % 2) for step in range(25)]
+    tracking.run_data.log_batch(run_id, points)
+    found, token = [], None
+    for _ in range(len(points)):
+        page = tracking.metrics.history(run_id, "loss", 4, token)
+        found += page.points
+        token = page.next_page_token
+        if token is None:
+            break
+    assert found == sorted(points, key=lambda point: (point.step, point.timestamp, point.value))
+
+
+@pytest.mark.parametrize("token", ["x", "W10=", "WzEsMl0=", "WzEsMiwzLjAsMF0=", "bnVsbA=="])
+def test_a_page_token_of_others_is_refused(tracking: Tracking, run_id: str, token: str) -> None:
+    with pytest.raises(HanzoError, match="Invalid page token"):
+        tracking.metrics.history(run_id, "loss", 4, token)
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a\n", "a#b", "a" * 251, "a/"])
+def test_a_key_that_a_file_system_would_read_otherwise_is_refused(tracking: Tracking, run_id: str, key: str) -> None:
+    with pytest.raises(HanzoError) as refusal:
+        tracking.run_data.log_metric(run_id, metric_point(key, 1.0, 0, 0))
+    assert refusal.value.code is ErrorCode.INVALID_PARAMETER_VALUE
+
+
+@pytest.mark.parametrize(("step", "timestamp"), [(2**63, 0), (0, 2**63), (0, -1), (-(2**63) - 1, 0)])
+def test_a_number_that_no_database_holds_is_refused(step: int, timestamp: int) -> None:
+    with pytest.raises(HanzoError, match="long"):
+        metric_point("a", 1.0, step, timestamp)
+
+
+def test_limits_of_a_batch(tracking: Tracking, run_id: str) -> None:
+    with pytest.raises(HanzoError, match=r"at most 1000 metrics\. Got 1001 metrics"):
+        tracking.run_data.log_batch(run_id, [metric_point("a", 1.0, step, 0) for step in range(1001)])
+    with pytest.raises(HanzoError, match="at most 100 params"):
+        tracking.run_data.log_batch(run_id, params=[(f"p{number}", "1") for number in range(101)])
+
+
+def test_a_deleted_run_takes_nothing_until_it_is_restored(tracking: Tracking, run_id: str) -> None:
+    tracking.runs.delete(run_id)
+    for write in (
+        lambda: tracking.run_data.log_param(run_id, "a", "1"),
+        lambda: tracking.run_data.log_metric(run_id, metric_point("a", 1.0, 0, 0)),
+        lambda: tracking.run_data.set_tag(run_id, "a", "1"),
+        lambda: tracking.runs.set_status(run_id, "completed"),
+    ):
+        with pytest.raises(HanzoError, match="must be in the 'active' state"):
+            write()
+    tracking.runs.restore(run_id)
+    tracking.run_data.log_param(run_id, "a", "1")
+    assert tracking.run_data.params(run_id) == {"a": "1"}
+
+
+def test_the_name_of_a_run_and_its_tag_are_one(tracking: Tracking) -> None:
+    run = tracking.runs.create(0, name="first")
+    tracking.run_data.set_tag(run.id, "mlflow.runName", "second")
+    assert tracking.runs.get(run.id).name == "second"
+    tracking.runs.update(run.id, name="third")
+    assert tracking.run_data.tags(run.id)["mlflow.runName"] == "third"
+    with pytest.raises(HanzoError, match="different values"):
+        tracking.runs.create(0, name="a", tags={"mlflow.runName": "b"})
+
+
+def test_text_that_no_database_holds_is_refused(tracking: Tracking, run_id: str) -> None:
+    for text in ("a\x00b", "\ud800"):
+        with pytest.raises(HanzoError, match="cannot be stored"):
+            tracking.run_data.set_tag(run_id, "t", text)
