@@ -64,8 +64,8 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-MLFLOW = "mlflow/"
-"""In the path of every route whose body is a message of MLflow's protocol, the one without a slash before it too."""
+MLFLOW = "mlflow"
+"""In the path of every route whose body is a message of MLflow's protocol: of runs, of models, of artifacts in parts."""
 
 
 def parsed(body: bytes, path: str) -> Any:
