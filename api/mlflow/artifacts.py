@@ -75,8 +75,9 @@ async def upload(artifact_path: str, request: Request, places: ArtifactPlacesOf,
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}")
 def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
-    """A file, a folder, or with a slash at the end all files of a run, as MLflow's client names them."""
-    place = places.locate(checked_path(artifact_path.removesuffix("/")), caller.organization)
+    """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
+    named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
+    place = places.locate(checked_path(named), caller.organization)
     place.check_writable()
     place.artifacts.delete(place.owner, place.path)
     return answer()

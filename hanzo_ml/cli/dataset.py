@@ -45,9 +45,10 @@ def create(
     if (path is None) == (sql is None) or (sql is None) != (database is None):
         raise Refused("give --path, or --sql together with --database")
     extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
-    fields = {"name": name, "format": format or format_of(path or ""), "tags": tag or [], "metadata": extra}
+    found = "jsonl" if path is None else format or format_of(path)
+    fields = {"name": name, "format": found, "tags": tag or [], "metadata": extra}
     if sql is not None and database is not None:
-        made = send_query(database, sql, {**fields, "format": "jsonl"})
+        made = send_query(database, sql, fields)
     elif str(path).startswith(("s3://", "file://")):
         made = send_address(str(path), fields)
     else:
