@@ -40,6 +40,7 @@ def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline
         happened(stack, "deployment.serving", NAME)
     stack.hanzo_ml("up")
     print("\n".join(killed))
+    assert killed
     assert stack.losses(job) == baseline.losses
     assert stack.adapter_sha256(job) == baseline.adapter_sha256
     assert [version["version"] for version in stack.get(f"/v1/models/{NAME}/versions")["versions"]] == [1]
@@ -52,7 +53,7 @@ def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline
 def dying(stack: LocalStack, chance: random.Random, killed: list[str]) -> Iterator[None]:
     """In each round, one process of the stack is killed, or a few together, or all. `killed` gets their command lines."""
 
-    def kill_at_random() -> None:
+    def kill_at_random(over: threading.Event) -> None:
         for _ in range(ROUNDS):
             if over.wait(chance.uniform(*PAUSE_SECONDS)):
                 return
@@ -61,7 +62,7 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str]) -> Iterat
                 killed.append(" ".join(command_of(process))[-100:])
                 kill(process)
 
-    with beside(kill_at_random) as over:
+    with beside(kill_at_random):
         yield
 
 
@@ -69,22 +70,22 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str]) -> Iterat
 def coming_up(stack: LocalStack) -> Iterator[None]:
     """Somebody calls `up` all the time; it may fail where what it starts is killed."""
 
-    def up() -> None:
+    def up(over: threading.Event) -> None:
         while not over.wait(1):
             stack.hanzo_ml("up", check=False)
 
-    with beside(up) as over:
+    with beside(up):
         yield
 
 
 @contextmanager
-def beside(work: Callable[[], None]) -> Iterator[threading.Event]:
-    """Run `work` in a thread, which is to end soon after the event is set."""
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread, which is to end soon after its event is set."""
     over = threading.Event()
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, args=(over,))
     thread.start()
     try:
-        yield over
+        yield
     finally:
         over.set()
         thread.join()
