@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +62,9 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracking", description=__doc__)
-    parser.add_argument(
-        "--only", type=with_commas, default=sorted({case.name for case in CASES}), help="cases, with commas between"
-    )
-    parser.add_argument("--servers", type=with_commas, default=list(KINDS), help=", ".join(KINDS))
-    parser.add_argument("--database", type=with_commas, default=list(DURABILITY), help=", ".join(DURABILITY))
+    cases = sorted({case.name for case in CASES})
+    for option, known in (("--only", cases), ("--servers", KINDS), ("--database", DURABILITY)):
+        parser.add_argument(option, type=some_of(known), default=list(known), help=", ".join(known))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load in each round")
     parser.add_argument("--runs", type=int, help="that are searched: 2,000, or 10,000 with --scale")
@@ -77,8 +75,15 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def with_commas(text: str) -> list[str]:
-    return text.split(",")
+def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Names with commas between. One that nobody knows is refused: a case that is left out looks like one that is met."""
+
+    def names(text: str) -> list[str]:
+        if unknown := sorted({*text.split(",")} - {*known}):
+            raise argparse.ArgumentTypeError(f"there is no {unknown[0]}: choose from {', '.join(known)}")
+        return text.split(",")
+
+    return names
 
 
 def measure(
