@@ -58,7 +58,7 @@ import time
 starts = os.path.join(os.environ["HANZO_ML_CHECKPOINTS"], f"starts-{{rank}}")
 open(starts, "a").write("x")
 dist.barrier()
-print("worker", rank, os.getpid())
+os.write(1, f"worker {{rank}} {{os.getpid()}}\\n".encode())  # at once: the other one prints too
 while len(open(starts).read()) < 2: time.sleep(0.01)
 """
     job = house.job(script, command=TWO)
@@ -74,7 +74,7 @@ while len(open(starts).read()) < 2: time.sleep(0.01)
 
 def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
     compute = LocalCompute(source=house.source, max_restarts=0, poll_seconds=0.02)
-    job = house.job(f"{TOGETHER}\nimport time\nprint('worker', os.getpid())\ntime.sleep(600)", command=TWO)
+    job = house.job(f"{TOGETHER}\nimport time\nos.write(1, b'worker %d\\n' % os.getpid())\ntime.sleep(600)", command=TWO)
     failed: list[BaseException] = []
 
     def run() -> None:
