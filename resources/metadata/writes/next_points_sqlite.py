@@ -33,14 +33,14 @@ class NextPoints:
         self._pooled: PoolProxiedConnection | None = None
         self._connecting = False
         self._closed = False
-        self._stored = 0
+        self._asked = 0
 
     async def store(self, write: RunWrite) -> bool:
         """Whether the point is committed. Where it is not, nothing of it is stored: ask the group writer."""
         if self._closed or self._connecting:
             return False
-        self._stored += 1
-        if self._stored % CHECKPOINT == 0:
+        self._asked += 1
+        if self._asked % CHECKPOINT == 0:
             return False
         try:
             if self._pooled is None:
