@@ -12,16 +12,19 @@ from api.headers import header
 
 
 class HotCall(Protocol):
-    """Finds what answers a request: `others` where the comfortable route must judge, `with_body` of it where the body was
-    read, None where the client went away.
+    """Finds what answers a request.
+
+    That is `others` where the comfortable route must judge, `with_body` of it where the body was read, and None where the
+    client went away.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None: ...
 
 
 class HotCalls:
-    """ASGI middleware, the innermost: whoever may not do it with what he names is refused before, or by the call. `calls` are
-    known by method and path.
+    """ASGI middleware, the innermost: whoever may not do it with what he names is refused before, or by the call.
+
+    `calls` are known by method and path.
     """
 
     def __init__(self, app: ASGIApp, calls: Mapping[tuple[str, str], HotCall]) -> None:
