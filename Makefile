@@ -1,6 +1,6 @@
 # make demo: raw data to a served and proved model, on this machine.   make test: what must hold, but for
-# the tests that are marked slow; make test-slow: those, which CI runs too.
-# Both do all their own set-up: .venv and the locked dependencies.
+# the tests that are marked slow; make test-slow: those, which CI runs too; make test-gpu: those that fail where there is
+# no GPU. All do their own set-up: .venv and the locked dependencies.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -11,16 +11,19 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow up down status lint bench bench-tracking bench-preparation bench-versions bench-trace bench-training
+.PHONY: demo test test-slow test-gpu up down status lint bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
 
 test: $(INSTALLED) lint
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not gpu"
 
 test-slow: $(INSTALLED)
-	@$(PYTEST) -m slow
+	@$(PYTEST) -m "slow and not gpu"
+
+test-gpu: $(INSTALLED)
+	@$(BIN)/python -m pytest -q -m gpu tests/recipes/training
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

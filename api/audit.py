@@ -3,56 +3,53 @@ sign-in and without.
 
 A training script logs thousands of metrics a minute. A row for each would double the work of the tracker and bury every
 other row, and says no more than "this user logged to this run": such calls are put together, with their count. So are calls
-without a valid token, which anybody may send as fast as he likes. The first of its kind is written within `FLUSH_SECONDS`,
-what follows once a minute, and all of it when the server ends; killed, it loses the count of a minute at most.
+without a valid token, which anybody may send as fast as he likes. The first of its kind is in the log within
+`FLUSH_SECONDS`, what follows once a minute, and all of it when the server ends.
+
+Whatever has changed something is on record before its answer leaves: a row in the log, or its count in the database
+(`resources.metadata.call_tallies`), from where the next server takes it to the log if this one is killed. A call that was
+refused, or failed, is counted in memory first: of these a killed server loses the last `FLUSH_SECONDS`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
 from msgspec import structs
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
+from resources.metadata import call_tallies
 from resources.metadata.audit import AuditedCall, record
 from resources.metadata.database import Database
+from resources.metadata.outbox import now_ms
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 3.0
 PATIENCE_SECONDS = 60.0
 RETRY_SECONDS = 0.2
-PERIOD_SECONDS = 60.0
-MAX_TALLIES = 10_000
-
-
-@dataclass
-class Tally:
-    """Equal calls since `written_at`."""
-
-    written_at: float
-    count: int = 0
-    duration_ms: float = 0.0
+MAX_KINDS = 10_000
 
 
 class AuditTrail:
-    """Records calls. Loses none that it was given unless the process is killed or the database stays away."""
+    """Records calls. Loses none that has changed something; others as its module says. `now` in milliseconds."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database, now: Callable[[], int] = now_ms) -> None:
         self._database = database
-        self._clock = clock
-        self._tallies: dict[AuditedCall, Tally] = {}
-        self._waiting: list[tuple[AuditedCall, asyncio.Future[None]]] = []
+        self._now = now
+        self._counts: Counter[AuditedCall] = Counter()
+        self._waiting: list[tuple[AuditedCall, bool, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def record(self, call: AuditedCall) -> None:
-        """Write a call now. Returns when it is committed: with it, in one transaction, what came in meanwhile."""
+    async def record(self, call: AuditedCall, *, counted: bool = False) -> None:
+        """Write a call now, or count it now. Returns when that is committed: with it, in one transaction, what came in
+        meanwhile."""
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append((call, done))
+        self._waiting.append((call, counted, done))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_waiting())
         await done
@@ -60,57 +57,41 @@ class AuditTrail:
     async def _write_waiting(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting, []
+            each = [call for call, counted, _ in group if not counted]
+            tallied = [call for call, counted, _ in group if counted]
             try:
-                await self._write_patiently([call for call, _ in group])
+                await self._write_patiently(each, tallied)
             finally:
-                for _, done in group:
+                for _, _, done in group:
                     if not done.done():
                         done.set_result(None)
 
-    async def _write_patiently(self, calls: list[AuditedCall]) -> None:
+    async def _write_patiently(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
         """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
-        end = self._clock() + PATIENCE_SECONDS
-        while not await run_in_threadpool(self._write, calls):
-            if self._clock() > end:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not await run_in_threadpool(self._write, each, counted):
+            if time.monotonic() > end:
                 # They have happened and their answers are true: the log of the server keeps what the database could not.
-                log.error("audit rows could not be written: %s", calls)
+                log.error("audit rows could not be written: %s", [*each, *counted])
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
     def count(self, call: AuditedCall) -> None:
-        """Add a call to its equals."""
-        kind = structs.replace(call, duration_ms=0.0, count=0)
-        tally = self._tallies.get(kind)
-        if tally is None:
-            if len(self._tallies) >= MAX_TALLIES:  # whoever forges this many different calls is told apart no longer
-                kind = structs.replace(kind, client="", objects=())
-            tally = self._tallies.setdefault(kind, Tally(float("-inf")))
-        tally.count += call.count
-        tally.duration_ms += call.duration_ms
+        """Add a call that changed nothing to its equals, to be written soon."""
+        if call not in self._counts and len(self._counts) >= MAX_KINDS:
+            # Whoever forges this many different calls is told apart no longer.
+            call = structs.replace(call, client="", objects=())
+        self._counts[call] += 1
 
     async def flush(self, everything: bool = False) -> None:
-        """Write the counts that are due. What the database does not take now is due again."""
-        due = self._take_due(everything)
-        if not due or await run_in_threadpool(self._write, due):
+        """Write what was counted, and put the counts that are due into the log. What cannot be written now is kept."""
+        counts, self._counts = self._counts, Counter()
+        counted = [structs.replace(call, count=number) for call, number in counts.items()]
+        if await run_in_threadpool(self._write_counts, counted, 0 if everything else call_tallies.PERIOD_MS):
             return
-        if everything:
-            log.error("audit rows could not be written: %s", due)
-        for call in due:
-            self.count(call)
-
-    def _take_due(self, everything: bool) -> list[AuditedCall]:
-        """The counts to write, each taken once: runs in the event loop, as `count` does. Forgets what came no more."""
-        now = self._clock()
-        due: list[AuditedCall] = []
-        for kind, tally in list(self._tallies.items()):
-            if not everything and now - tally.written_at < PERIOD_SECONDS:
-                continue
-            if tally.count == 0:
-                del self._tallies[kind]
-                continue
-            due.append(structs.replace(kind, count=tally.count, duration_ms=tally.duration_ms))
-            tally.count, tally.duration_ms, tally.written_at = 0, 0.0, now
-        return due
+        if everything and counted:
+            log.error("audit rows could not be written: %s", counted)
+        self._counts.update(counts)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -129,10 +110,23 @@ class AuditTrail:
             await asyncio.sleep(FLUSH_SECONDS)
             await self.flush()
 
-    def _write(self, calls: list[AuditedCall]) -> bool:
+    def _write(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> bool:
         try:
             with self._database.write() as connection:
-                record(connection, calls)
+                record(connection, each)
+                call_tallies.count(connection, counted)
+        except SQLAlchemyError as error:
+            log.warning("audit rows cannot be written now: %s", type(error).__name__)
+            return False
+        return True
+
+    def _write_counts(self, counted: Sequence[AuditedCall], period: int) -> bool:
+        try:
+            if not counted and not call_tallies.is_due(self._database, self._now(), period):
+                return True
+            with self._database.write() as connection:
+                call_tallies.count(connection, counted)
+                record(connection, call_tallies.take(connection, self._now(), period))
         except SQLAlchemyError as error:
             log.warning("audit rows cannot be written now: %s", type(error).__name__)
             return False

@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.checksums import HEADER
+from api.run_artifacts import is_logged_image
 from api.verified_files import VerifiedFile, replaced
 
 SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
@@ -55,7 +56,9 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
 
 
 def named(name: str) -> str:
-    return f"filename={name}" if TOKEN.fullmatch(name) else f"filename*=UTF-8''{quote(name, safe='')}"
+    """A percent sign is plain in MLflow's own names alone: elsewhere some browsers decode it."""
+    plain = name.replace("%", "") if is_logged_image(name) else name
+    return f"filename={name}" if TOKEN.fullmatch(plain) else f"filename*=UTF-8''{quote(name, safe='')}"
 
 
 def content_type(name: str) -> str:

@@ -8,6 +8,7 @@ organization's. What belongs here: that mapping, and what may be a name. What do
 
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -16,11 +17,14 @@ from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised
 from api.verified_files import Uploaded, VerifiedFile, VerifiedFiles
+from recipes.retention import from_the_best, validation_loss
 from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError, invalid, not_found
 
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
 """Characters that some URI, shell or decoder reads as structure; U+FFFD is what bytes that are no UTF-8 are decoded to."""
+LOGGED_IMAGE = re.compile(r"[^/%]+%step%\d+%timestamp%\d+%[a-zA-Z0-9-]+(%compressed)?\.[a-z]+", re.ASCII)
+"""What MLflow's older clients call what `log_image(image, key=..., step=100)` writes: "%10" is no encoding there."""
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1000
 
@@ -34,11 +38,16 @@ class Entry:
     size: int | None = None
 
 
+def is_logged_image(name: str) -> bool:
+    return LOGGED_IMAGE.fullmatch(name) is not None
+
+
 def checked_path(path: str) -> str:
     """A relative path that means the same to everybody. Raises a 400 for anything that climbs, escapes or hides."""
     parts = path.split("/")
     # What can be decoded once more would be another name to whoever does; a percent sign alone ("50 %") is one.
-    if FORBIDDEN.search(path) or unquote(path) != path or any(part in ("", ".", "..") for part in parts):
+    plain = "/".join(parts[:-1]) if is_logged_image(parts[-1]) else path
+    if FORBIDDEN.search(path) or unquote(plain) != plain or any(part in ("", ".", "..") for part in parts):
         raise invalid("Invalid path")  # literally: MLflow's clients and tests compare it
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise invalid(f"Invalid artifact path: at most {MAX_NAME_BYTES} bytes in a name, {MAX_PATH_BYTES} in all")
@@ -120,16 +129,34 @@ class RunArtifacts(OwnedArtifacts):
         a manifest is one.
         """
         root = f"s3://hanzo-ml/runs/{owner}"
-        found = self._store.entries(root)
-        folders = [entry.uri.removesuffix(MANIFEST) for entry in found if entry.uri.endswith("/" + MANIFEST)]
+        found = [(uri.removeprefix(f"{root}/").removeprefix("artifacts/"), uri, size) for uri, size in self._below(root)]
+        found += self._checkpoints(f"s3://hanzo-ml/checkpoints/{owner}")
+        return [{"key": key.rstrip("/"), "path": uri, "size": size} for key, uri, size in found]
+
+    def _checkpoints(self, root: str) -> list[tuple[str, str, int]]:
+        """Those that training keeps, by their steps, and the best of them by a name of its own (row I7).
+
+        What came after the run was sent back to a step lies below `from-STEP` (`recipes.sent_back`), and so does its key.
+        """
+        below = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in self._below(root)]
+        saved = sorted((int(step), way, uri, size) for (*way, step), uri, size in below if step.isdecimal())
+        losses = {}
+        for place, (_, _, uri, _) in enumerate(saved):
+            with suppress(FileNotFoundError):  # retention took it meanwhile
+                losses[place] = validation_loss(self._store.get_bytes(uri + MANIFEST))
+        named = [("/".join(["checkpoint", *way, f"step-{step}"]), uri, size) for step, way, uri, size in saved]
+        best = [(f"best_model_step_{saved[place][0]}", *saved[place][2:]) for place in from_the_best(losses)[:1]]
+        return [*(named[place] for place in losses), *best]
+
+    def _below(self, root: str) -> list[tuple[str, int]]:
+        """Artifacts with a manifest, and files of none, by their names; with their sizes."""
+        entries = self._store.entries(root)
+        folders = [entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)]
         sizes: dict[str, int] = {}
-        for entry in found:
+        for entry in entries:
             place = next((folder for folder in folders if entry.uri.startswith(folder)), entry.uri)
             sizes[place] = sizes.get(place, 0) + entry.size
-        return [
-            {"key": uri.removeprefix(f"{root}/").removeprefix("artifacts/").rstrip("/"), "path": uri, "size": sizes[uri]}
-            for uri in sorted(sizes)
-        ]
+        return sorted(sizes.items())
 
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from api.workers import run_workers
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.settings import Settings, is_loopback
+from resources.settings import Settings
+from resources.settings_sections import is_loopback
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from uvicorn import Config
 
 
 def main() -> int:
@@ -27,53 +28,65 @@ def main() -> int:
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
             page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
-            app = load(settings)
+            config = load(settings)
             if settings.server.workers == 1:
-                serve(settings, app, listener, page)
+                serve(settings, config, listener, page)
             else:
-                run_workers(settings.server.workers, partial(serve, settings, app, listener, page))
+                run_workers(settings.server.workers, partial(serve, settings, config, listener, page))
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     return 0
 
 
-def load(settings: Settings) -> "FastAPI":
-    """The application. It is imported only now, so that a server that may not start says so at once, and without looking for
-    cycles: nothing dies of what imports make, and the search for it is a fifth of the start.
+def load(settings: Settings) -> "Config":
+    """The application with all that serves it, so that workers share it. It is imported only now, so that a server that may
+    not start says so at once, and without looking for cycles: nothing dies of what imports make, and the search for it is a
+    fifth of the start.
 
     Nor is anything of it looked at later. A batch makes a thousand small objects that die young: looking for cycles among
     them would be a third of its decoding.
     """
     gc.disable()
-    import uvicorn  # noqa: F401 - `serve` needs it, in every worker
+    import anyio
+    import uvicorn
 
+    import api.prometheus.page  # noqa: F401 - `serve` takes it
     from api.app import create_app
 
-    app = create_app(settings)
+    config = uvicorn.Config(
+        create_app(settings),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_level=settings.logging.level,
+        access_log=settings.logging.level == "debug",
+        timeout_graceful_shutdown=10,
+    )
+    # What each worker would else import for itself.
+    config.load()
+    config.get_loop_factory()
+    anyio.run(anyio.sleep, 0)
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
     gc.enable()
-    return app
+    return config
 
 
-def serve(settings: Settings, app: "FastAPI", listener: socket.socket, page: socket.socket | None, worker: int = 0) -> None:
+def serve(
+    settings: Settings, config: "Config", listener: socket.socket, page: socket.socket | None, worker: int = 0
+) -> None:
     """Serve until a signal ends it. The first worker has the page of Prometheus, for all."""
     import uvicorn
 
     from api.prometheus.page import served
 
-    app.state.request_histogram.count_as(worker)
-    config = uvicorn.Config(
-        app,
-        log_level=settings.logging.level,
-        access_log=settings.logging.level == "debug",
-        timeout_graceful_shutdown=10,
-    )
+    state = config.app.state  # type: ignore[union-attr]  # `load` gave it an application, not the name of one
+    state.request_histogram.count_as(worker)
     with ExitStack() as serving:
         if page is not None and worker == 0:
             any_host = not is_loopback(settings.server.host)
-            serving.enter_context(served(page, app.state.prometheus, settings.metrics.path, any_host=any_host))
+            serving.enter_context(served(page, state.prometheus, settings.metrics.path, any_host=any_host))
         uvicorn.Server(config).run(sockets=[listener])
 
 

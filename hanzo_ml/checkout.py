@@ -158,6 +158,8 @@ def streamed(part: Part, start: int) -> Iterator[bytes]:
     tries = 0
     with httpx.Client(timeout=SECONDS, trust_env=False, headers={"Accept-Encoding": "identity"}) as client:
         while start < part.size:
+            before = start
+            problem: httpx.TransportError | None = None
             try:
                 with client.stream("GET", part.url, headers={"Range": f"bytes={start}-"}) as answer:
                     if answer.status_code == httpx.codes.FORBIDDEN:
@@ -169,11 +171,11 @@ def streamed(part: Part, start: int) -> Iterator[bytes]:
                     for data in answer.iter_raw():
                         yield data
                         start += len(data)
-                        tries = 0
-            except httpx.TransportError:
-                tries += 1
-                if tries == TRIES:
-                    raise
+            except httpx.TransportError as error:
+                problem = error
+            tries = 0 if start > before else tries + 1
+            if tries == TRIES:
+                raise problem or unexpected(part, "an answer without bytes")
 
 
 def unexpected(part: Part, found: str) -> Broken:

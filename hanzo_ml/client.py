@@ -40,15 +40,19 @@ class Client:
     ) -> "Run":
         """A new run, or the one of `run_id` going on. Use it in a `with` statement.
 
+        A new one says what mlflow's own say of themselves: the git commit of the script, the script, the user.
         In a job, whose run HANZO_ML_RUN_ID names, the first one without `run_id` is that; as MLFLOW_RUN_ID is in mlflow.
         """
+        from mlflow.tracking.context.registry import resolve_tags
+
         from hanzo_ml.run import Run
 
         mlflow = self._mlflow()
         if run_id is None:
             run_id, self._given_run = self._given_run, None
         if run_id is None:
-            made = mlflow.create_run(self._experiment_id(mlflow), run_name=run_name, tags=dict(tags or {}))
+            known = resolve_tags(dict(tags or {}))
+            made = mlflow.create_run(self._experiment_id(mlflow), run_name=run_name, tags=known)
             run_id = made.info.run_id
         else:
             mlflow.update_run(run_id, status="RUNNING", name=run_name)

@@ -35,10 +35,14 @@ def query_lines(database: str, statement: str) -> Iterator[bytes]:
         tables = postgresql_rows(database, statement)
     else:
         raise BadQuery("no database that can be read: give --database sqlite:///FILE or postgresql://USER@HOST/NAME")
+    is_empty = True
     for names, rows in tables:
+        is_empty = False
         if double := next((name for name in names if names.count(name) > 1), None):
             raise BadQuery(f"two columns of the query are called '{double}': rename one with AS")
         yield b"".join(line(names, row) for row in rows)
+    if is_empty:
+        raise BadQuery("the query has no rows: a dataset needs at least one record")
 
 
 def sqlite_rows(database: str, statement: str) -> Iterator[Block]:

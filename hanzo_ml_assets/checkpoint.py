@@ -10,23 +10,23 @@ from pydantic import Field, JsonValue
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
+from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
 from recipes.incidents import read_incidents
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
 from recipes.store import Store
+from recipes.usage import Usage
 from resources.lineage.record import record
-from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
+from resources.lineage.run_record import NO_COMMIT, RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import ENDED, JobRecord
 from resources.metadata.outbox import now_ms
 from resources.metadata.sweeps import START_KEY
-from resources.metadata.totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.run_alerts import tell_incidents
-from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
+from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
 
 DATASET_METADATA = "hanzo_ml/dataset"
 
@@ -83,7 +83,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             tell_healed(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
-        complete(plan, result, control_plane)
+        complete(plan, job, result, control_plane)
         trained = result.artifacts[plan.record.recipe.trained_role]
         facts = TrainingFacts.model_validate(result.facts)
         losses = {step: loss for step, loss in facts.losses.items() if loss is not None}
@@ -114,7 +114,7 @@ def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane:
     """The job of a run, recorded now where a click in the Dagster UI is the first to ask for it.
 
     Raises:
-        dagster.Failure: the run was started before, and with other settings than the launchpad gives now.
+        dagster.Failure: the run is of another model, or was started with other settings than the launchpad gives now.
     """
     config = {"name": model, "model": model, **given}
     job = control_plane.jobs.submit(
@@ -125,6 +125,10 @@ def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane:
         id=run_id,
         status="running",
     )
+    if job.config.get("model") != model:
+        raise dg.Failure(
+            f"run {run_id} is of another job, '{job.name}': add a partition of another name", allow_retries=False
+        )
     if any(job.config.get(key) != value for key, value in given.items()):
         raise dg.Failure(
             f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
@@ -177,7 +181,9 @@ def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, rec
 
 
 def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
-    run_id, recipe = plan.record.run_id, plan.record.recipe
+    """What compute is handed. Raises BadConfiguration: the recipe cannot be trained on as many GPUs as are asked for."""
+    run_id, recipe, resumed = plan.record.run_id, plan.record.recipe, plan.job.resumed
+    shape = recipe.on(resumed.gpus) if resumed.gpus else recipe
     return Job(
         id=run_id,
         program=Program.TRAIN,
@@ -187,7 +193,7 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
             "validation": plan.splits["validation"],
             **start_of(plan.job),
         },
-        parameters={"recipe": recipe.model_dump(mode="json")} | repeats_of(plan.record),
+        parameters={"recipe": recipe.model_dump(mode="json")} | repeats_of(plan.record) | sent_back_of(plan.job),
         outputs={
             "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
             recipe.trained_role: f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/{recipe.trained_role}",
@@ -197,8 +203,8 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         work_dir=control_plane.work_dir(run_id, "train"),
         cache_dir=control_plane.cache_dir,
         tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
-        hardware=plan.record.hardware,
-        distributed=recipe.distributed,
+        hardware=plan.record.hardware.model_copy(update={"gpus": shape.hardware.gpus}),
+        distributed=shape.distributed,
         checkpoint=recipe.checkpoint.under(plan.job.schedule),
         schedule=plan.job.schedule,
     )
@@ -209,14 +215,20 @@ def repeats_of(record: RunRecord) -> dict[str, JsonValue]:
     return {"repeats": [incident.model_dump(mode="json") for incident in record.repeats]} if record.repeats else {}
 
 
+def sent_back_of(job: JobRecord) -> dict[str, JsonValue]:
+    """A part of the work: what the program had made before it was sent back is no result of this."""
+    back = job.resumed.sent_back
+    return {"sent_back": [each.model_dump(mode="json") for each in back]} if back else {}
+
+
 def start_of(job: JobRecord) -> dict[str, Artifact]:
     """The weights that a run starts from where it is given any: those of another trial of its sweep."""
     return {START_KEY: Artifact.model_validate(job.config[START_KEY])} if START_KEY in job.config else {}
 
 
 def log_params(plan: Plan, control_plane: ControlPlane) -> None:
-    """The run's parameters under the specification's names (row E2), and those that its job gave."""
-    recipe = plan.record.recipe
+    """The run's parameters under the specification's names (row E2), and those that its job gave; its code (row E11)."""
+    recipe, commit = plan.record.recipe, plan.record.environment.git_commit
     given = plan.job.config.get("parameters") or {}
     values = {
         **{key: value for key in given if isinstance(value := getattr(recipe, key), bool | int | float | str)},
@@ -233,43 +245,35 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
         "seed": recipe.seed,
         "dataset": plan.version.name,
         "dataset_version": plan.version.version,
-        "git_commit": plan.record.environment.git_commit,
+        "git_commit": commit,
     }
     RunData(control_plane.database).log_batch(
-        plan.record.run_id, params=[(key, str(value)) for key, value in values.items()]
+        plan.record.run_id,
+        params=[(key, str(value)) for key, value in values.items()],
+        tags=[] if commit == NO_COMMIT else [(COMMIT_TAG, commit)],
     )
 
 
-def complete(plan: Plan, result: Result, control_plane: ControlPlane) -> None:
+def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:
     """Job, run, what it used, lineage and events in one transaction."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
     facts = TrainingFacts.model_validate(result.facts)
-    gpus = gpus_of(plan.record.recipe)
-    gpu_hours = gpus * facts.train_seconds / 3600
-    price = control_plane.settings.prices.gpu_hour.get(plan.record.recipe.hardware.gpu_type or "") if gpus else 0.0
-    used = {
-        "system/gpu_count": float(gpus),
-        GPU_HOURS_METRIC: gpu_hours,
-        "system/peak_memory_gb": facts.peak_memory / 1e9,
-        "system/total_tokens_processed": float(facts.tokens),
-        "system/checkpoint_share": facts.checkpoint_share,
-        **({"system/dollars": gpu_hours * price} if price is not None else {}),
-    }
+    usage = Usage(
+        seconds=facts.train_seconds,
+        gpus=job.gpus,
+        gpu_seconds=facts.gpu_seconds,
+        checkpoints=facts.checkpoint_seconds,
+        peak_memory=facts.peak_memory,
+        steps=int(result.metrics["total_steps"]),
+        tokens=facts.tokens,
+    )
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record(connection, artifact, control_plane.store.manifest(artifact))
-        job = control_plane.jobs.get(plan.record.run_id, connection)
-        if job.status not in ENDED:  # told once: the time of a point is part of it
-            points = [metric_point(name, value, 0, now_ms()) for name, value in used.items()]
-            gpu_type = plan.record.recipe.hardware.gpu_type
-            tags = [(GPU_TYPE_TAG, gpu_type)] if gpus and gpu_type else []
-            RunData(control_plane.database).log_batch(job.id, metrics=points, tags=tags, connection=connection)
+        if control_plane.jobs.get(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
+            tell_used(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         tell_incidents(connection, job.id, facts.incidents)
-        control_plane.jobs.complete(connection, job.id, made, facts.train_seconds, gpu_hours)
-
-
-def gpus_of(recipe: Recipe) -> int:
-    return recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
+        control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)
 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:

@@ -3,7 +3,9 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.used import tell_used
 from recipes.schema import BadConfiguration, Job, Result
+from recipes.usage import Usage
 from resources.command_jobs import CODE, DATASET, command_work
 from resources.compute.base import JobFailed
 from resources.errors import HanzoError
@@ -11,9 +13,6 @@ from resources.lineage.record import record
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import ENDED, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.metadata.totals import GPU_HOURS_METRIC
-from resources.metadata.tracking.run_data import RunData
-from resources.metadata.tracking_rules import metric_point
 
 KEY = ["jobs", "command"]
 PARTITIONS = "command-runs"
@@ -41,7 +40,7 @@ def build_command() -> dg.AssetsDefinition:
         return dg.MaterializeResult(
             metadata={
                 "command": str(asked.config["command"]),
-                "seconds": seconds_of(result),
+                "seconds": Usage.model_validate(result.facts).seconds,
                 "run": dg.MetadataValue.url(f"{control_plane.settings.tracking_uri}/v1/runs/{asked.id}"),
                 **{role: artifact.uri for role, artifact in result.artifacts.items()},
             }
@@ -70,20 +69,11 @@ def work_of(asked: JobRecord, datasets: Datasets | None, control_plane: ControlP
 def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlPlane) -> None:
     """Job, run, lineage and events in one transaction."""
     made = {**({CODE: job.inputs[CODE]} if CODE in job.inputs else {}), **result.artifacts}
-    gpus = min(job.hardware.gpus, len(result.machine.gpus)) if result.machine else 0
-    gpu_hours = gpus * seconds_of(result) / 3600
+    usage = Usage.model_validate(result.facts)
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record(connection, artifact, control_plane.store.manifest(artifact))
         current = control_plane.jobs.get(asked.id, connection)
-        if current.status not in ENDED and gpus:  # told once: the time of a point is part of it
-            points = [metric_point(GPU_HOURS_METRIC, gpu_hours, 0, now_ms())]
-            RunData(control_plane.database).log_batch(asked.id, metrics=points, connection=connection)
-        control_plane.jobs.complete(connection, asked.id, made, seconds_of(result), gpu_hours)
-
-
-def seconds_of(result: Result) -> float:
-    """How long the command took, in the attempt that ended well."""
-    seconds = result.facts["seconds"]
-    assert isinstance(seconds, float)
-    return seconds
+        if current.status not in ENDED and usage.gpus:  # told once: the time of a point is part of it
+            tell_used(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
+        control_plane.jobs.complete(connection, asked.id, made, usage.seconds, usage.gpu_hours)

@@ -17,6 +17,7 @@ from hanzo_ml_assets.validation import (
     find_leaks,
     quality_metadata,
     refuse_what_is_blocked,
+    telling_why,
     validate,
 )
 from hanzo_ml_assets.version_tag import group_name, pinned
@@ -78,7 +79,8 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             wanted = NewVersion(definition.name, definition.format, "dagster", DEFAULT_ORGANIZATION)
             files = raw_files(definition, folder, control_plane.settings)
             found, _ = create_from(control_plane.database, control_plane.store, wanted, files)
-        checked = validate(context, definition, found, control_plane)
+        with telling_why(found, "checked", control_plane):
+            checked = validate(context, definition, found, control_plane)
         return dg.MaterializeResult(
             metadata={**describe(found), **quality_metadata(checked)},
             data_version=dg.DataVersion(found.content_sha256),
@@ -114,13 +116,14 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         found = pinned(context, control_plane)
         if found is None:
             found = control_plane.datasets.read(definition.name, DEFAULT_ORGANIZATION)
-        refuse_what_is_blocked(context, definition, found, control_plane)
-        if found.is_prepared:
-            divided = prepared_splits(found, control_plane)
-        else:
-            job = split_job(definition, found, control_plane)
-            divided = split_by(control_plane.compute.run(job, follow(context, job)))
-        leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
+        with telling_why(found, "split", control_plane):
+            refuse_what_is_blocked(context, definition, found, control_plane)
+            if found.is_prepared:
+                divided = prepared_splits(found, control_plane)
+            else:
+                job = split_job(definition, found, control_plane)
+                divided = split_by(control_plane.compute.run(job, follow(context, job)))
+            leaks, verdict = find_leaks(context, definition, found, divided.artifacts, control_plane)
         record_splits(control_plane, found, divided, leaks, verdict)
         for split in SPLITS:
             artifact = divided.artifacts[split]

@@ -1,18 +1,21 @@
 """The checks of a dataset's assets: a job measures, the policy judges, and what blocks stops splits and training."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
-from recipes.schema import Artifact, Job, Program, Result, canonical_json
+from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, canonical_json
 from recipes.validation.findings import STATISTICS, Leaks, Statistics, ValidationFacts
 from recipes.validation.parameters import FindLeaksParameters, ValidateParameters
+from resources.compute.base import JobFailed
 from resources.lineage.ancestry import Ancestry
 from resources.lineage.record import record
+from resources.metadata.dataset_problems import tell_problem
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import now_ms
 from resources.metadata.validations import reason_of
@@ -76,12 +79,25 @@ def validate(
     result = control_plane.compute.run(job, follow(context, job))
     statistics = read_statistics(result.artifacts["statistics"], control_plane)
     facts = ValidationFacts.model_validate(result.facts)
-    verdicts = judge_version(facts, statistics, definition.checks, created_at=version.created_at, now=now_ms())
+    verdicts = judge_version(
+        facts, statistics, definition.checks, definition.measures, created_at=version.created_at, now=now_ms()
+    )
     artifact = result.artifacts["statistics"]
     with control_plane.database.write() as connection:
         record(connection, artifact, control_plane.store.manifest(artifact))
         control_plane.validations.set_version(connection, version, artifact, facts, verdicts)
     return Validated(statistics, facts, tuple(verdicts))
+
+
+@contextmanager
+def telling_why(version: DatasetVersion, attempt: str, control_plane: ControlPlane) -> Iterator[None]:
+    """Whoever waits for a version does not look into Dagster: where an attempt fails, the version has its reason."""
+    try:
+        yield
+    except (BadConfiguration, JobFailed) as problem:
+        with control_plane.database.write() as connection:
+            tell_problem(connection, version, f"could not be {attempt}: {problem}")
+        raise
 
 
 def refuse_what_is_blocked(

@@ -44,6 +44,10 @@ class Architecture(Frozen):
     intermediate_size: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
     tie_word_embeddings: bool = False
+    # Left out where it is not set: recipes that were made before there was this key keep their digests.
+    max_position_embeddings: int | None = Field(
+        None, ge=1, exclude_if=lambda value: value is None, description="tokens that one text may have; unset: not known"
+    )
 
     @model_validator(mode="after")
     def heads_divide(self) -> Self:
@@ -123,6 +127,15 @@ class Architecture(Frozen):
     @property
     def parameters(self) -> int:
         return sum(tensors.total for tensors in self.tensors)
+
+    def part(self, processes: int) -> Self:
+        """What each of so many holds where they hold a part of each weight (`distributed.tensor_parallel`).
+
+        Heads, the inner width and the vocabulary are shared out; norms are whole in each.
+        """
+        shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+        parts = {name: -(-getattr(self, name) // processes) for name in shared}
+        return self.model_copy(update=parts | {"head_dim": self.head_size})
 
     def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[Tensors, ...]:
         """The parameters of a LoRA adapter: A [rank, in] and B [out, rank] for each target (Hu et al. 2021, section 4.1).

@@ -5,6 +5,7 @@ Holds some 40 bytes a record in memory, however long the records are.
 """
 
 import hashlib
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,12 @@ def assign(draw: NDArray[np.uint64], groups: NDArray[np.int64], parameters: Spli
         if not (chosen == place).any():
             raise BadConfiguration(f"{len(order)} distinct records are too few: the {name} split would be empty")
     return chosen[member]
+
+
+def refuse_no_groups(groups: Collection[str], parameters: SplitParameters) -> None:
+    """Raises BadConfiguration where no record is in a group: the column is misspelt."""
+    if parameters.group_by and set(groups) == {""}:
+        raise BadConfiguration(f"no record has a value in the column '{parameters.group_by}': correct split.group_by")
 
 
 def named(split: NDArray[np.int8], column: str) -> NDArray[np.int8]:

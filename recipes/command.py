@@ -25,6 +25,7 @@ from recipes.machine import read_machine
 from recipes.runner import Failed, Preempted, Restart, main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
 from recipes.store import MANIFEST, Store
+from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 PIPE_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
@@ -97,18 +98,24 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     if left := end_processes(job.id):
         say(f"ended {left} processes of an earlier attempt")
     folders = make_folders(job, store, work)
-    env = environment(job, script, folders, os.environ, has_gpus=bool(read_machine().gpus))
+    here = len(read_machine().gpus)
+    env = environment(job, script, folders, os.environ, has_gpus=here > 0)
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
     check_is_there(script.command[0], folders.code, env["PATH"])
-    began = time.monotonic()
+    before, began = read_usage(store, folder_of(job)), time.monotonic()
     running = Command(script.command, folders.code, env)
     say(f"$ {shlex.join(script.command)}")
     code = running.run()
+    leads = env.get("PET_NODE_RANK", "0") == "0"
+    nodes = job.distributed.num_nodes if job.distributed else 1
+    seconds, gpus = time.monotonic() - began, min(job.hardware.gpus, here) * nodes
+    usage = Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
+    if leads:
+        write_usage(store, folder_of(job), usage)
     by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
     if by_signal is not None:
         raise Restart(f"the command was killed ({by_signal})")
-    leads = env.get("PET_NODE_RANK", "0") == "0"
     artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
     if running.asked_to_stop:
         raise Preempted("the command was asked to stop, and has ended")
@@ -116,7 +123,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         raise Failed(f"the command exited with {code}: {last_words(running.errors) or 'it wrote nothing to stderr'}")
     if not leads:
         return None
-    return Result(work_digest=job.work_digest, artifacts=artifacts, facts={"seconds": time.monotonic() - began})
+    return Result(work_digest=job.work_digest, artifacts=artifacts, facts=usage.model_dump(mode="json"))
 
 
 def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:

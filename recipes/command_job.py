@@ -78,7 +78,9 @@ class Storage(Frozen):
 
 
 class CommandJob(Script):
-    """The job file. `files` are the source files that the command needs beside it, by their path in its folder."""
+    """The job file. `files` are the source files that the command needs beside it, by their path in its folder, and
+    `git_commit` says of which checkout they were taken.
+    """
 
     name: str = Field(min_length=1, max_length=250)
     type: Literal["training", "eval", "conversion", "preprocessing"] = "training"
@@ -87,6 +89,7 @@ class CommandJob(Script):
     storage: Storage = Storage()
     schedule: Schedule = Schedule()
     files: dict[str, str] = {}
+    git_commit: str | None = Field(None, pattern=r"^[0-9a-f]{7,64}$")
 
     @field_validator("files")
     @classmethod

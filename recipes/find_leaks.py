@@ -1,11 +1,13 @@
 """The program find_leaks: does a test split stand in what models were trained on? Against each ancestor (row D4).
 
-All leaks are in the artifact `leaks`, one JSON line each; the result names the first few.
+All leaks are in the artifact `leaks`, one JSON line each; the result names the first few. The test split is fetched, whose
+records are read again and again; what was trained on, which may be large, is read once where it lies.
 """
 
 from collections import Counter
 from pathlib import Path
 
+from recipes.record_lines import record_lines
 from recipes.runner import main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -20,19 +22,20 @@ MATCHES = ("none", "near", "exact")
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
-    files = {role: sorted(store.fetch(source, Path(job.cache_dir)).rglob("*.jsonl")) for role, source in job.inputs.items()}
+    tested_files = sorted(store.fetch(job.inputs[TEST], Path(job.cache_dir)).rglob("*.jsonl"))
+    trained_on = {role: source for role, source in sorted(job.inputs.items()) if role != TEST}
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)
     by_ancestor: Counter[str] = Counter()
     first: list[Leak] = []
     with (
-        HeldOut(files.pop(TEST), parameters.near) as tested,
+        HeldOut(tested_files, parameters.near) as tested,
         (folder / "leaks.jsonl").open("w", encoding="utf-8") as out,
     ):
         matches = bytearray(len(tested))  # of each test record the strongest
-        for role in sorted(files):
+        for role, source in trained_on.items():
             ancestor = parameters.names.get(role, role)
-            for leak in tested.leaks(files[role], ancestor):
+            for leak in tested.leaks(record_lines(store, source), ancestor):
                 out.write(leak.model_dump_json() + "\n")
                 by_ancestor[ancestor] += 1
                 matches[leak.line - 1] = max(matches[leak.line - 1], MATCHES.index(leak.match))
@@ -44,7 +47,7 @@ def find_leaks(job: Job, store: Store, work: Path) -> Result:
     artifact = store.publish(folder, job.outputs["leaks"], "leaks", inputs=inputs)
     leaks = Leaks(
         tested=len(matches),
-        searched=len(files),
+        searched=len(trained_on),
         exact=exact,
         near=near,
         by_ancestor=dict(by_ancestor),

@@ -86,12 +86,14 @@ def nearest(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_
 
 
 def smaller_batches(recipe: Recipe) -> Iterator[Alternative]:
-    rows, accumulation = recipe.batch_size, recipe.gradient_accumulation
+    rows = recipe.batch_size
     while rows % 2 == 0:
-        rows, accumulation = rows // 2, accumulation * 2
-        parameters = {"batch_size": rows, "gradient_accumulation": accumulation}
-        words = f"batch_size {rows} with gradient_accumulation {accumulation}, which is the same effective batch"
-        yield Alternative(recipe.changed(parameters), parameters, words)
+        rows //= 2
+        smaller = recipe.in_batches_of(rows)
+        times = smaller.gradient_accumulation
+        parameters = {"batch_size": rows, "gradient_accumulation": times}
+        words = f"batch_size {rows} with gradient_accumulation {times}, which is the same effective batch"
+        yield Alternative(smaller, parameters, words)
 
 
 def on_hardware_of(recipe: Recipe, others: Iterable[Recipe]) -> Iterator[Alternative]:

@@ -4,6 +4,7 @@ It is both: what a restarted program must know (with which micro-batch, without 
 tells people. Written before the program ends for it, so that no kill loses it.
 """
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -28,7 +29,9 @@ class OutOfMemory(Frozen):
     step: int | None = Field(description="the step that did not fit; the kernel, which ends programs, says none")
     batch_size: int
     gradient_accumulation: int
-    after: int | None = Field(None, description="the last step with the micro-batch from before; known once the run goes on")
+    after: int | None = Field(
+        None, description="the last step with the micro-batch from before that the final weights come from; known later"
+    )
 
     @property
     def words(self) -> str:
@@ -85,13 +88,33 @@ class Incidents(Frozen):
         return tuple(range(entry.step - 1, entry.noticed + 1) for entry in self.diverged if entry.skipped)
 
     def going_on(self, step: int) -> "Incidents":
-        """Of a run that goes on after `step` with what they say."""
-        told = {"after": step}
+        """Of a run that goes on after `step` with what they say; it may have gone back behind where one began to hold."""
         entries = (
-            entry.model_copy(update=told) if isinstance(entry, OutOfMemory) and entry.after is None else entry
+            entry.model_copy(update={"after": step})
+            if isinstance(entry, OutOfMemory) and (entry.after is None or entry.after > step)
+            else entry
             for entry in self.entries
         )
         return Incidents(entries=tuple(entries))
+
+    def grown(self, incident: Incident) -> "Incidents":
+        return self if incident in self.entries else Incidents(entries=(*self.entries, incident))
+
+    def without(self, others: Collection[Incident]) -> "Incidents":
+        return Incidents(entries=tuple(entry for entry in self.entries if entry not in others))
+
+    def repeating(self, others: Sequence[Incident], step: int) -> "Incidents":
+        """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `others`.
+
+        Samples are left out from the beginning on: of the steps that came to them, or behind them, none was left. A
+        micro-batch gets smaller where it did then.
+        """
+        hold = (
+            entry
+            for entry in others
+            if (entry.skipped if isinstance(entry, Diverged) else entry.after is not None and entry.after <= step)
+        )
+        return Incidents(entries=(*hold, *self.without(others).entries))
 
     def fitted(self, recipe: Recipe) -> Recipe:
         """The recipe with the micro-batch that fits into memory, as far as the run has found out.
@@ -100,6 +123,11 @@ class Incidents(Frozen):
         """
         sizes = [entry.batch_size for entry in self.out_of_memory]
         return recipe.in_batches_of(min(sizes)) if sizes else recipe
+
+
+def ends_of(incidents: Iterable[Incident]) -> list[Diverged]:
+    """The divergences after which a run did not go on."""
+    return [entry for entry in incidents if isinstance(entry, Diverged) and not entry.skipped]
 
 
 def read_incidents(store: Store, checkpoints: str) -> Incidents:
@@ -113,10 +141,9 @@ def read_incidents(store: Store, checkpoints: str) -> Incidents:
 def write_incident(store: Store, checkpoints: str, incident: Incident) -> Incidents:
     """Add one. What a killed program had written already, and its successor runs into again, counts once."""
     known = read_incidents(store, checkpoints)
-    if incident in known.entries:
-        return known
-    grown = Incidents(entries=(*known.entries, incident))
-    put_incidents(store, checkpoints, grown)
+    grown = known.grown(incident)
+    if grown != known:
+        put_incidents(store, checkpoints, grown)
     return grown
 
 

@@ -40,6 +40,7 @@ STATED = {
         intermediate_size=1536,
         vocab_size=49152,
         tie_word_embeddings=True,
+        max_position_embeddings=8192,
     ),
 }
 """Base model -> the shape in its own configuration."""

@@ -26,11 +26,13 @@ def sharding(recipe: Recipe) -> dict[str, Any]:
 def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
     """transformers' DistributedConfig for FSDP2, which is `full_shard`: a block's weights are shards again once used.
 
-    Shards that are trained are of float32; in bfloat16 a block's weights are gathered and compute.
+    Shards that are trained are of float32; in bfloat16 a block's weights are gathered and compute. With tensor parallelism
+    they are shards of parts, which are never gathered (Shoeybi et al. 2019).
     """
     if recipe.distributed and recipe.distributed.strategy == "fsdp" and recipe.processes > 1:
-        mixed = recipe.method == "full" and recipe.computing_dtype == "bfloat16"
-        return {"fsdp_size": recipe.processes, "fsdp_mixed_precision": mixed}
+        mixed = recipe.method == "full" and recipe.computing_dtype == "bfloat16" and recipe.data_parallel > 1
+        parts = {"tp_size": recipe.tensor_parallel} if recipe.tensor_parallel > 1 else {}
+        return {"fsdp_size": recipe.data_parallel, "fsdp_mixed_precision": mixed, **parts}
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
-from recipes.launch import sharding, zero_stage
+from recipes.launch import fully_sharded, zero_stage
 from recipes.recipe import Recipe
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -64,20 +64,22 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     """The budget of a recipe with a base model of that shape, for each GPU.
 
     Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
-    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed.
+    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed. With tensor
+    parallelism it is a part of the model that is sharded and gathered, and whose heads and inner width are computed.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
     """
-    trained = trained_tensors(recipe, shape)
+    part = shape.part(recipe.tensor_parallel)
+    trained = trained_tensors(recipe, part)
     trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
-    frozen = frozen_bytes(recipe, shape) if recipe.method != "full" else 0
+    frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
     sizes = sum(tensors.total for tensors in trained) * trained_width
     strategy = recipe.distributed.strategy if recipe.distributed else None
-    shards = recipe.processes
+    shards = recipe.data_parallel
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
     of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") else 1
-    forward = forward_of(recipe, shape)
+    forward = forward_of(recipe, part.model_copy(update={"vocab_size": shape.vocab_size}))  # logits are gathered
     # Full DPO keeps the base beside what it trains, and spread as that is.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
@@ -88,18 +90,20 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
         "activations": float(saved_bytes(forward)),
         "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),
-        "gathered": gathered_bytes(recipe, shape) if of_weights > 1 else 0.0,
+        "gathered": gathered_bytes(recipe, part) if of_weights > 1 else 0.0,
     }
     used = sum(parts.values())
     if recipe.hardware.gpus == 0:
         return MemoryBudget(**parts, allowance=HOST_PROCESS)
-    apart = CONTEXT + (COMMUNICATION if shards > 1 else 0)
+    apart = CONTEXT + (COMMUNICATION if recipe.processes > 1 else 0)
     return MemoryBudget(**parts, allowance=apart + FRAGMENTATION * used)
 
 
 def autocasts(recipe: Recipe) -> bool:
     """Whether weights in float32 have copies in 16 bits beside them, until the backward pass is done; shards have none."""
-    return recipe.method == "full" and recipe.computing_dtype != "float32" and not sharding(recipe)
+    shards = fully_sharded(recipe)
+    is_spread = bool(zero_stage(recipe) or (shards and recipe.data_parallel > 1))
+    return recipe.method == "full" and recipe.computing_dtype != "float32" and not is_spread
 
 
 def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:

@@ -3,6 +3,7 @@
 A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.store`).
 """
 
+import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Self
 
 import obstore
 
@@ -27,6 +29,9 @@ CONCURRENT_PARTS = 2
 """Parts on their way at once: together with their size, the memory of an upload."""
 UNFINISHED = re.compile(r".*#\d+")
 """What obstore calls a file of a folder that is not complete yet; no listing shows it."""
+
+MD5 = re.compile(r'"(?P<md5>[0-9a-f]{32})"')
+"""An ETag that tells what an object consists of."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Objects:
         self._variables = dict(variables or {})
         self._root = local_root(address)
         self._buckets: dict[str, Bucket] = {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[StoreAddress, Mapping[str, str]]]:
+        """To another process goes where it is and with which keys; its buckets it opens itself."""
+        return type(self), (self.address, self._variables)
 
     def put_bytes(self, uri: str, data: bytes) -> None:
         store, key = self._place(uri)
@@ -92,6 +101,22 @@ class Objects:
         with readable_errors(uri):
             meta = obstore.head(store, key)
         return StoredObject(uri, meta["size"], meta["e_tag"] or "", store, key)
+
+    def holds(self, uri: str, data: bytes) -> bool:
+        """Whether these bytes lie there already, as far as the store tells without sending them.
+
+        A folder is read. S3 names the MD5 of what was put in one request, but not with keys of KMS; else the size decides.
+        """
+        try:
+            found = self.open(uri)
+            if found.size != len(data):
+                return False
+            if self._root is not None:
+                return b"".join(found.chunks()) == data
+        except FileNotFoundError:  # or gone, or replaced, while it was read
+            return False
+        known = None if self.address.encryption == "aws:kms" else MD5.fullmatch(found.version)
+        return known is None or known["md5"] == hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def size(self, uri: str) -> int:
         """Raises FileNotFoundError."""

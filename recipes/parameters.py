@@ -1,9 +1,10 @@
 """What each program is told, but train: the types of `Job.parameters`. Train's are in `recipes.training.parameters`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from recipes.languages import CODES
 from recipes.recipe import Recipe
 from recipes.schema import Frozen
 
@@ -19,6 +20,12 @@ class SplitParameters(Frozen):
     column: str | None = Field(
         None, exclude_if=lambda value: value is None, description="column that names each record's split"
     )
+
+    @model_validator(mode="after")
+    def something_is_left_to_train_on(self) -> Self:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation and test together must be less than 1: the rest is trained on")
+        return self
 
 
 class TokenizeParameters(Frozen):
@@ -62,6 +69,16 @@ class FilterParameters(Frozen):
     language: str | tuple[str, ...] | None = Field(None, description="ISO 639 codes as fastText's lid.176 gives them")
     language_confidence: float = Field(0.5, ge=0, le=1, description="below it a language counts as unclear")
     toxicity: Toxicity | None = None
+
+    @field_validator("language")
+    @classmethod
+    def are_known(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for code in (value,) if isinstance(value, str) else value or ():
+            if code not in CODES:
+                raise ValueError(
+                    f"'{code}' is none of the languages that are told apart: write en, de, fr, zh, ... (ISO 639)"
+                )
+        return value
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from math import gcd
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,6 +13,7 @@ from recipes.architecture import Architecture
 from recipes.divergence import DivergencePolicy
 from recipes.gpus import requirement
 from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Frozen, Hardware, canonical_json, first_problem
+from recipes.yaml_document import yaml_document
 from recipes.yaml_lines import line_of, repeated_key
 
 FOLDER = Path(__file__).resolve().parent
@@ -92,8 +94,15 @@ class Recipe(Frozen):
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    batch_size: int = Field(ge=1, description="packed sequences, or pairs, per micro-batch and process")
+    batch_size: int = Field(ge=1, description="packed sequences, or pairs, per micro-batch")
     gradient_accumulation: int = Field(1, ge=1)
+    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    rows_per_step: int | None = Field(
+        None,
+        ge=1,
+        exclude_if=lambda value: value is None,
+        description="where the processes cannot share them evenly: their last micro-batches are smaller, or have no row",
+    )
     max_steps: int = Field(ge=1)
     eval_steps: int | None = Field(None, ge=1)
     sequence_length: int = Field(ge=8, description="tokens per packed sequence")
@@ -144,6 +153,17 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
+    def rows_fill_the_micro_batches(self) -> Self:
+        """Without a micro-batch that has no row in any process."""
+        fewer, most = self.places_per_step - self.batch_size * self.data_parallel, self.places_per_step
+        if self.rows_per_step is not None and not fewer < self.rows_per_step <= most:
+            raise ValueError(
+                f"rows_per_step is {self.rows_per_step}, but batch_size, gradient_accumulation and distributed make "
+                f"{fewer + 1} to {most}: make them agree, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def hardware_agrees(self) -> Self:
         """GPUs are counted for each node (row Z24), and `gpu_requirement` is their sum."""
         shape = self.distributed
@@ -154,10 +174,9 @@ class Recipe(Frozen):
         if self.gpu_requirement is None:
             return self
         wanted = requirement(self.gpu_requirement)
-        total = self.hardware.gpus * (shape.num_nodes if shape else 1)
-        if (total, self.hardware.gpu_type) != (wanted.gpus, wanted.gpu_type):
+        if (self.gpus, self.hardware.gpu_type) != (wanted.gpus, wanted.gpu_type):
             raise ValueError(
-                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {total} of "
+                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {self.gpus} of "
                 f"{self.hardware.gpu_type}: make them agree"
             )
         return self
@@ -181,31 +200,64 @@ class Recipe(Frozen):
         """How many processes train at once: one for each GPU, or for each process that `distributed` asks for."""
         return self.distributed.num_nodes * self.distributed.gpus_per_node if self.distributed else 1
 
-    def on(self, processes: int) -> Self:
-        """The same effective batch on another number of processes, all of one node.
+    @property
+    def gpus(self) -> int:
+        """On all nodes."""
+        return self.hardware.gpus * (self.distributed.num_nodes if self.distributed else 1)
 
-        The micro-batch is the largest, up to the recipe's, with which it comes out even.
+    @property
+    def tensor_parallel(self) -> int:
+        """How many processes hold a part of each weight, and compute a micro-batch together."""
+        return self.distributed.tensor_parallel if self.distributed else 1
+
+    @property
+    def data_parallel(self) -> int:
+        """How many micro-batches are computed at once."""
+        return self.processes // self.tensor_parallel
+
+    def on(self, processes: int) -> Self:
+        """The same effective batch on another number of processes: of as large nodes, where there are several and they come
+        out even, else all of one.
+
+        The micro-batch is the largest, up to the recipe's, with which it comes out even, where it can. As many share a
+        weight as come out even too, and no more than before.
 
         Raises:
-            BadConfiguration: the rows of a step cannot be shared out evenly.
+            BadConfiguration: a step has not a row for each.
         """
         if processes == self.processes:
             return self
-        rows = self.samples_per_step
-        if rows % processes:
+        rows, shape = self.samples_per_step, self.distributed or Distributed()
+        nodes = processes // shape.gpus_per_node if shape.num_nodes > 1 and processes % shape.gpus_per_node == 0 else 1
+        on_a_node = processes // nodes
+        tensor_parallel = gcd(self.tensor_parallel, on_a_node)
+        data_parallel = processes // tensor_parallel
+        if rows < data_parallel:
             raise BadConfiguration(
-                f"recipe '{self.name}': the {rows} rows of a step cannot be shared evenly by {processes} processes: "
-                "take a number of processes that divides them"
+                f"recipe '{self.name}': the {rows} rows of a step are too few for {processes} processes: take "
+                f"{rows * tensor_parallel} of them at most"
             )
-        shape = (self.distributed or Distributed()).model_copy(update={"num_nodes": 1, "gpus_per_node": processes})
-        changed = {"gradient_accumulation": rows // processes, "distributed": shape}
-        return self.model_copy(update=changed | {"batch_size": 1}).in_batches_of(self.batch_size)
+        changed = {
+            "rows_per_step": rows,
+            "distributed": shape.model_copy(
+                update={"num_nodes": nodes, "gpus_per_node": on_a_node, "tensor_parallel": tensor_parallel}
+            ),
+            "hardware": self.hardware.model_copy(update={"gpus": on_a_node if self.hardware.gpus else 0}),
+            "gpu_requirement": None,
+        }
+        return self.model_copy(update=changed).in_batches_of(self.batch_size)
 
     def in_batches_of(self, most: int) -> Self:
         """The same effective batch on as many processes, in the largest micro-batches of up to so many rows."""
-        rows = self.batch_size * self.gradient_accumulation
-        batch = next(size for size in range(most, 0, -1) if rows % size == 0)
-        return self.model_copy(update={"batch_size": batch, "gradient_accumulation": rows // batch})
+        rows, rest = divmod(self.samples_per_step, self.data_parallel)
+        if rest:
+            batch = min(most, rows + 1)
+            times = -(-self.samples_per_step // (batch * self.data_parallel))
+        else:
+            batch = next(size for size in range(most, 0, -1) if rows % size == 0)
+            times = rows // batch
+        stated = self.samples_per_step if rest else None
+        return self.model_copy(update={"batch_size": batch, "gradient_accumulation": times, "rows_per_step": stated})
 
     @property
     def sequences(self) -> int:
@@ -215,12 +267,17 @@ class Recipe(Frozen):
     @property
     def samples_per_step(self) -> int:
         """The effective batch: rows of the dataset between two updates of the weights."""
-        return self.batch_size * self.gradient_accumulation * self.processes
+        return self.rows_per_step or self.places_per_step
+
+    @property
+    def places_per_step(self) -> int:
+        """Of rows, in the micro-batches of all processes; a row stands in each but for the last ones, if any."""
+        return self.batch_size * self.gradient_accumulation * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens between two updates of the weights, padding included."""
-        return self.sequences * self.gradient_accumulation * self.processes * self.sequence_length
+        return self.sequences // self.batch_size * self.samples_per_step * self.sequence_length
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -235,7 +292,7 @@ class Recipe(Frozen):
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {known}")
         try:
             text = path.read_text(encoding="utf-8")
-            document = yaml.safe_load(text)
+            document = yaml_document(text)
             repeated = repeated_key(text)
         except UnicodeDecodeError as error:
             raise BadConfiguration(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None

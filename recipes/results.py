@@ -25,10 +25,12 @@ class TrainingFacts(Frozen):
     `losses` maps a step to its loss. `resumed_from`, `best_step` and `published_step` are steps: of the checkpoint that the
     last process went on from, of the one with the lowest validation loss, and the one whose weights the run left. Times are
     in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
-    which the loop stood still for a checkpoint. `tokens` counts those trained on, padding included.
+    which the loop stood still for a checkpoint. `gpu_seconds` are those of each GPU, of which there may have been more at
+    one time than at another. `tokens` counts those trained on, padding included.
     """
 
     train_seconds: float
+    gpu_seconds: float = 0.0
     resumed_from: int | None
     unsent_metrics: int
     losses: dict[int, float | None]

@@ -20,6 +20,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -169,10 +170,28 @@ class Distributed(Frozen):
     strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3"] = "ddp"
     num_nodes: int = Field(1, ge=1)
     gpus_per_node: int = Field(8, ge=1)
+    # Left out where it is 1: runs that were made before there was this key keep their digests.
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        exclude_if=lambda value: value == 1,
+        description="processes of a node that hold a part of each weight and compute the same rows together (row H4)",
+    )
     backend: Literal["nccl", "gloo"] = "nccl"
     sharding: Literal["full_shard"] | None = None
     gang_scheduling: bool = True
     rdma: Literal["auto", "enabled", "disabled"] = "auto"
+
+    @model_validator(mode="after")
+    def tensor_groups_come_out_even(self) -> Self:
+        if self.tensor_parallel > 1 and self.strategy != "fsdp":
+            raise ValueError(f"tensor_parallel is not known to {self.strategy}: use strategy fsdp, or leave it out")
+        if self.gpus_per_node % self.tensor_parallel:
+            raise ValueError(
+                f"the {self.gpus_per_node} GPUs of a node are no multiple of tensor_parallel {self.tensor_parallel}: "
+                "take a number that divides them"
+            )
+        return self
 
 
 class Schedule(Frozen):
@@ -194,7 +213,7 @@ class CheckpointPolicy(Frozen):
     interval: Duration = "1h"
     interval_steps: int = Field(1000, ge=1)
     keep_last: int = Field(3, ge=1)
-    save_on_preempt: bool = True
+    save_on_preempt: bool = Field(True, description="on SIGTERM, of the last whole step, within the grace")
     # Left out where it is not set: runs that were made before there was this key keep their digests.
     compression: Literal["zstd"] | None = Field(
         None, exclude_if=lambda value: value is None, description="of what is uploaded"
@@ -234,6 +253,11 @@ class Job(Frozen):
     pods: int = Field(1, ge=1, description="on a cluster, of programs that can share their work through the store: prepare")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     schedule: Schedule = Schedule()
+
+    @property
+    def gpus(self) -> int:
+        """Of all its nodes."""
+        return self.hardware.gpus * (self.distributed.num_nodes if self.distributed else 1)
 
     @property
     def work_digest(self) -> str:

@@ -1,8 +1,8 @@
 """The program split: divide a dataset version into train, validation and test, deterministically and without leaks.
 
 With `group_by`, every group is spread over the splits as evenly as its size allows. A split is no copy: it says of which
-lines of the version it consists, in their order there (`recipes.selection`). A dataset may be larger than memory: it is read
-twice, some lines at a time.
+lines of the version it consists, in their order there (`recipes.selection`). A dataset may be larger than memory and disk:
+it is read twice, some lines at a time, from where it lies.
 """
 
 import hashlib
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from recipes.assignment import SPLITS, assign, draw, leaks, named, split_named
+from recipes.assignment import SPLITS, assign, draw, leaks, named, refuse_no_groups, split_named
 from recipes.layouts import laid_out, question
 from recipes.parameters import SplitParameters
+from recipes.preparation.source import Source
 from recipes.records import normalize
 from recipes.runner import main, say
 from recipes.schema import Artifact, BadConfiguration, FileRecord, Job, Manifest, Result, Selection
@@ -59,14 +60,15 @@ def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Div
     if parameters.column:
         chosen = named(np.frombuffer(splits, np.int8), parameters.column)
     else:
+        refuse_no_groups(codes, parameters)
         group = np.frombuffer(groups, np.int64) if parameters.group_by else np.zeros(len(drawn), np.int64)
         chosen = assign(drawn, group, parameters)
     return Divided(chosen, leaks(drawn, chosen))
 
 
-def runs(file: Path) -> Iterator[list[bytes]]:
+def runs(source: Source, path: str) -> Iterator[list[bytes]]:
     """The lines of a file, some at a time."""
-    with file.open("rb") as opened:
+    with source.open(path) as opened:
         yield from runs_of_lines(iter(lambda: opened.read(PIECE), b""))
 
 
@@ -85,10 +87,10 @@ class Part:
         self.digest.update(data)
 
 
-def parts_of(file: Path, chosen: NDArray[np.int8], before: int) -> dict[str, Part]:
+def parts_of(source: Source, path: str, chosen: NDArray[np.int8], before: int) -> dict[str, Part]:
     """What each split has of a file, behind the `before` records of the files before it."""
     parts = {name: Part() for name in SPLITS}
-    for lines in runs(file):
+    for lines in runs(source, path):
         splits = chosen[before : before + len(lines)]
         before += len(lines)
         for place, part in enumerate(parts.values()):
@@ -96,20 +98,18 @@ def parts_of(file: Path, chosen: NDArray[np.int8], before: int) -> dict[str, Par
     return parts
 
 
-def selected(
-    store: Store, source: Artifact, files: Mapping[str, Path], split: NDArray[np.int8], places: Mapping[str, str]
-) -> Files:
+def selected(store: Store, version: Artifact, source: Source, split: NDArray[np.int8], places: Mapping[str, str]) -> Files:
     """The files of each split, whose bitmaps are stored: one for each file of the version that has a record in the split."""
     found: Files = {name: [] for name in SPLITS}
     before = 0
-    for number, (path, file) in enumerate(files.items()):
+    for number, path in enumerate(source.files):
         records = 0
-        for name, part in parts_of(file, split, before).items():
+        for name, part in parts_of(source, path, split, before).items():
             marks = np.concatenate([np.zeros(0, np.bool_), *part.marks])
             records, count, bitmap = len(marks), int(marks.sum()), bitmap_of(marks)
             if count:
                 selection = Selection(
-                    of=source.digest,
+                    of=version.digest,
                     path=path,
                     before=before,
                     records=records,
@@ -128,21 +128,20 @@ def selected(
 def divide(job: Job, store: Store, work: Path) -> Result:
     """Split a version. Input: `dataset`. Outputs: `train`, `validation`, `test`."""
     parameters = SplitParameters.model_validate(job.parameters)
-    source = job.inputs["dataset"]
-    folder = store.fetch(source, Path(job.cache_dir))
-    files = {file.path: folder / file.path for file in store.manifest(source).files if file.path.endswith(".jsonl")}
-    rows = (json.loads(line) for file in files.values() for lines in runs(file) for line in lines)
+    version = job.inputs["dataset"]
+    source = Source(store, version, Path(job.cache_dir))
+    rows = (json.loads(line) for path in source.files for lines in runs(source, path) for line in lines)
     divided = split(rows, parameters)
     places = {name: job.outputs[name].rstrip("/") for name in SPLITS}
     artifacts, counts = {}, dict(zip(SPLITS, np.bincount(divided.split, minlength=len(SPLITS)).tolist(), strict=True))
-    for name, found in selected(store, source, files, divided.split, places).items():
+    for name, found in selected(store, version, source, divided.split, places).items():
         facts: dict[str, JsonValue] = {
             "split": name,
             "num_records": counts[name],
             "parameters": parameters.model_dump(mode="json"),
         }
-        store.put_bytes(origin_uri(places[name]), source.uri.encode())
-        manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": source.digest}, facts=facts)
+        store.put_bytes(origin_uri(places[name]), version.uri.encode())
+        manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": version.digest}, facts=facts)
         artifacts[name] = store.put_manifest(places[name], manifest)
         say(f"{name}: {counts[name]} records")
     return Result(

@@ -7,40 +7,34 @@ from the job.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PrinterCallback, set_seed
+from transformers import PrinterCallback, set_seed
 
-from recipes import base_model
-from recipes.arithmetic import tell_fallback
-from recipes.checkpoints import Checkpoints
-from recipes.incidents import Incidents, read_incidents
-from recipes.launch import sharding, trains_shards, zero_stage
+from recipes.incidents import read_incidents
+from recipes.launch import trains_shards
 from recipes.runner import Preempted, Restart, main, say
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.schema import Job, Result
 from recipes.store import Store
-from recipes.training import zero
+from recipes.training.course import Course, take_up
 from recipes.training.facts import facts_of
-from recipes.training.group import join
-from recipes.training.healing import restart_smaller, roll_back, what_happened
+from recipes.training.healing import restart_smaller, roll_back
 from recipes.training.logged import LogToTracking
-from recipes.training.machine import refuse_what_the_machine_lacks
+from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.objectives import objective_of
 from recipes.training.out_of_memory import is_out_of_memory
-from recipes.training.parameters import TrainParameters
-from recipes.training.publishing import publish_trained, save_spread, save_trained
-from recipes.training.resuming import check_position, is_over, owes_evaluation, where_to_resume
-from recipes.training.samples import SampleOrder, SamplesOfRun
+from recipes.training.publishing import publish_trained, save_chosen
+from recipes.training.resuming import MADE_WITH, is_over, made_with, owes_evaluation
+from recipes.training.samples import RowsOrNone, SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
-from recipes.training.sharded import load_weights
-from recipes.training.start import copy_weights
-from recipes.training.stopping import StopOnDivergence, StopOnSignal, StopToRepeat
-from recipes.training.trainable import refuse_what_is_missing
+from recipes.training.start import start_from
+from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
-from recipes.training.usage import Meter, work_of_step
+from recipes.training.usage import Meter, WriteUsage, work_of_step
+from recipes.usage import Usage, folder_of, read_usage
 
 METRICS_GRACE_SECONDS = 600
 """How long a finished run waits for a tracking server that is down, before it ends without its last points."""
@@ -55,137 +49,136 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
 
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
-        Preempted: SIGTERM came; a checkpoint was saved.
+        Preempted: SIGTERM came; a checkpoint was saved, where the job wants one then.
         Restart: memory ran out or the loss diverged, and the run can go on otherwise.
     """
-    parameters = TrainParameters.model_validate(job.parameters)
-    recipe = parameters.recipe
-    refuse_what_is_missing(recipe)
-    refuse_what_the_machine_lacks(recipe)
-    group = join(job.distributed)
-    if group.leads:
-        tell_fallback(recipe.computing_dtype)
-    recipe = recipe.on(group.size)
-    policy, uri = job.checkpoint, job.outputs["checkpoints"]
-    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
-    with group.one_fetches():
-        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from)
-    done, repeats = resume[0] if resume else 0, parameters.repeats
-    found = what_happened(store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
-    incidents = group.share(found)
-    recipe = incidents.fitted(recipe)
-    cache = Path(job.cache_dir)
-    cache.mkdir(parents=True, exist_ok=True)
+    course = take_up(job, store, work)
+    recipe, group = course.recipe, course.group
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
-    with group.one_fetches():
-        base = base_model.resolve(recipe.base_model, store, cache)
-        folder = store.fetch(base, cache)
-        for split in ("train", "validation"):
-            store.fetch(job.inputs[split], cache)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    objective = objective_of(recipe)
-    rows = {}
-    for split in ("train", "validation"):
-        try:
-            rows[split] = objective.rows(job.inputs[split], store, cache, tokenizer)
-        except BadConfiguration as problem:
-            raise BadConfiguration(f"the {split} split: {problem}") from None
-    order = SampleOrder(len(rows["train"]), recipe.seed, incidents.skipped)
-    samples = SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps)
+    material = gather(job, recipe, group, store)
+    model = build_model(job, course, material, store)
+    ends = Ends(
+        StopOnSignal(group, saves=job.checkpoint.save_on_preempt),
+        StopOnDivergence(recipe.divergence),
+        StopToRepeat(course.repeats),
+    )
+    trainer = build_trainer(job, course, material, model, ends, store, work)
+    if group.size > 1:
+        set_seed(recipe.seed + group.data_rank)  # other rows drop out others, on equal weights
+    run(trainer, course, store)
+    return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
-    set_seed(recipe.seed)
-    model = load_for_training(folder, recipe)
-    objective.begin(model)
-    if resume is None and (start := job.inputs.get("start")):
-        with group.one_fetches():
-            weights = store.fetch(start, cache)
-        if zero_stage(recipe) == 3 and recipe.method == "full":
-            zero.load_weights(model, weights, leads=group.leads)
-        elif trains_shards(recipe):
-            load_weights(model, weights, group)
-        else:
-            copy_weights(model, f"input 'start' ({start.uri})", weights)
-        say(f"starting from the weights of {start.uri}")
-    if resume:
-        check_position(resume, samples)
+
+def build_model(job: Job, course: Course, material: Material, store: Store) -> Any:
+    """The base model with what is trained of it, as it is before the run's first step."""
+    set_seed(course.recipe.seed)
+    model = load_for_training(material.folder, course.recipe)
+    material.objective.begin(model)
+    if course.resume is None and (start := job.inputs.get("start")):
+        start_from(start, model, course.recipe, course.group, store, Path(job.cache_dir))
+    return model
+
+
+def build_trainer(
+    job: Job, course: Course, material: Material, model: Any, ends: Ends, store: Store, work: Path
+) -> ObjectiveTrainer:
+    """What trains `model` from the checkpoint on that the run has come to."""
+    recipe, group, resume = course.recipe, course.group, course.resume
     evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
-    anew = incidents.steps_done_anew
+    anew = course.steps_done_anew
     metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
-    meter = Meter(resume)
+    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, job.gpus)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
-
-    stop = StopOnSignal(group)
-    divergence, repeat = StopOnDivergence(recipe.divergence), StopToRepeat(repeats)
-    logged = [LogToTracking(metrics, work_of_step(recipe, folder), meter)] if metrics else []
+    saving = [CheckpointWhenDue(job.checkpoint, group), SaveTheBest()]
+    told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
+    written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
+    order = SampleOrder(len(material.rows["train"]), recipe.seed, course.incidents.skipped)
     trainer = ObjectiveTrainer(
         model=model,
         args=arguments(recipe, work, model, evaluate_first=evaluates_first),
-        train_dataset=rows["train"],
-        eval_dataset=rows["validation"],
-        objective=objective,
-        stop=stop,
-        processing_class=tokenizer,
-        callbacks=[CheckpointWhenDue(policy, group), SaveTheBest(), stop, divergence, repeat, *logged],
-        checkpoints=checkpoints,
-        samples=samples,
+        train_dataset=RowsOrNone(material.rows["train"]) if recipe.rows_per_step else material.rows["train"],
+        eval_dataset=material.rows["validation"],
+        objective=material.objective,
+        stop=ends.signal,
+        processing_class=material.tokenizer,
+        callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written],
+        checkpoints=course.checkpoints,
+        facts={MADE_WITH: made_with(recipe)},
+        samples=SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps),
         metrics=metrics,
         meter=meter,
         group=group,
         in_rows=trains_shards(recipe),
     )
     trainer.remove_callback(PrinterCallback)
-    if group.size > 1:
-        set_seed(recipe.seed + group.rank)  # each process drops out others, on equal weights
+    return trainer
+
+
+def run(trainer: ObjectiveTrainer, course: Course, store: Store) -> None:
+    """Train until the run is over or something ends it. Raises Restart: a step did not fit into memory."""
     try:
-        trainer.train(resume_from_checkpoint=str(resume[1]) if resume else None)
+        trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
-        checkpoints.settle()
+        course.checkpoints.settle()
         if not is_out_of_memory(error):
             raise
-        if metrics:
-            metrics.close(timeout=STOPPED_GRACE_SECONDS)
-        raise restart_smaller(store, uri, recipe, trainer.state.global_step + 1) from error
-    if metrics is None:
-        return None
-    usage = meter.read()
-    checkpoints.wait()
-    lost = metrics.close(timeout=STOPPED_GRACE_SECONDS if stop.requested or divergence.found else METRICS_GRACE_SECONDS)
-    if divergence.found:
-        chosen = roll_back(store, uri, recipe, checkpoints, samples, divergence.found)
-    elif stop.requested and not is_over(trainer.state, recipe):
-        raise Preempted(f"checkpoint {trainer.state.global_step} holds everything")
-    elif repeat.reached and not is_over(trainer.state, recipe):
-        raise Restart(f"after step {trainer.state.global_step} the run that is repeated took smaller micro-batches")
-    else:
-        chosen = checkpoints.best() if recipe.publish == "best" else None
+        if trainer.metrics:
+            trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
+        raise restart_smaller(store, course.uri, course.recipe, trainer.state.global_step + 1) from error
+
+
+def leave(
+    job: Job, course: Course, material: Material, trainer: ObjectiveTrainer, ends: Ends, store: Store, work: Path
+) -> Result:
+    """Publish the weights of a run that has ended. Raises Preempted or Restart of one that goes on later."""
+    recipe = course.recipe
+    usage = trainer.meter.read(trainer.state.global_step)
+    course.checkpoints.wait()
+    ends_early = ends.signal.requested or ends.divergence.found
+    grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
+    lost = trainer.metrics.close(timeout=grace) if trainer.metrics else []
+    chosen = weights_to_leave(course, trainer, ends, store)
     out = work / recipe.trained_role
-    if sharding(recipe):  # no process has all weights, and the others have ended
-        chosen = chosen or checkpoints.latest()
-        published = chosen[0] if chosen else 0
-        save_spread(chosen, folder, recipe, out)
-    else:
-        published = chosen[0] if chosen else trainer.state.global_step
-        if chosen:
-            trainer.take_weights(chosen[1])
-        save_trained(trainer.model, folder, recipe, out)
+    published = save_chosen(trainer, chosen, material.folder, recipe, out)
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
-    trained = publish_trained(out, tokenizer, store, job, base, recipe)
+    trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
     return Result(
         work_digest=job.work_digest,
-        artifacts={trained.kind: trained, "base": base},
+        artifacts={trained.kind: trained, "base": material.base},
         metrics={"total_steps": float(trainer.state.global_step)},
         facts=facts_of(
             trainer,
-            recipe,
             usage,
-            read_incidents(store, uri),
-            resumed_from=resume[0] if resume else None,
+            read_incidents(store, course.uri),
+            resumed_from=course.resume[0] if course.resume else None,
             published=published,
             unsent=len(lost),
         ).model_dump(mode="json"),
     )
+
+
+def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, store: Store) -> tuple[int, Path] | None:
+    """The checkpoint whose weights the run leaves; None: those that training ended with."""
+    recipe, state = course.recipe, trainer.state
+    if found := ends.divergence.found:
+        checkpoints, resumed = course.checkpoints, course.resume
+        return roll_back(store, course.uri, recipe, checkpoints, resumed, trainer.samples, found, course.repeats)
+    if ends.signal.requested and not is_over(state, recipe):
+        raise Preempted(what_is_left(course, state.global_step))
+    if ends.repeat.reached and not is_over(state, recipe):
+        raise Restart(f"after step {state.global_step} the run that is repeated took smaller micro-batches")
+    return course.checkpoints.best() if recipe.publish == "best" else None
+
+
+def what_is_left(course: Course, step: int) -> str:
+    """In words, of a run that was stopped after `step`."""
+    known = [*course.checkpoints.local_steps(), course.resume[0] if course.resume else 0]
+    newest = max(saved for saved in known if saved <= step)
+    if step and newest == step:
+        return f"checkpoint {step} holds everything"
+    return f"stopped after step {step}: on from {f'checkpoint {newest}' if newest else 'the beginning'}"
 
 
 if __name__ == "__main__":

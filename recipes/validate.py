@@ -3,8 +3,10 @@
 The statistics become an artifact beside the version. Input `reference` is another version's: the two are compared by them.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from recipes.preparation.source import Source
 from recipes.runner import main, say
 from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
@@ -22,8 +24,8 @@ def validate(job: Job, store: Store, work: Path) -> Result:
     records = store.manifest(source).facts.get("num_records")
     if not isinstance(records, int):
         raise BadConfiguration(f"{source.uri} does not say how many records it has: make the version again")
-    files = sorted(store.fetch(source, Path(job.cache_dir)).rglob("*.jsonl"))
-    statistics, violations = examine(files, parameters, records, work)
+    lines = Source(store, source, Path(job.cache_dir)).lines()
+    statistics, violations = examine(lines, parameters, records, work)
     say(f"{statistics.records} records, {violations.count} violations of the contract")
     folder = work / "statistics"
     folder.mkdir(exist_ok=True)
@@ -37,17 +39,19 @@ def validate(job: Job, store: Store, work: Path) -> Result:
     return Result(work_digest=job.work_digest, artifacts={"statistics": artifact}, facts=facts.model_dump(mode="json"))
 
 
-def examine(files: list[Path], parameters: ValidateParameters, records: int, scratch: Path) -> tuple[Statistics, Violations]:
+def examine(
+    lines: Iterable[bytes], parameters: ValidateParameters, records: int, scratch: Path
+) -> tuple[Statistics, Violations]:
     """One pass over all records."""
     description = Description(parameters.measures, records, scratch)
     if not parameters.contract.has_rules:
-        for block in blocks(files):
+        for block in blocks(lines):
             description.see(block)
         return description.statistics(), Violations()
     from recipes.validation.conformance import Conformance  # pandera takes a second to import
 
     conformance = Conformance(parameters.contract)
-    for block in blocks(files):
+    for block in blocks(lines):
         description.see(block)
         conformance.see(block)
     return description.statistics(), conformance.violations()

@@ -14,11 +14,14 @@ from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.resumed import RESUMED
+from resources.metadata.tracking.run_data import COMMIT_TAG
 
 CODE = "code"
 DATASET = "dataset"
-ADDED = {CODE, DATASET}
-"""Keys of a job's configuration beside those of the job file: the source files, and the dataset version that it names."""
+ADDED = {CODE, DATASET, RESUMED}
+"""Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
+it was resumed."""
 
 
 def submit_command(database: Database, store: Store, job: CommandJob, user: str, organization: str) -> JobRecord:
@@ -41,9 +44,15 @@ def submit_command(database: Database, store: Store, job: CommandJob, user: str,
             id=identifier,
             type=COMMAND,
             experiment=job.experiment,
-            tags={"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB"},
+            tags=tags_of(job),
             connection=connection,
         )
+
+
+def tags_of(job: CommandJob) -> dict[str, str]:
+    """What the run says of its code, as MLflow's clients do."""
+    commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
+    return {"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB", **commit}
 
 
 def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:

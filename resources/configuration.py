@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from recipes.schema import BadConfiguration
+from recipes.yaml_document import TooLong, yaml_document
 
 PREFIX = "HANZO_ML_"
 NOT_SETTINGS = {"HOME", "CONFIG", "TRACKING_URI", "EXPERIMENT"} | {
@@ -37,9 +38,11 @@ def configuration_file(home: Path, environ: Mapping[str, str]) -> Path | None:
 def read_configuration(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """A configuration file as a document with every `${VAR}` replaced."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        document = yaml_document(path.read_text(encoding="utf-8")) or {}
     except UnicodeDecodeError:
         raise BadConfiguration(f"{path} is not UTF-8: save it in that encoding") from None
+    except TooLong as error:
+        raise BadConfiguration(f"{path} is not valid YAML: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none, an endless number
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.record_lines import record_lines
 from recipes.schema import Artifact, canonical_json
 from recipes.store import Store
-from resources.dataset_records import record_lines
 from resources.errors import invalid
 from resources.metadata.datasets import DatasetVersion
 

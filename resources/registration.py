@@ -4,7 +4,7 @@ Version asset, API and client all end here, so that the gate's verdict holds whi
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from recipes.results import trained_role
 from recipes.store import BrokenArtifact, Store
@@ -13,10 +13,12 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
-from resources.metadata.tracking.run_data import RunData
+from resources.metadata.totals import GPU_HOURS_METRIC
+from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 
 CONFIG = ("dataset", "method", "recipe")
+STEPS_METRIC = "system/total_steps"
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int}
 
 
@@ -86,20 +88,34 @@ def describe_run(
     user: str,
     tags: Mapping[str, str],
 ) -> Registration:
-    """What the run's parameters say (specification row O1)."""
-    params = RunData(database).params(run_id)
+    """What the run's parameters say, and what it measured (specification row O1). What it does not say is left out."""
+    logged = RunSearch(database).get(Runs(database).get(run_id))
+    params = logged.params
+    measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
     config: dict[str, object] = {key: params[key] for key in CONFIG if key in params}
-    config |= {key: convert(params[key]) for key, convert in NUMBERS.items() if key in params}
+    config |= {key: number_or_text(convert, params[key]) for key, convert in NUMBERS.items() if key in params}
     if "max_steps" in config:
         config["total_steps"] = config.pop("max_steps")
+    if STEPS_METRIC in measured:  # training may end before the steps that it was given
+        config["total_steps"] = int(measured[STEPS_METRIC])
+    if GPU_HOURS_METRIC in measured:
+        config["gpu_hours"] = measured[GPU_HOURS_METRIC]
     return Registration(
         run_id=run_id,
         architecture=architecture,
         base_model=params.get("model", ""),
         method=params.get("method", ""),
         metrics=metrics,
-        training_config={**config, "gpu_hours": 0.0},
+        training_config=config,
         source=source,
         created_by=user,
         tags=dict(tags),
     )
+
+
+def number_or_text(convert: Callable[[str], float], value: str) -> float | str:
+    """A run that is no job's may call its dataset version "v7"."""
+    try:
+        return convert(value)
+    except ValueError:
+        return value

@@ -21,7 +21,8 @@ from pathlib import Path
 from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.detached import is_running, lock, send, start, stop
+from resources.detached import LOG, is_running, lock, send, start, stop
+from resources.last_words import last_words
 from resources.metadata.database import Database
 from resources.services import SOURCE, Service, environment, services
 from resources.settings import Settings
@@ -62,7 +63,7 @@ def up(settings: Settings, console: Console) -> None:
                     missing.remove(service)
                     launch(service, place, environment(settings))
                 elif not is_running(place):
-                    raise BadConfiguration(f"{service.name} ended as it started: {last_line(place / 'log.txt')}")
+                    raise BadConfiguration(f"{service.name} ended as it started: {last_words(read_log(place))}")
                 if answers(service):
                     ready[service.name] = time.monotonic() - started
                     console.print(f"  {service.name:<18} ready after {ready[service.name]:.1f} s")
@@ -163,9 +164,9 @@ def answers(service: Service) -> bool:
         return probe.connect_ex(("127.0.0.1", service.port)) == 0
 
 
-def last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1] if lines else "it wrote nothing"
+def read_log(place: Path) -> str:
+    log = place / LOG
+    return log.read_text(errors="replace") if log.is_file() else ""
 
 
 def down(settings: Settings, console: Console) -> None:

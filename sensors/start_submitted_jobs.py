@@ -1,7 +1,7 @@
 """A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
 A command of the user's own waits for nothing.
 
-The run key is the job's id: exactly once.
+The run key is the job's id: exactly once; of one that was resumed, once more each time.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,14 @@ from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from resources.errors import HanzoError
+from resources.metadata.dataset_problems import problems_of
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, TRACKED, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
 from sensors.retry_dead_runs import may_be_retried
 from sensors.sensor import sensor
 
+PARTITION_TAG, RUN_KEY_TAG = "dagster/partition", "dagster/run_key"
 MAX_NEW_RUNS = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
 
@@ -49,12 +51,25 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         elif decision.start and new < MAX_NEW_RUNS:
             partitions, asset = place_of(job)
             # One that was requested before is requested again: if it was launched, its run key holds.
-            new += not context.instance.has_dynamic_partition(partitions, job.id)
+            new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
             context.instance.add_dynamic_partitions(partitions, [job.id])
-            requests.append(dg.RunRequest(run_key=job.id, partition_key=job.id, asset_selection=[asset]))
+            requests.append(dg.RunRequest(run_key=run_key(job), partition_key=job.id, asset_selection=[asset]))
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
     control_plane.heartbeats.beat(SENSORS)
     return dg.SensorResult(run_requests=requests)
+
+
+def run_key(job: JobRecord) -> str:
+    times = job.resumed.times
+    return f"{job.id}-{times}" if times else job.id
+
+
+def goes_on_still(instance: dg.DagsterInstance, job: JobRecord) -> bool:
+    """Whether a run from before the job was resumed still ends: its program saves a checkpoint as it is cancelled."""
+    if not job.resumed.times:
+        return False
+    runs = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job.id}))
+    return any(not run.is_finished and run.tags.get(RUN_KEY_TAG) != run_key(job) for run in runs)
 
 
 def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
@@ -68,6 +83,8 @@ def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
 def decide(
     context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
 ) -> Decision:
+    if goes_on_still(context.instance, job):
+        return Decision(wait="waits until what ran before it was resumed has ended")
     if job.type == COMMAND:
         return Decision(start=True)
     model = str(job.config["model"])
@@ -84,7 +101,9 @@ def decide(
         return Decision(fail=f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
     if not version.splits or not control_plane.validations.judged(version.id, connection):
         if run := failed_split(context.instance, version.reference):
-            return Decision(fail=f"dataset {version.reference} could not be checked and split: see run {run} in Dagster")
+            problem = problems_of(connection, [version.id]).get(version.id)
+            reason = problem.problem if problem else f"could not be checked and split: see run {run} in Dagster"
+            return Decision(fail=f"dataset {version.reference} {reason}")
         return Decision(wait=f"waits for the checks and splits of {version.reference}")
     return Decision(start=True)
 

@@ -26,22 +26,33 @@ class Call:
     caller: Caller | None = None
     references: frozenset[Reference] = frozenset()
     state: Mapping[str, Any] = field(default_factory=dict)
+    is_counted: bool = False
+    """Counted in the transaction of what it changed, and so on record already."""
 
-    def audited(self, status: int) -> AuditedCall:
-        objects = {str(reference) for reference in self.references} if self.references else set()
-        if run_id := self.state.get("run_id"):
-            objects.add(str(Reference(Kind.RUN, str(run_id))))
+    @property
+    def duration_ms(self) -> float:
+        """Until now."""
+        return round((time.perf_counter() - self.started) * 1000, 3)
+
+    def audited(self, status: int, duration_ms: float = 0.0) -> AuditedCall:
+        """Without a duration, the kind of call that it is counted as."""
         return AuditedCall(
             user=self.caller.user_id if self.caller else "",
             organization=self.caller.organization if self.caller else "",
             roles=tuple(sorted(self.caller.roles)) if self.caller else (),
             method=self.method,
             route=self.route,
-            objects=tuple(sorted(objects)),
+            objects=self._objects(),
             status=status,
             client=self.client,
-            duration_ms=round((time.perf_counter() - self.started) * 1000, 3),
+            duration_ms=duration_ms,
         )
+
+    def _objects(self) -> tuple[str, ...]:
+        run_id = self.state.get("run_id")
+        run = (str(Reference(Kind.RUN, str(run_id))),) if run_id else ()
+        # Each logged metric comes by here, and names its run alone.
+        return tuple(sorted({*map(str, self.references), *run})) if self.references else run
 
 
 def call_of(scope: Scope, match: Match | None) -> Call:

@@ -97,7 +97,7 @@ class Guard:
 
     async def _locally(self, match: Match, rule: Rule, scope: Scope, receive: Receive, send: Send) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
-        call = call_of(scope, match)
+        call = scope["state"]["call"] = call_of(scope, match)
         call.caller, call.audit = LOCAL, rule.audit
         if not rule.checks_itself:
             body: Any = None
@@ -125,6 +125,7 @@ class Guard:
         send: Send,
     ) -> None:
         call, headers = call_of(scope, match), Headers(scope=scope)
+        scope["state"]["call"] = call
         try:
             header = authorization(headers) or (from_page(headers) if rule and not rule.writes else None)
             call.caller = await self._caller(tokens, header)
@@ -225,12 +226,14 @@ class Guard:
         return recorded
 
     async def _record(self, call: Call, status: int) -> None:
-        audited = call.audited(status)
+        counted = call.audit is Audit.COUNTED
+        if call.is_counted:
+            return
         # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
-        if call.caller is None or call.audit is Audit.COUNTED or status >= 500:
-            self._trail.count(audited)
+        if call.caller is None or status >= 500 or (counted and status >= 400):
+            self._trail.count(call.audited(status))
         else:
-            await self._trail.record(audited)
+            await self._trail.record(call.audited(status, call.duration_ms), counted=counted)
 
 
 def query_of(scope: Scope) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ NAMES: Mapping[str, Kind] = {
     "run_uuid": Kind.RUN,
     "run_ids": Kind.RUN,
     "run_uuids": Kind.RUN,
+    "ids": Kind.RUN,
     "source_run_id": Kind.RUN,
     "model_id": Kind.LOGGED_MODEL,
     "dataset_id": Kind.DATASET,
@@ -56,7 +57,9 @@ def body_fields(body: Any) -> Iterator[tuple[str, Any]]:
 def named(route: str, name: str, value: Any) -> Iterator[Reference]:
     values = value if isinstance(value, list) else [value]
     texts = [str(each) for each in values if isinstance(each, str | int) and not isinstance(each, bool) and each != ""]
-    if name in NAMES:
+    if name == "ids":
+        yield from (Reference(Kind.RUN, run_id) for run_id in separated(texts))
+    elif name in NAMES:
         yield from (Reference(NAMES[name], text) for text in texts)
     elif name == "name" and REGISTRY.search(route):
         yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts)
@@ -68,6 +71,11 @@ def named(route: str, name: str, value: Any) -> Iterator[Reference]:
     elif name in ("source", "artifact_uri") and REGISTRY.search(route):
         for text in texts:
             yield from in_uri(text)
+
+
+def separated(texts: Sequence[str]) -> list[str]:
+    """The ids of `ids=A,B&ids=C`, each once, as the guard and the endpoint both read them."""
+    return list(dict.fromkeys(part for text in texts for part in text.split(",") if part))
 
 
 def in_proxy_path(path: str) -> Iterator[Reference]:

@@ -1,8 +1,7 @@
 """What every route needs. A route that is not listed here is refused to everybody while sign-in is on.
 
 Routes are `METHOD TEMPLATE`; `/mlflow...` is served below each of `MLFLOW_PREFIXES`, and `/v1/...` may be below `/api` too
-(checklist Z7). The names of path parameters are for the reader: only the shape of a template counts. Listing a route before
-it exists is fine.
+(checklist Z7). The names of path parameters are for the reader: only the shape of a template counts.
 """
 
 import re
@@ -69,11 +68,9 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/experiments",
         "GET /v1/experiments/{experiment_id}",
         "GET /v1/experiments/{experiment_id}/runs",
-        "GET /v1/runs",
         "GET /v1/runs/compare",
         "GET /v1/runs/{run_id}",
         "GET /v1/runs/{run_id}/replay",
-        "GET /v1/experiments/{experiment_id}/runs/{run_id}",
     ),
     P.EXPERIMENTS_WRITE: (
         "POST /mlflow/experiments/create",
@@ -139,8 +136,8 @@ NEEDS: dict[P, tuple[str, ...]] = {
     ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs", "POST /v1/jobs/estimate"),
-    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs", "POST /v1/runs/{run_id}/replay"),
-    P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel",),
+    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/runs/{run_id}/replay"),
+    P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/resume"),
     P.JOBS_DELETE: ("DELETE /v1/jobs/{job_id}",),
     P.MODELS_READ: (
         "GET /mlflow/registered-models/get",
@@ -250,6 +247,7 @@ FOR_JOBS = frozenset(
     {
         "GET /version",
         "GET /api/3.0/mlflow/server-info",
+        "GET /ajax-api/3.0/mlflow/server-info",
         "GET /mlflow/server-info",
         "GET /mlflow/experiments/get",
         "GET /mlflow/runs/get",

@@ -13,7 +13,7 @@ from api.auth.keys import Keys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking_rules import MAX_USER, UNSTORABLE
-from resources.settings import Auth
+from resources.settings_sections import Auth
 
 MAX_TOKEN = 16_384
 REMEMBERED = 2048

@@ -4,49 +4,59 @@ Whatever is accepted here is accepted there, and means the same; what is odd (an
 any way is left to it, so that there is one set of messages. tests/api/test_hot_calls.py holds the two together.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from api.mlflow.metrics import MAX_BATCH_BYTES
 from resources.errors import HanzoError
-from resources.metadata.tracking_rules import MetricPoint, metric_point
-from resources.metadata.writes.run_writes import RunWrite, run_write
+from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
+from resources.metadata.writes.run_writes import Points, RunWrite, write_of_points
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""
 Sent = TypeVar("Sent", "LogMetric", "LogBatch", "PairOfRun")
 
-OTHER_SPELLINGS = (b'"runId"', b'"runUuid"', b'"modelId"')
-"""Of the names that say what is written (`api.requests.proto_fields`)."""
 NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-class Metric(msgspec.Struct, gc=False):
+class Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A message of which every member is named here, also those that clients send and that mean nothing.
+
+    Among others there may be another spelling of a name (`api.requests.proto_fields`).
+    """
+
+
+class Metric(Body):
     key: str
     value: float | str
-    timestamp: int
-    step: int = 0
-    model_id: str = ""
+    timestamp: Annotated[int, Meta(ge=0, le=MAX_INT64)]
+    step: Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] = 0
+    model_id: Literal[""] = ""
+    """Metrics of a logged model have a second table, which may refuse one, and its neighbours with it."""
     dataset_name: str = ""
     dataset_digest: str = ""
+    run_id: str = ""
 
 
-class LogMetric(Metric, kw_only=True, gc=False):
+class LogMetric(Metric, kw_only=True):
     run_id: str
+    run_uuid: str = ""
 
 
-class Pair(msgspec.Struct, gc=False):
+class Pair(Body):
     key: str
     value: str = ""
 
 
-class PairOfRun(Pair, kw_only=True, gc=False):
+class PairOfRun(Pair, kw_only=True):
     run_id: str
+    run_uuid: str = ""
 
 
-class LogBatch(msgspec.Struct):
+class LogBatch(Body):
     run_id: str
     metrics: list[Metric] = []
     params: list[Pair] = []
@@ -65,7 +75,7 @@ _pair = msgspec.json.Decoder(PairOfRun)
 def log_metric(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_metric, body)
-        return run_write(sent.run_id, [_point(sent)], organization=organization)
+        return write_of_points(sent.run_id, _points([sent]), organization=organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -75,9 +85,8 @@ def log_batch(body: bytes, organization: str | None) -> RunWrite | None:
         return None
     try:
         sent = _decoded(_batch, body)
-        points = [_point(metric) for metric in sent.metrics]
-        params = [(pair.key, pair.value) for pair in sent.params]
-        return run_write(sent.run_id, points, params, [(pair.key, pair.value) for pair in sent.tags], organization)
+        params, tags = ([(pair.key, pair.value) for pair in pairs] for pairs in (sent.params, sent.tags))
+        return write_of_points(sent.run_id, _points(sent.metrics), params, tags, organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -85,7 +94,7 @@ def log_batch(body: bytes, organization: str | None) -> RunWrite | None:
 def log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
-        return run_write(sent.run_id, params=[(sent.key, sent.value)], organization=organization)
+        return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization)
     except (HanzoError, NotPlain):
         return None
 
@@ -93,18 +102,15 @@ def log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
 def set_tag(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
-        return run_write(sent.run_id, tags=[(sent.key, sent.value)], organization=organization)
+        return write_of_points(sent.run_id, {}, tags=[(sent.key, sent.value)], organization=organization)
     except (HanzoError, NotPlain):
         return None
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Sent]", body: bytes) -> Sent:
-    # msgspec skips unknown members without a look at their characters, which must be valid all the same.
-    if b"\\u" in body or any(name in body for name in OTHER_SPELLINGS):
+    if b"\\u" in body:
         raise NotPlain
     try:
-        if not body.isascii():
-            body.decode()
         sent = decoder.decode(body)
     except (ValueError, RecursionError):
         raise NotPlain from None
@@ -113,13 +119,17 @@ def _decoded(decoder: "msgspec.json.Decoder[Sent]", body: bytes) -> Sent:
     return sent
 
 
-def _point(metric: Metric) -> MetricPoint:
-    """Not for a metric of a logged model: it has a second table, which may refuse it, and its neighbours with it."""
-    value = metric.value
-    if isinstance(value, str):
-        if value not in NUMBERS:
-            raise NotPlain
-        value = NUMBERS[value]
-    if metric.model_id:
-        raise NotPlain
-    return metric_point(metric.key, value, metric.step, metric.timestamp)
+def _points(metrics: Sequence[Metric]) -> Points:
+    points: Points = {}
+    for metric in metrics:
+        key, value, is_nan = metric.key, metric.value, False
+        if isinstance(value, str):
+            if value not in NUMBERS:
+                raise NotPlain
+            point = metric_point(key, NUMBERS[value], metric.step, metric.timestamp)
+            value, is_nan = point.value, point.is_nan
+        if key not in points:
+            check_key(key, "Metric name", "")
+            points[key] = []
+        points[key].append((metric.step, metric.timestamp, value, is_nan))
+    return points

@@ -1,10 +1,12 @@
-"""Calls that log: a body that is plain goes to the writer and is answered after its commit."""
+"""Calls that log: a body that is plain goes to the writer, with the count of the call, and is answered after its commit."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth.call import Call
 from api.host_guard import NO_SNIFF
 from api.hot.bodies import Decode, log_batch, log_metric, log_parameter, set_tag
 from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
+from resources.metadata.call_tallies import tally_of
 from resources.metadata.writes.run_writer import RunWriter
 
 CALLS: dict[str, Decode] = {
@@ -14,6 +16,7 @@ CALLS: dict[str, Decode] = {
     "/mlflow/runs/set-tag": set_tag,
 }
 
+_OK = 200
 _HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json"), NO_SNIFF]
 _BODY: Message = {"type": "http.response.body", "body": b"{}"}
 
@@ -32,14 +35,16 @@ class HotWrite:
                 return None
             write = self._decode(body, caller(scope).organization)
             if write is not None:
+                call: Call = scope["state"]["call"]
                 scope["state"]["run_id"] = write.run_id
-                await self._writer.store(write)
+                await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
+                call.is_counted = True
                 return _stored
         return with_body(body, others)
 
 
 async def _stored(_: Scope, __: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    await send({"type": "http.response.start", "status": _OK, "headers": _HEADERS})
     await send(_BODY)
 
 

@@ -33,9 +33,10 @@ def list_artifacts(
     run_id: NamedRun,
     path: str = "",
 ) -> Response:
+    folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
     run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
-    files = [file_message(entry, entry.path) for entry in artifacts.entries(run.id, path)]
+    files = [file_message(entry, entry.path) for entry in artifacts.entries(run.id, folder)]
     return answer(root_uri=run.artifact_uri, files=files)
 
 

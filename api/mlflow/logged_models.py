@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StrictBool
 
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.mlflow.artifacts import artifact_response, file_message
 from api.mlflow.bodies import Message, Required
 from api.mlflow.messages import answer, experiment_number, metric_message, pairs
 from api.requests import StrictRoute
+from api.run_artifacts import checked_folder, checked_path
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.filters.filter_language import Condition, parse_filter
@@ -79,6 +80,8 @@ class SearchLoggedModels(Message):
     max_results: int = Field(50, ge=1, le=50_000)
     order_by: tuple[OrderBy, ...] = ()
     page_token: str = ""
+    include_metrics: StrictBool = True
+    """A list of models without their metrics is smaller: MLflow's own pages ask for it so."""
 
 
 @router.post("")
@@ -114,7 +117,11 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
         page_token=body.page_token or None,
         organization=caller.organization,
     )
-    return answer(models=[model_message(found) for found in page.models], next_page_token=page.next_page_token)
+    models = [model_message(found) for found in page.models]
+    if not body.include_metrics:
+        for model in models:
+            del model["data"]["metrics"]
+    return answer(models=models, next_page_token=page.next_page_token)
 
 
 @router.get("/{model_id}")
@@ -159,9 +166,10 @@ def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> 
 def list_artifacts(
     model_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf, artifact_directory_path: str = ""
 ) -> Response:
+    folder = checked_folder(artifact_directory_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)
-    files = [file_message(entry, entry.path) for entry in artifacts.entries(model.id, artifact_directory_path)]
+    files = [file_message(entry, entry.path) for entry in artifacts.entries(model.id, folder)]
     return answer(root_uri=model.artifact_uri, files=files)
 
 
@@ -174,6 +182,7 @@ def download(
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
 ) -> Response:
+    checked_path(artifact_file_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)
     return artifact_response(artifacts, model.id, artifact_file_path, request)

@@ -6,7 +6,7 @@ What may be a version's source, and why, is written in `resources.metadata.regis
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.mlflow.bodies import Message, Required, Tag
@@ -16,7 +16,7 @@ from api.requests import StrictRoute
 from resources.errors import invalid
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
-from resources.metadata.registry.model_version_rules import version_number
+from resources.metadata.registry.model_version_rules import is_prompt, version_number
 from resources.metadata.registry.model_version_sources import (
     PROMPT_PLACEHOLDERS,
     Sourced,
@@ -26,7 +26,7 @@ from resources.metadata.registry.model_version_sources import (
 )
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointer, Registry
-from resources.metadata.registry.registry_search import PROMPT_TAG, VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
 
@@ -56,7 +56,7 @@ class UpdateVersion(VersionName):
 
 class Transition(VersionName):
     stage: Required
-    archive_existing_versions: bool = False
+    archive_existing_versions: StrictBool = False
 
 
 class SearchVersions(Message):
@@ -80,9 +80,9 @@ def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: Ca
     tags = {tag.key: tag.value for tag in body.tags}
     # Before the source is looked for: who misspells the model is not to be told that its files are missing.
     RegisteredModels(database).get(caller.model(body.name))
-    if tags.get(PROMPT_TAG, "").lower() == "true":
+    if is_prompt(tags):
         if body.source not in PROMPT_PLACEHOLDERS:
-            raise bad_source(body.source, "A prompt has no files: its text is a tag.")
+            raise bad_source(body.source, "Invalid prompt source: a prompt has no files, its text is a tag.")
         sourced = Sourced(body.source, body.run_id or None, None)
     else:
         with database.read() as connection:

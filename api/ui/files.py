@@ -27,6 +27,7 @@ def get_artifact(
     artifacts: RunArtifactsOf,
     run_id: NamedRun,
 ) -> Response:
+    checked_path(path)
     run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
     return artifact_response(artifacts, run.id, path, request)

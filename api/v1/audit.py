@@ -21,7 +21,10 @@ def audit(
     type: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Calls in the order of their records, `since` a time in milliseconds. Ask again with `after` = the last `seq`."""
+    """Calls in the order of their records, `since` a time in milliseconds. Ask again with `after` = the last `seq`.
+
+    Calls that log to a run stand there with their count, those of a minute together.
+    """
     with database.read() as connection:
         found = calls_of(connection, caller.organization, after=after, since=since, user=user, type=type, limit=limit)
     return JSONResponse({"events": [vars(event) for event in found]})

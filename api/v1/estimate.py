@@ -15,7 +15,7 @@ from recipes.store import BrokenArtifact, Store
 from recipes.training.trainable import missing
 from resources.errors import invalid
 from resources.estimate.admission import admit
-from resources.estimate.estimate import DatasetTokens, Estimate, estimate
+from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import newest_job_of, params_of, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
@@ -93,6 +93,9 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "tokens_per_step": recipe.tokens_per_step,
         "dataset": asdict(found.dataset) if found.dataset else None,
         "epochs": found.epochs,
+        "trained_parameters": found.trained,
+        "tokens_per_parameter": found.tokens_per_parameter,
+        "compute_optimal_tokens_per_parameter": COMPUTE_OPTIMAL,
         "memory": memory_json(found.memory) if found.memory else None,
         "hours": asdict(found.hours) if found.hours else None,
         "dollars": asdict(found.dollars) if found.dollars else None,

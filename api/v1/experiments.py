@@ -1,4 +1,4 @@
-"""/v1/experiments (row E6)."""
+"""/v1/experiments (rows E6, E10)."""
 
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from api.dependencies import CallerOf, TrackingOf
 from api.mlflow.messages import experiment_number
 from api.requests import Body, StrictRoute
 from api.v1.messages import DESCRIPTION_TAG, OWNER_TAG, experiment_json, run_json
+from resources.metadata.tracking.gpu_hours import gpu_hours_of
 
 router = APIRouter(prefix="/v1/experiments", tags=["v1"], route_class=StrictRoute)
 
@@ -25,8 +26,12 @@ class NewExperiment(Body):
 
 @router.get("")
 def list_experiments(tracking: TrackingOf, caller: CallerOf, max_results: Limit = 100, page_token: str = "") -> Response:
-    page = tracking.experiment_search.search(caller.organization, limit=max_results, page_token=page_token or None)
-    found = [experiment_json(experiment) for experiment in page.experiments]
+    with tracking.read() as connection:
+        page = tracking.experiment_search.search(
+            caller.organization, limit=max_results, page_token=page_token or None, connection=connection
+        )
+        hours = gpu_hours_of(connection, [experiment.id for experiment in page.experiments])
+    found = [experiment_json(experiment, hours[experiment.id]) for experiment in page.experiments]
     return JSONResponse({"experiments": found, "next_page_token": page.next_page_token})
 
 
@@ -35,12 +40,26 @@ def create(body: NewExperiment, tracking: TrackingOf, caller: CallerOf) -> Respo
     words = {DESCRIPTION_TAG: body.description, OWNER_TAG: body.owner or caller.user_id}
     tags = {**{key: text for key, text in words.items() if text}, **body.tags}
     made = tracking.experiments.create(body.name, caller.organization, tags=tags)
-    return JSONResponse(experiment_json(made), status_code=201)
+    return JSONResponse(experiment_json(made, gpu_hours=0.0), status_code=201)  # it has no run yet
 
 
 @router.get("/{experiment_id}")
 def get(experiment_id: str, tracking: TrackingOf) -> Response:
-    return JSONResponse(experiment_json(tracking.experiments.get(experiment_number(experiment_id))))
+    with tracking.read() as connection:
+        experiment = tracking.experiments.get(experiment_number(experiment_id), connection=connection)
+        hours = gpu_hours_of(connection, [experiment.id])
+    return JSONResponse(experiment_json(experiment, hours[experiment.id]))
+
+
+@router.delete("/{experiment_id}")
+def delete(experiment_id: str, tracking: TrackingOf) -> Response:
+    """Hide an experiment and its runs; MLflow's `experiments/restore` brings them back."""
+    with tracking.write() as connection:
+        number = experiment_number(experiment_id)
+        tracking.experiments.delete(number, connection=connection)
+        deleted = tracking.experiments.get(number, connection=connection)
+        hours = gpu_hours_of(connection, [number])
+    return JSONResponse(experiment_json(deleted, hours[number]))
 
 
 @router.get("/{experiment_id}/runs")

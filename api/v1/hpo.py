@@ -22,7 +22,7 @@ from resources.hpo.trial_job import SANDBOX, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.sweeps import Snapshot, Sweeps
-from resources.settings import Hpo
+from resources.settings_sections import Hpo
 
 router = APIRouter(prefix="/v1/hpo", tags=["v1"])
 

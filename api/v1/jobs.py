@@ -1,4 +1,6 @@
-"""/v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel. What a job does is the asset graph's business."""
+"""/v1/jobs (rows G1, G6, S1-S4): submit, look, follow, cancel, resume, delete. What a job does is the asset
+graph's business.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,8 @@ from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.jobs import COMMAND, ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.resume import Wish, resume_job
 from resources.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["v1"])
@@ -134,6 +137,29 @@ def get(job_id: str, database: DatabaseOf) -> Response:
 @router.post("/{job_id}/cancel")
 def cancel(job_id: str, database: DatabaseOf) -> Response:
     return JSONResponse(as_json(Jobs(database).cancel(job_id)))
+
+
+@router.post("/{job_id}/resume")
+def resume(
+    job_id: str,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    from_own_user: FromOwnUser,
+    wish: Wish | None = None,
+) -> Response:
+    """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
+    if Jobs(database).read(job_id).type == COMMAND:
+        allow_command(settings, from_own_user)
+    return JSONResponse(as_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id)))
+
+
+@router.delete("/{job_id}")
+def delete(job_id: str, database: DatabaseOf) -> Response:
+    """Take an ended job out of the list. What it made stays, with the job that it is traced back to."""
+    Jobs(database).delete(job_id)
+    return JSONResponse({"deleted": job_id})
 
 
 @router.get("/{job_id}/logs")

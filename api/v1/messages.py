@@ -5,16 +5,17 @@ from typing import Any
 from api.mlflow.messages import metric_message
 from resources.metadata.tracking.experiments import Experiment
 from resources.metadata.tracking.logged_runs import LoggedRun
+from resources.metadata.tracking.run_data import COMMIT_TAG
 
 DESCRIPTION_TAG = "mlflow.note.content"
 OWNER_TAG = "owner"
-COMMIT_TAG = "mlflow.source.git.commit"
 SYSTEM = "system/"
 """Prefix under which the training container logs what it measured of the machine."""
 SYSTEM_NUMBERS = ("gpu_count", "total_gpu_hours", "peak_memory_gb", "total_tokens_processed")
 
 
-def experiment_json(experiment: Experiment) -> dict[str, Any]:
+def experiment_json(experiment: Experiment, gpu_hours: float) -> dict[str, Any]:
+    """`gpu_hours` are those of all its runs (row E10)."""
     return {
         "id": str(experiment.id),
         "experiment_id": str(experiment.id),
@@ -25,6 +26,7 @@ def experiment_json(experiment: Experiment) -> dict[str, Any]:
         "lifecycle_stage": experiment.lifecycle_stage,
         "created_at": experiment.creation_time,
         "updated_at": experiment.last_update_time,
+        "gpu_hours": gpu_hours,
         "tags": dict(experiment.tags),
     }
 

@@ -1,4 +1,4 @@
-"""/v1/runs (row E7)."""
+"""/v1/runs (rows E7, E9)."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,20 +7,25 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from api.auth.references import separated
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.mlflow.artifacts import receive
 from api.mlflow.messages import experiment_number
 from api.requests import Body, Number, StrictRoute
 from api.run_artifacts import RunArtifacts, checked_path
+from api.v1.comparison import comparison
 from api.v1.messages import run_json
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
+from resources.metadata.tracking.logged_runs import load_logged
 from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 
 router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
+
+MAX_COMPARED = 100
 
 Text = str | int | float | bool
 
@@ -72,8 +77,26 @@ def create(body: NewRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller
     return JSONResponse(details(tracking, artifacts, run), status_code=201)
 
 
+@router.get("/compare")  # before the run of that name
+def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> Response:
+    """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
+    wanted = separated(ids)
+    if not 2 <= len(wanted) <= MAX_COMPARED:
+        raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
+    with tracking.read() as connection:
+        found = [tracking.runs.get(run_id, connection=connection) for run_id in wanted]
+        return JSONResponse(comparison(load_logged(connection, found)))
+
+
 @router.get("/{run_id}")
 def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
+
+
+@router.delete("/{run_id}")
+def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    """Hide a run; MLflow's `runs/restore` brings it back."""
+    tracking.runs.delete(run_id)
     return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
 
 

@@ -1,4 +1,4 @@
-"""Measures servers over one database after another, and prints how much faster ours is, goal by goal."""
+"""Measures servers over one database after another, and prints how much faster ours is. Exits with 1 on a missed goal."""
 
 import argparse
 import os
@@ -7,34 +7,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from benchmarks.tracking.cases import CASES, GOALS, Case, Loaded, prepare_reads
+from benchmarks.tracking.cases import CASES, Case, Loaded, prepare_reads
 from benchmarks.tracking.floors import committed_rows, copied_rows, sqlite_rows
 from benchmarks.tracking.load import median
 from benchmarks.tracking.processes import processor_seconds, with_children
 from benchmarks.tracking.scale import measure_scale
 from benchmarks.tracking.servers import DURABILITY, KINDS, Place, Server, free_port
+from benchmarks.tracking.verdict import OURS, Idle, Result, Results, goals_missed, left_out, times, verdict
 from resources.settings import Settings
 from tests.postgres import PostgresServer
 
 BARE = "bare"
 """FastAPI that does nothing: the floor of the calls that write."""
-OURS = ("ours", "ours-workers")
-
-
-@dataclass(frozen=True)
-class Result:
-    """The medians of the rounds: the case's figure, and milliseconds of processor (of the database server too) a call."""
-
-    figure: float
-    processor: float
-
-
-Results = dict[tuple[str, int], dict[str, Result]]
-"""Name and clients of a case -> server -> what was measured."""
 
 
 def main() -> int:
@@ -56,8 +43,8 @@ def main() -> int:
                 missed += measure(database, options, cache, folder, postgres)
     if options.scale:
         return 0
-    print("\nevery goal is met" if not missed else "\nMISSED:\n" + "\n".join(missed))
-    return 0
+    print(f"\n{verdict(missed, left_out(options))}")
+    return 1 if missed else 0
 
 
 def parsed() -> argparse.Namespace:
@@ -94,13 +81,15 @@ def measure(
     print(f"\n{database} ({DURABILITY[database]})")
     with ExitStack() as stack:
         loaded: dict[str, Loaded] = {}
+        idle: dict[str, Idle] = {}
         used: dict[str, Callable[[], float]] = {}
         of_database = postgres_seconds(postgres) if postgres is not None else lambda: 0.0
         for name in (name for name in options.servers if database in KINDS[name].databases):
             place = new_place(folder / name, postgres)
             server = Server(name, place, cache)
             stack.callback(server.stop)
-            print(f"  {name}: healthy after {server.ready_after:.2f} s, {server.memory():.0f} MB PSS")
+            idle[name] = Idle(server.ready_after, server.memory())
+            print(f"  {name}: healthy after {idle[name].ready_after:.2f} s, {idle[name].memory:.0f} MB PSS")
             loaded[name] = Loaded(place.port)
             used[name] = server.processor_seconds
             if name != BARE and any(case.reads for case in cases):
@@ -123,7 +112,7 @@ def measure(
                     rounds[name].append(Result(measured.figure, seconds * 1000 / measured.calls))
             results[case.name, case.clients] = {name: medians(found) for name, found in rounds.items()}
             print_case(case, results[case.name, case.clients])
-        return goals_missed(database, cases, results)
+        return goals_missed(database, cases, results, idle)
 
 
 def grow(database: str, options: argparse.Namespace, cache: Path, folder: Path, postgres: PostgresServer | None) -> None:
@@ -163,26 +152,9 @@ def print_case(case: Case, results: dict[str, Result]) -> None:
         print(line, flush=True)
 
 
-def times(case: Case, results: dict[str, Result], ours: str, theirs: str) -> float:
-    """How many times better ours is."""
-    mine, rival = results[ours].figure, results[theirs].figure
-    return mine / rival if case.more_is_better else rival / mine
-
-
 def cheaper(results: dict[str, Result], ours: str, theirs: str) -> float:
     """How many times less processor a call of ours takes."""
     return results[theirs].processor / results[ours].processor
-
-
-def goals_missed(database: str, cases: list[Case], results: Results) -> list[str]:
-    return [
-        f"  {database}, {case.name}, {case.clients} clients: {ours} is {ratio:.1f}x {name}, the goal is {goal:.0f}x"
-        for case in cases
-        for name, goal in GOALS.items()
-        for ours in OURS
-        if {ours, name} <= (found := results[case.name, case.clients]).keys()
-        and (ratio := times(case, found, ours, name)) < goal
-    ]
 
 
 if __name__ == "__main__":

@@ -183,8 +183,12 @@ CASES = (
     Case("get-experiment", 1, "ms", False, get_experiment, reads=True),
     Case("find-experiment", 1, "ms", False, find_experiment, reads=True),
 )
-GOALS = {"mlflow": 15.0, "fasttrackml": 2.0}
+GOALS = {"mlflow": 15.0, "mlflow-1-worker": 15.0, "fasttrackml": 2.0}
 """Times better than these, in every case."""
+START_GOAL = 1.5
+"""Seconds until ours is healthy."""
+MEMORY_GOAL = 120.0
+"""MB that ours holds while it is idle."""
 
 
 def add_runs(client: Client, experiment: str, runs: int) -> str:

@@ -18,8 +18,8 @@ def with_children(parent: int) -> list[int]:
 
 
 def memory(pids: list[int]) -> float:
-    """Proportional set size of all, in MiB."""
-    return sum(_pss(pid) for pid in pids) / 1024
+    """Proportional set size of all, in MB."""
+    return sum(_pss(pid) for pid in pids) * 1024 / 1_000_000
 
 
 def processor_seconds(pids: list[int]) -> float:

@@ -124,7 +124,7 @@ class Server:
         self.ready_after = time.perf_counter() - began
 
     def memory(self) -> float:
-        """Proportional set size of the server and all its children, in MiB."""
+        """Proportional set size of the server and all its children, in MB."""
         return memory(of_session(self._process.pid))
 
     def processor_seconds(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from benchmarks.training.measured import measuring
 from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
@@ -26,7 +26,10 @@ def main() -> None:
     rows = [vars(row) for row in pack(examples, work.sequence_length, tokenizer.pad_token_id)]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(
-        work.model, dtype=getattr(torch, work.dtype), attn_implementation="sdpa"
+        work.model,
+        dtype=getattr(torch, work.dtype),
+        attn_implementation="sdpa",
+        quantization_config=BitsAndBytesConfig(**work.quantization) if work.quantization else None,
     ).to(device)
     lora = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM")
     model = get_peft_model(model, lora).train()

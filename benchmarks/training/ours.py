@@ -12,6 +12,7 @@ from recipes.schema import Job, Program, StoreAddress, Tracking
 from recipes.store import Store
 
 BUCKETS = ("datasets", "models", "checkpoints")
+NF4 = {"base_dtype": "nf4", "double_quant": True}
 HELD_OUT = 4
 """Records of the validation split, which the program asks for and nobody else has."""
 
@@ -24,7 +25,8 @@ def recipe_of(work: Work) -> Recipe:
             "name": "benchmark",
             "description": "one epoch",
             "base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)},
-            "base_dtype": work.dtype,
+            "method": work.method,
+            **(NF4 | {"compute_dtype": work.dtype} if work.method == "qlora" else {"base_dtype": work.dtype}),
             "lora_rank": LORA_RANK,
             "lora_alpha": LORA_ALPHA,
             "lora_target_modules": TARGETS,

@@ -1,8 +1,9 @@
 """How large the model and its rows are, and what each tool is told of the work. Loads nothing: peers read it too."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 LORA_RANK, LORA_ALPHA = 16, 32
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -34,7 +35,12 @@ SMALL = Shape(4096, 256, 704, 7, 8, 8, True, "float32", 512, 2)
 """6.7 million parameters: minutes on two cores."""
 SEVEN_BILLION = Shape(32000, 4096, 11008, 32, 32, 32, False, "bfloat16", 2048, 4)
 """Llama-2-7B's, for a GPU."""
-SHAPES = {"small": SMALL, "7b": SEVEN_BILLION}
+SHAPES = {
+    "small": SMALL,
+    "7b": SEVEN_BILLION,
+    "7b-4096": replace(SEVEN_BILLION, sequence_length=4096, batch_size=2),
+}
+METHODS = ("lora", "qlora")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,20 @@ class Work:
     sequence_length: int
     batch_size: int
     dtype: str
+    method: str
     threads: int
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """What transformers takes as `quantization_config`, for qlora: NF4 with double quantization."""
+        if self.method == "lora":
+            return None
+        return {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": self.dtype,
+        }
 
     @property
     def model(self) -> str:

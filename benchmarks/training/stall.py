@@ -18,7 +18,8 @@ from benchmarks.training.shapes import Shape
 from benchmarks.training.work import make_work
 from recipes.recipe import Recipe
 from recipes.schema import EXIT_PREEMPTED, Job, seconds_of
-from recipes.training.usage import USAGE, Usage
+from recipes.store import Store
+from recipes.usage import folder_of, read_usage
 
 FORTY_MILLION = Shape(4096, 512, 1408, 12, 8, 8, True, "float32", 512, 2)
 """40 million parameters: a checkpoint is 0.5 GB, a step some seconds."""
@@ -29,7 +30,7 @@ NOBODY = "http://127.0.0.1:9"
 
 def job_with(work_folder: Path, place: Path, interval: str) -> Job:
     """Train all weights without end, with a checkpoint every interval."""
-    job = job_of(make_work(work_folder, FORTY_MILLION, RECORDS, os.cpu_count() or 1), place, NOBODY, "stall")
+    job = job_of(make_work(work_folder, FORTY_MILLION, "lora", RECORDS, os.cpu_count() or 1), place, NOBODY, "stall")
     recipe = Recipe.model_validate(job.parameters["recipe"]).changed(
         {
             "method": "full",
@@ -63,10 +64,10 @@ def main() -> None:
         if (code := program.wait()) != EXIT_PREEMPTED:
             raise SystemExit(f"training ended with {code}")
         newest = max((path for path in checkpoints.glob("[0-9]*")), key=lambda path: int(path.name))
-        usage = Usage.model_validate_json((newest / USAGE).read_bytes())  # from before its own checkpoint ended
+        usage = read_usage(Store(job.store), folder_of(job))
         size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     print(
-        f"{usage.num_checkpoints} checkpoints of {size / 1e6:,.0f} MB in {usage.training:.0f} s, every {asked.interval}: "
+        f"{usage.num_checkpoints} checkpoints of {size / 1e6:,.0f} MB in {usage.seconds:.0f} s, every {asked.interval}: "
         f"training stood still for {usage.checkpoint_share:.2%} of the time, {usage.longest_checkpoint:.2f} s at most"
     )
 

@@ -31,6 +31,7 @@ def main() -> None:
             "lora_rank": LORA_RANK,
             "lora_alpha": LORA_ALPHA,
             "lora_target": ",".join(TARGETS),
+            **({"quantization_bit": 4, "double_quantization": True} if work.method == "qlora" else {}),
             "flash_attn": "sdpa",
             "disable_gradient_checkpointing": True,
             "dataset_dir": str(work.path("train")),

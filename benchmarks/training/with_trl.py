@@ -16,6 +16,7 @@ from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PAD
 def main() -> None:
     work, packing = read_work(sys.argv[1]), sys.argv[2] == "packing"
     half = work.dtype == "bfloat16"
+    quantized = {"quantization_config": work.quantization} if work.quantization else {}
     arguments = SFTConfig(
         output_dir=f"{work.folder}/trl-{sys.argv[2]}",
         max_length=work.sequence_length,
@@ -29,7 +30,7 @@ def main() -> None:
         save_steps=1 / SAVES,
         report_to=[],
         disable_tqdm=True,
-        model_init_kwargs={"dtype": work.dtype, "attn_implementation": "sdpa"},
+        model_init_kwargs={"dtype": work.dtype, "attn_implementation": "sdpa"} | quantized,
     )
     trainer = SFTTrainer(
         model=work.model,

@@ -14,7 +14,7 @@ from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PAD
 def main() -> None:
     work, packing = read_work(sys.argv[1]), sys.argv[2] == "packing"
     model, tokenizer = FastLanguageModel.from_pretrained(
-        work.model, max_seq_length=work.sequence_length, load_in_4bit=False, dtype=None
+        work.model, max_seq_length=work.sequence_length, load_in_4bit=work.method == "qlora", dtype=None
     )
     model = FastLanguageModel.get_peft_model(
         model,

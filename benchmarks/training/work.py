@@ -1,4 +1,4 @@
-"""The work that everybody does: a small Llama with random weights, records with a long tail of lengths, one epoch of LoRA.
+"""The work that everybody does: a small Llama with random weights, records with a long tail of lengths, one epoch.
 
 A folder holds all of it, as each tool takes it: `model/`, `train/train.jsonl`, `conversations.jsonl`, and `work.json`.
 """
@@ -22,7 +22,7 @@ CHATML = (
 RECORDS_FOR_TOKENIZER = 500
 
 
-def make_work(folder: Path, shape: Shape, records: int, threads: int) -> Work:
+def make_work(folder: Path, shape: Shape, method: str, records: int, threads: int) -> Work:
     """Write the folder. What a token is counts the same for all: those of our encoding, cut at the sequence length."""
     (folder / "train").mkdir(parents=True)
     write_corpus(folder / "train" / "train.jsonl", records)
@@ -43,6 +43,7 @@ def make_work(folder: Path, shape: Shape, records: int, threads: int) -> Work:
         sequence_length=shape.sequence_length,
         batch_size=shape.batch_size,
         dtype=shape.dtype,
+        method=method,
         threads=threads,
     )
     (folder / "work.json").write_text(json.dumps(vars(work)))

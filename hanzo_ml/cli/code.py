@@ -1,5 +1,6 @@
 """The source files that a job's command takes along: what `code:` of its file names, else those that the command names."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ def take_code_along(config: Path, document: dict[str, Any]) -> None:
     found = files_of(place, code) if code else named(place, document["command"])
     if found:
         document["files"] = {**(document.get("files") or {}), **{path: text_of(file) for path, file in found.items()}}
+        if commit := commit_of(place):
+            document.setdefault("git_commit", commit)
 
 
 def files_of(place: Path, code: str) -> dict[str, Path]:
@@ -30,6 +33,15 @@ def files_of(place: Path, code: str) -> dict[str, Path]:
     files = (file for file in sorted(source.rglob("*")) if file.is_file() and not file.is_symlink())
     found = {file.relative_to(source): file for file in files}
     return {path.as_posix(): file for path, file in found.items() if not any(is_left_out(part) for part in path.parts)}
+
+
+def commit_of(folder: Path) -> str:
+    """The commit of the checkout that a folder lies in; empty where it lies in none."""
+    try:
+        done = subprocess.run(["git", "-C", folder, "rev-parse", "--verify", "-q", "HEAD"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def is_left_out(part: str) -> bool:

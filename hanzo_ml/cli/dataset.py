@@ -1,6 +1,5 @@
 """`hanzo-ml dataset`: versions that nobody can change."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from hanzo_ml import checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
+from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
 from hanzo_ml.cli.upload import format_of, metadata_of, progress_line, send_address, send_files, send_query
@@ -18,7 +18,6 @@ from hanzo_ml.credentials import authorization
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
 
-Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
 Records = Annotated[bool, typer.Option("--records", help="The records as JSON lines, instead of the files as uploaded.")]
 Split = Annotated[
     Literal["train", "validation", "test"] | None, typer.Option(help="One split; of a prepared version its tokens too.")
@@ -44,6 +43,8 @@ def create(
     """Make a version of the files at --path, or of the rows of --sql. The same content never makes a second version."""
     if (path is None) == (sql is None) or (sql is None) != (database is None):
         raise Refused("give --path, or --sql together with --database")
+    if sql is not None and format is not None:
+        raise Refused("--format says what the files at --path are: leave it out, the rows of --sql have no format")
     extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
     found = "jsonl" if path is None else format or format_of(path)
     fields = {"name": name, "format": found, "tags": tag or [], "metadata": extra}
@@ -69,8 +70,8 @@ def list_versions(
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """All versions, newest last. `dataset check NAME@VERSION` says why one is blocked."""
-    found = list(versions(name, tag or []))
+    """All versions, newest last. `dataset check NAME@VERSION` says why one is blocked, or what its problem is."""
+    found = list(versions(name, tag or ()))
     if as_json:
         show(found)
         return
@@ -81,7 +82,7 @@ def list_versions(
             v["size_bytes"],
             v["format"],
             "yes" if v["splits"] else "not yet",
-            v["checks"]["status"],
+            "problem" if v["checks"]["problem"] else v["checks"]["status"],
         )
         for v in found
     ]
@@ -181,10 +182,12 @@ def lineage(reference: Reference, as_json: AsJson = False) -> None:
         show(found)
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    for parent in [*found["parents"], *(each["name"] for each in found["made_from"])]:
+    parents = [*(f"dataset {name}" for name in found["parents"]), *(each["name"] for each in found["made_from"])]
+    for parent in dict.fromkeys(parents):
         console.print(f"  ↑ {parent}")
     console.print(f"{found['dataset']}  (transform: {found['transform']})")
-    for child in [*(f"dataset {name}" for name in found["children"]), *(each["name"] for each in found["made_into"])]:
+    children = [*(f"dataset {name}" for name in found["children"]), *(each["name"] for each in found["made_into"])]
+    for child in dict.fromkeys(children):
         console.print(f"  ↓ {child}")
 
 
@@ -202,25 +205,6 @@ def delete(reference: Reference, yes: Annotated[bool, typer.Option("--yes", help
     if not yes:
         raise Refused(f"this deletes {version['name']}@{version['version']} for good: say --yes")
     print(f"{call('DELETE', '/v1/datasets/' + version['id'])['deleted']} is deleted")
-
-
-def versions(name: str | None, tags: list[str]) -> Iterator[dict[str, Any]]:
-    params: dict[str, Any] = {"tags": tags} | ({"name": name} if name else {})
-    while True:
-        page = call("GET", "/v1/datasets", params=params)
-        yield from page["datasets"]
-        if not (token := page.get("next_page_token")):
-            return
-        params["page_token"] = token
-
-
-def find(reference: str) -> dict[str, Any]:
-    """The version that NAME@VERSION, or NAME, means."""
-    name, _, number = reference.partition("@")
-    found = [each for each in versions(name, []) if not number or str(each["version"]) == number]
-    if not found:
-        raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
-    return found[-1]
 
 
 def wanted_content(records: bool, split: str | None, rejected: bool) -> str:

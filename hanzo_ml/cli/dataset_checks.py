@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
-from hanzo_ml.cli.dataset import Reference, find
+from hanzo_ml.cli.dataset_reference import Reference, find
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import wait_until
 from hanzo_ml.credentials import authorization
@@ -23,27 +23,36 @@ def check(
     wait: Annotated[bool, typer.Option("--wait", help="Until it was checked.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Did a version pass its checks? Exit code 1 where one of them blocks it."""
+    """Did a version pass its checks? Exit code 1 where one of them blocks it, or it could not be checked or split."""
     path = f"/v1/datasets/{find(reference)['id']}/checks"
-    before = call("GET", path)["checked_at"] if again else None
+    before = tried(call("GET", path)) if again else (None, None)
     if again:
         call("POST", path)
 
     def look() -> dict[str, Any] | None:
         found: dict[str, Any] = call("GET", path)
-        return found if found["checked_at"] != before else None
+        return found if tried(found) != before else None
 
     found = wait_until(look) if wait or again else call("GET", path)
     show(found) if as_json else print_checks(found)
+    name = f"{found['name']}@{found['version']}"
+    if found["problem"]:
+        raise Refused(f"{name} {found['problem']}. Mend that, then `hanzo-ml dataset check {name} --again`")
     if found["status"] == "blocked":
-        raise Refused(f"nothing is split or trained of {found['name']}@{found['version']}: a check blocks it")
+        raise Refused(f"nothing is split or trained of {name}: a check blocks it")
+
+
+def tried(found: dict[str, Any]) -> tuple[int | None, int | None]:
+    """When a version was checked, and when that ended in a problem."""
+    return found["checked_at"], found["problem_at"]
 
 
 def print_checks(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     name = f"{found['name']}@{found['version']}"
     if found["status"] == "pending":
-        console.print(f"{name} was not checked yet: it is as soon as the stack runs (`hanzo-ml up`)", markup=False)
+        if not found["problem"]:
+            console.print(f"{name} was not checked yet: it is as soon as the stack runs (`hanzo-ml up`)", markup=False)
         return
     drawn = Table(box=None, pad_edge=False)
     for column in ("check", "verdict", "why"):

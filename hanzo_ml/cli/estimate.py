@@ -21,6 +21,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"recipe    {found['recipe']} ({found['method']}, {found['objective']}) on {found['hardware']}",
         f"steps     {found['steps']:,} of {found['tokens_per_step']:,} tokens: {found['tokens']:,} tokens",
         f"dataset   {dataset_words(found)}",
+        f"scaling   {scaling_words(found)}",
         f"memory    {memory_words(found['memory'])}",
         f"time      {range_words(found['hours'], hours)}",
         f"cost      {range_words(found['dollars'], dollars)}",
@@ -34,6 +35,15 @@ def dataset_words(found: dict[str, Any]) -> str:
     if found["dataset"] is None:
         return "not known"
     return f"{found['dataset']['count']:,} tokens ({found['dataset']['source']}); up to {found['epochs']:.1f} epochs"
+
+
+def scaling_words(found: dict[str, Any]) -> str:
+    """Beside what training from nothing would need: fine-tuning needs less, and nobody has a rule for it."""
+    if found["tokens_per_parameter"] is None:
+        return "not known"
+    which = "parameter" if found["method"] == "full" else "trained parameter"
+    best = f"{found['compute_optimal_tokens_per_parameter']} per parameter are best from nothing (Hoffmann et al. 2022)"
+    return f"{found['tokens_per_parameter']:,.3g} tokens per {which} ({found['trained_parameters']:,}); {best}"
 
 
 def memory_words(memory: dict[str, Any] | None) -> str:

@@ -15,9 +15,10 @@ def experiments() -> None:
 
 @app.command("list")
 def list_experiments(as_json: AsJson = False) -> None:
-    """All experiments."""
+    """All experiments, with the GPU hours of their runs."""
     found = call("GET", "/v1/experiments")["experiments"]
     if as_json:
         show(found)
         return
-    table(("id", "name"), [(item["id"], item["name"]) for item in found], "no experiment yet")
+    rows = [(item["id"], item["name"], f"{item['gpu_hours']:.2f}") for item in found]
+    table(("id", "name", "gpu hours"), rows, "no experiment yet")

@@ -1,4 +1,4 @@
-"""`hanzo-ml job`: submit, look, follow, cancel."""
+"""`hanzo-ml job`: submit, look, follow, cancel, resume."""
 
 import json
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from hanzo_ml.cli.connection import Refused, call, stream
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.waiting import begun_job
+from recipes.yaml_document import yaml_document
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -98,13 +99,13 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml_document(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise Refused(f"{path} is not UTF-8: save it in that encoding") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
-        raise Refused(f"{path} must be a mapping with `model:`")
+        raise Refused(f"{path} must be a mapping: lines of `KEY: VALUE`")
     return document
 
 
@@ -118,7 +119,7 @@ def assignment(text: str) -> tuple[str, Any]:
     except ValueError:
         pass
     try:
-        return key, yaml.safe_load(value)
+        return key, yaml_document(value)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise Refused(f"--set {text}: the value is not valid YAML") from None
 
@@ -168,6 +169,26 @@ def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Unt
 def cancel(job_id: str) -> None:
     """End a job; it saves a checkpoint first."""
     print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/cancel')['status']}")
+
+
+@app.command()
+def resume(
+    job_id: str,
+    from_: Annotated[str, typer.Option("--from", help="A checkpoint: latest, best, or its step.")] = "latest",
+    gpus: Annotated[
+        int | None, typer.Option(help="Go on with so many, of all nodes; where there is none, processes.")
+    ] = None,
+) -> None:
+    """Go on with a job that failed or was cancelled.
+
+    From `best` or a step, what the job did after that checkpoint stays in the
+    store, and its steps are logged once more. With another number of GPUs it sees
+    the same samples in the same order.
+    """
+    if from_ not in ("latest", "best") and not from_.isdigit():
+        raise Refused(f"--from {from_}: say latest, best, or the step of a checkpoint")
+    body = {"resume_from": int(from_) if from_.isdigit() else from_, "gpus": gpus}
+    print(f"{job_id} {call('POST', f'/v1/jobs/{job_id}/resume', json=body)['status']}")
 
 
 def when(milliseconds: int) -> str:

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.job import check_json, read
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import ended_job
 
 
 def prepare(
-    reference: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="Without @VERSION, the newest.")],
+    reference: Reference,
     config: Annotated[Path, typer.Option(help="A YAML file: tokenize, filter, augment, split; name, workers, pods.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
     as_json: AsJson = False,
@@ -21,7 +22,7 @@ def prepare(
     document = read(config)
     for key, value in document.items():
         check_json(key, value)
-    job = call("POST", f"/v1/datasets/{version_of(reference)['id']}/prepare", json=document)
+    job = call("POST", f"/v1/datasets/{find(reference)['id']}/prepare", json=document)
     if wait:
         job = ended_job(job["id"])
     if job["status"] in ("failed", "cancelled"):
@@ -34,20 +35,10 @@ def prepare(
         print(f"{job['id']} {job['status']}")
 
 
-def version_of(reference: str) -> dict[str, Any]:
-    """The version that NAME or NAME@VERSION means."""
-    name, _, number = reference.partition("@")
-    found: list[dict[str, Any]] = call("GET", "/v1/datasets", params={"name": name})["datasets"]
-    chosen = [version for version in found if not number or str(version["version"]) == number]
-    if not chosen:
-        raise Refused(f"there is no dataset '{reference}': see `hanzo-ml dataset list`")
-    return max(chosen, key=lambda version: int(version["version"]))
-
-
 def made_by(job: dict[str, Any]) -> str:
     """The version that a job made, in words; of content that was there before it made none."""
     name, digest = job["config"]["name"], job["artifacts"]["dataset"]["digest"]
-    for version in call("GET", "/v1/datasets", params={"name": name})["datasets"]:
+    for version in versions(name):
         if version["artifact"]["digest"] == digest:
             return f"{name}@{version['version']} created: {version['num_records']} records"
     return f"{name} has a version with this content already"

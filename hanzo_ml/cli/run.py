@@ -1,6 +1,7 @@
 """`hanzo-ml run`: tracked runs side by side."""
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -8,6 +9,18 @@ from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.output import AsJson, show, table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+OF_A_RUN = {
+    "name": "name",
+    "status": "status",
+    "seconds": "duration_seconds",
+    "gpu hours": "gpu_hours",
+    "commit": "git_commit",
+}
+ALWAYS = ("learning_rate",)
+"""Params that are shown where they are the same too."""
+EPOCHS = ("epoch", "train/epoch")
+"""The metric as transformers' callback logs it, and below the prefix of training."""
 
 
 @app.command()
@@ -22,15 +35,24 @@ def compare(
     metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = "train/loss,eval/loss",
     as_json: AsJson = False,
 ) -> None:
-    """The newest value of each metric, one row a run."""
-    keys = metrics.split(",")
-    rows = []
-    for run_id in run_ids:
-        newest: dict[str, float] = {}
-        for point in call("GET", f"/v1/runs/{run_id}")["metrics"]:
-            newest[point["key"]] = point["value"]
-        rows.append({"run": run_id, **{key: newest.get(key) for key in keys}})
+    """Runs side by side: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
+    found = call("GET", "/v1/runs/compare", params={"ids": run_ids})
     if as_json:
-        show(rows)
+        show(found)
         return
-    table(("run", *keys), [tuple("-" if cell is None else cell for cell in row.values()) for row in rows], "no run")
+    runs = found["runs"]
+    rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in lines(found, metrics.split(","))]
+    table(("run", *(run["id"] for run in runs)), rows, "no run")
+
+
+def lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    """What is shown of a comparison: a name, and a value for each run."""
+    runs = found["runs"]
+    for name, key in OF_A_RUN.items():
+        yield name, [run[key] for run in runs]
+    for key in dict.fromkeys([*ALWAYS, *found["differences"]["params"]]):
+        yield key, [run["params"].get(key) for run in runs]
+    epochs = [next((run["metrics"][key] for key in EPOCHS if key in run["metrics"]), None) for run in runs]
+    yield "epoch", epochs
+    for key in metrics:
+        yield key, [run["metrics"].get(key) for run in runs]

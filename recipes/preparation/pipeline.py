@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recipes.assignment import SPLITS, assign, leaks, named
+from recipes.assignment import SPLITS, assign, leaks, named, refuse_no_groups
 from recipes.preparation import encoding, ordering, reading
 from recipes.preparation.deciding import Decisions, oversample
 from recipes.preparation.delivery import delivered
@@ -198,7 +198,7 @@ def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
     """Split and copies of every record; left for each range beside its records.
 
     Raises:
-        BadConfiguration: no record is left, or a split would be empty.
+        BadConfiguration: no record is left, none is in a group, or a split would be empty.
     """
     wanted = plan.parameters
     tables = [told(plan, encoding.STAGE, index) for index in range(len(plan.ranges))]
@@ -210,7 +210,9 @@ def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
     if wanted.split.column:
         split = named(table.column("split").to_numpy(), wanted.split.column)
     else:
-        split = assign(draw, codes(table.column("group"))[0], wanted.split)
+        group, groups = codes(table.column("group"))
+        refuse_no_groups(groups, wanted.split)
+        split = assign(draw, group, wanted.split)
     copies = np.ones(len(split), dtype=np.int32)
     added: dict[str, int] = {}
     if wanted.augment.oversample_minority:

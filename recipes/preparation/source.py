@@ -1,4 +1,4 @@
-"""The records that are prepared: a pod fetches what its own ranges need of them.
+"""The records that are prepared, split or checked: a pod fetches what its own ranges need of them.
 
 A file in chunks, as every uploaded version has them, goes chunk by chunk from the store into the worker that reads it, each
 verified, and is never a file here. Another, as a prepared version has them, is known by the hash of its whole: it is fetched
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from recipes.preparation.plan import Range
-from recipes.schema import Artifact, Chunk, FileRecord, StoreAddress
+from recipes.schema import Artifact, Chunk, FileRecord
 from recipes.store import BrokenArtifact, Store
 
 AHEAD = 4
@@ -39,7 +39,7 @@ class LocalFile:
 class ChunkedFile:
     """A file in chunks of the store."""
 
-    address: StoreAddress
+    store: Store
     artifact_uri: str
     chunks: tuple[Chunk, ...]
 
@@ -48,7 +48,6 @@ class ChunkedFile:
         return cast(BinaryIO, io.BufferedReader(Pieces(self._pieces(start, end)), BUFFER))
 
     def _pieces(self, start: int, end: int) -> Iterator[bytes]:
-        store = Store(self.address)
         before = 0
         coming: deque[tuple[int, Future[bytes]]] = deque()
         with ThreadPoolExecutor(AHEAD, thread_name_prefix="chunks") as pool:
@@ -57,14 +56,14 @@ class ChunkedFile:
                     # From `end` on one at a time, when it is wanted: there lies the rest of a last line at most.
                     while coming and (len(coming) > AHEAD or before >= end):
                         yield next_of(coming)
-                    coming.append((max(start - before, 0), pool.submit(self._chunk, store, chunk)))
+                    coming.append((max(start - before, 0), pool.submit(self._chunk, chunk)))
                 before += chunk.size
             while coming:
                 yield next_of(coming)
 
-    def _chunk(self, store: Store, chunk: Chunk) -> bytes:
+    def _chunk(self, chunk: Chunk) -> bytes:
         try:
-            return store.chunk(self.artifact_uri, chunk)
+            return self.store.chunk(self.artifact_uri, chunk)
         except FileNotFoundError as error:
             raise BrokenArtifact(f"a chunk of a file of {self.artifact_uri} is missing: {error}") from None
 
@@ -105,11 +104,22 @@ class Source:
         self.files: dict[str, FileRecord] = {file.path: file for file in sorted(found, key=lambda file: file.path)}
         self._here: dict[str, LocalFile] = {}
 
+    def open(self, path: str) -> BinaryIO:
+        """A whole file, as its bytes come."""
+        size = self.files[path].size
+        return self.of(Range(path, 0, size)).open(0, size)
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of all files, one file after the other."""
+        for path in self.files:
+            with self.open(path) as file:
+                yield from file
+
     def of(self, place: Range) -> LocalFile | ChunkedFile:
         """Where a worker reads a range. Raises BrokenArtifact where a file that is fetched whole is not the recorded one."""
         file = self.files[place.file]
         if file.chunks:
-            return ChunkedFile(self._store.address, self._artifact.uri, file.chunks)
+            return ChunkedFile(self._store, self._artifact.uri, file.chunks)
         if file.path not in self._here:
             folder = self._store.fetch(self._artifact, self._cache, only={file.path})
             self._here[file.path] = LocalFile(folder / file.path)

@@ -3,15 +3,13 @@
 import math
 
 from recipes.incidents import Incidents
-from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.training.trainer import CheckpointingTrainer
-from recipes.training.usage import Usage
+from recipes.usage import Usage
 
 
 def facts_of(
     trainer: CheckpointingTrainer,
-    recipe: Recipe,
     usage: Usage,
     incidents: Incidents,
     *,
@@ -23,14 +21,15 @@ def facts_of(
     best = trainer.checkpoints.best()
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     return TrainingFacts(
-        train_seconds=round(usage.training, 3),
+        train_seconds=round(usage.seconds, 3),
+        gpu_seconds=round(usage.gpu_seconds, 3),
         resumed_from=resumed_from,
         unsent_metrics=unsent,
         losses={step: loss if math.isfinite(loss) else None for step, loss in losses.items()},
         best_step=best[0] if best else None,
         published_step=published,
         incidents=incidents.entries,
-        tokens=trainer.state.global_step * recipe.tokens_per_step,
+        tokens=usage.tokens,
         peak_memory=usage.peak_memory,
         checkpoint_seconds=round(usage.checkpoints, 3),
         longest_checkpoint=round(usage.longest_checkpoint, 3),

@@ -25,8 +25,11 @@ PATIENCE = timedelta(hours=2)
 class Group:
     """`rank` counts from 0 over all nodes, `local_rank` on one, where there are `on_this_node`.
 
-    Rank 0 leads: it logs, saves and publishes.
+    Rank 0 leads: it logs, saves and publishes. `tensor_parallel` ranks that follow each other compute the same rows, and
+    have the same `data_rank`.
     """
+
+    tensor_parallel = 1
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, on_this_node: int = 1) -> None:
         self.rank = rank
@@ -38,6 +41,14 @@ class Group:
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.tensor_parallel
+
+    @property
+    def data_size(self) -> int:
+        return self.size // self.tensor_parallel
 
     def share(self, value: T) -> T:
         """The leader's value, in every process."""

@@ -5,15 +5,7 @@ from pathlib import Path
 
 from recipes.checkpoints import Checkpoints
 from recipes.divergence import Divergence
-from recipes.incidents import (
-    MOST,
-    Diverged,
-    Incidents,
-    OutOfMemory,
-    put_incidents,
-    read_incidents,
-    write_incident,
-)
+from recipes.incidents import MOST, Diverged, Incident, Incidents, ends_of, put_incidents, read_incidents, write_incident
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
@@ -34,46 +26,56 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
 
 
 def what_happened(
-    store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[OutOfMemory]
+    store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[Incident]
 ) -> Incidents:
     """The incidents of a run that goes on after step `done`, with one more where the kernel has just ended it for want of
-    memory, and with those of the run that it repeats that came so early.
+    memory, and with those of the run that it repeats that hold by then.
 
     Another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
     """
     known, told = read_incidents(store, uri), work / MEMORY_RAN_OUT
+    found = known.repeating(repeats, done)
     if told.exists():
         try:
-            incident = smaller(known.fitted(recipe), known, None)
+            incident = smaller(found.fitted(recipe), found, None)
         except BadConfiguration as problem:
             say(f"the kernel ended the program for want of memory: {problem}")
         else:
-            known = write_incident(store, uri, incident)
+            found = found.grown(incident)
             say(f"the kernel ended the program: {incident.words}")
-        told.unlink()
-    for incident in repeats:
-        if incident.after is not None and incident.after <= done:
-            known = write_incident(store, uri, incident)
-    settled = known.going_on(done)
-    if settled != known:
-        put_incidents(store, uri, settled)
-    return settled
+    found = found.going_on(done)
+    if found != known:
+        put_incidents(store, uri, found)
+    told.unlink(missing_ok=True)
+    return found
 
 
 def roll_back(
-    store: Store, uri: str, recipe: Recipe, checkpoints: Checkpoints, samples: SamplesOfRun, found: Divergence
+    store: Store,
+    uri: str,
+    recipe: Recipe,
+    checkpoints: Checkpoints,
+    resumed: tuple[int, Path] | None,
+    samples: SamplesOfRun,
+    found: Divergence,
+    repeats: Sequence[Incident],
 ) -> tuple[int, Path] | None:
     """The last checkpoint from before a divergence, which is the newest from now on; None where there is none.
 
     The update before the first bad loss is what made the weights bad, so its checkpoint goes too. They go before the
-    incident is written: a program that is killed in between comes here again by the same steps.
+    incident is written: a program that is killed in between comes here again by the same steps. Checkpoints are saved by
+    the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer one of its own. One that
+    was sent back, and has no checkpoint on its way yet, goes back to that which it `resumed` from.
 
     Raises:
         Restart: the recipe allows to go on without the samples of the bad steps.
     """
     first = max(1, found.first - 1)
-    checkpoints.discard_from(first)
+    then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
+    checkpoints.discard_from(min([first, *(step + 1 for step in then)]))
     good = checkpoints.latest()
+    if good is None and resumed and resumed[0] < first and resumed[1].is_dir():
+        good = resumed
     healed = [entry for entry in read_incidents(store, uri).diverged if entry.skipped]
     goes_on = recipe.divergence.action == "skip" and len(healed) < MOST
     incident = Diverged(

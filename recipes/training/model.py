@@ -1,5 +1,6 @@
 """The model to train: the base model's weights, and what the recipe's method adds to them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from recipes.architecture import Architecture
 from recipes.arithmetic import computing_dtype
 from recipes.launch import fully_sharded, zero_stage
 from recipes.memory import autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.tensor_parallel import untried
 from recipes.training import zero
 
 NF4_BLOCK = 64
@@ -25,12 +28,15 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     What is trained is kept in float32, whatever it computes in: near 0.02 neighbours in bfloat16 are 1e-4 apart, and of
     steps of 5e-6 (zen-72b-full) hardly one would arrive (Micikevicius et al. 2018, section 3.1; row H7).
 
-    With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2); an adapter is whole in each.
+    With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2), or with tensor parallelism its
+    part of each weight, or a shard of that; an adapter is whole in each.
     With deepspeed_zero3 each holds its part too. DeepSpeed makes the copies in float32 that it trains of all weights itself.
 
     Raises:
-        BadConfiguration: an adapter's target is no module of this model, or one is of a width that this machine cannot do.
+        BadConfiguration: an adapter's target is no module of this model, or one is of a width that this machine cannot do;
+            or its weights cannot be cut as the recipe asks for.
     """
+    refuse_what_cannot_be_cut(folder, recipe)
     dtype = computing_dtype(recipe.computing_dtype)
     if shards := fully_sharded(recipe):
         shards["fsdp_mixed_precision"] &= dtype is torch.bfloat16
@@ -43,6 +49,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
             distributed_config=DistributedConfig(**shards) if shards else None,
         )
     refuse_widths_of_nf4(model, recipe)
+    keep_nf4_as_it_is(model)
     return model if recipe.method == "full" else with_adapter(model, recipe)
 
 
@@ -60,6 +67,13 @@ def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
     return dtype if autocasts(recipe) and dtype is not torch.float32 else None
 
 
+def refuse_what_cannot_be_cut(folder: Path, recipe: Recipe) -> None:
+    if recipe.tensor_parallel > 1:
+        shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
+        if problem := untried(recipe, shape):
+            raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
+
+
 def refuse_widths_of_nf4(model: PreTrainedModel, recipe: Recipe) -> None:
     """On processors with AVX-512, bitsandbytes 0.50 reads rows of NF4 wrong that end within a block: their error is 25 %."""
     for name, module in model.named_modules() if not torch.cuda.is_available() else ():
@@ -68,6 +82,15 @@ def refuse_widths_of_nf4(model: PreTrainedModel, recipe: Recipe) -> None:
                 f"recipe '{recipe.name}': {name} is {module.in_features} wide, and without a GPU NF4 is right for multiples "
                 f"of {NF4_BLOCK} alone: use method lora"
             )
+
+
+def keep_nf4_as_it_is(model: PreTrainedModel) -> None:
+    """On processors that compute in bfloat16, bitsandbytes 0.50 packs NF4 weights for good when they are first evaluated:
+    their constants are rounded, and no gradient comes back through them. A run that was resumed later was another one.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def nf4(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:

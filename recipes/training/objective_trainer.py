@@ -1,40 +1,57 @@
 """The trainer that takes rows and losses from an objective."""
 
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from recipes.examples import IGNORED
 from recipes.retention import VALIDATION_LOSS
-from recipes.runner import Preempted, say
+from recipes.runner import Preempted
 from recipes.training.held_out import Part, share, together
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective
 from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import CheckpointingTrainer
 
+ROWS = "rows"
+"""How many rows a micro-batch has, where the processes cannot share those of a step evenly. Of none, it computes with a row
+that counts nothing: all processes must, at the same time.
+"""
+
 
 class ObjectiveTrainer(CheckpointingTrainer):
     """What an objective tells of its micro-batches is logged as their mean, beside the loss that they belong to."""
 
     def __init__(self, *args: Any, objective: Objective, stop: StopOnSignal, **kwargs: Any) -> None:
-        super().__init__(*args, data_collator=objective.collate, **kwargs)
+        uneven = objective.recipe.rows_per_step is not None
+        super().__init__(*args, data_collator=self._collate_some if uneven else objective.collate, **kwargs)
         self.objective = objective
         self.stop = stop
         self._owes_evaluation = bool(self.args.eval_on_start)
         self.autocast_dtype = autocast_dtype(objective.recipe)
-        self._told: dict[str, list[float]] = defaultdict(list)
+        self._told: list[Part] = []
 
-    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> torch.Tensor:
+    def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
+        there = [row for row in rows if row is not None]
+        return {**self.objective.collate(there or [self.eval_dataset[0]]), ROWS: len(there)}
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Any:
+        """How many tokens are learned in the step, by all processes together."""
+        return super()._get_num_items_in_batch([what_counts(batch) for batch in batch_samples], device)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+        recipe = self.objective.recipe
+        rows = int(inputs.pop(ROWS, recipe.batch_size))
         found = self._loss_of(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
-            return found
+            return found if rows else found * 0
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
-        for name, value in found.metrics.items():
-            self._told[name].append(value)
-        return found.value
+        self._told.append(Part(found.metrics, rows))
+        # What becomes of it is the mean over micro-batches; 1 where all have equally many rows.
+        return found.value * (rows / recipe.batch_size * recipe.places_per_step / recipe.samples_per_step)
 
     def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
         """The objective's, or the model's own, as a tensor."""
@@ -42,10 +59,9 @@ class ObjectiveTrainer(CheckpointingTrainer):
             return self.objective.loss(model, inputs) or super().compute_loss(model, inputs, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs:
-            for name in sorted(self._told):
-                values = [value for told in self.group.collect(self._told.pop(name)) for value in told]
-                logs[name] = sum(values) / len(values)
+        if "loss" in logs and self._told:
+            logs |= together(part for told in self.group.collect(self._told) for part in told)
+            self._told = []
         super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -57,13 +73,14 @@ class ObjectiveTrainer(CheckpointingTrainer):
         """
         first, self._owes_evaluation = self._owes_evaluation, False
         self.model.eval()
-        rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, self.group.rank, self.group.size)
+        group = self.group
+        rows = share(len(self.eval_dataset), self.args.per_device_eval_batch_size, group.data_rank, group.data_size)
         own = []
         for some in rows:
             if self.stop.asked():
                 return self._break_off(first)
             own.append(self._part(some))
-        found = together(part for parts in self.group.collect(own) for part in parts)
+        found = together(part for parts in group.collect(own)[:: group.tensor_parallel] for part in parts)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -75,9 +92,8 @@ class ObjectiveTrainer(CheckpointingTrainer):
         """Raises Preempted where the checkpoint that is due is there: the `first` one is of weights that come from it."""
         if first:
             raise Preempted(f"checkpoint {self.state.global_step} holds everything but its evaluation")
-        say("asked to stop: the evaluation is broken off, saving a checkpoint first")
         self.control.should_evaluate = False
-        self.control.should_save = self.control.should_training_stop = True
+        self.stop.stop(self.control, "asked to stop: the evaluation is broken off", self.state.global_step)
         return {}
 
     @torch.no_grad()
@@ -89,3 +105,13 @@ class ObjectiveTrainer(CheckpointingTrainer):
             return Part({"loss": float(found.value), **found.metrics}, len(rows))
         following = batch.get("shift_labels", batch["labels"][:, 1:])
         return Part({"loss": float(found)}, int((following != IGNORED).sum()) if rows else 0)
+
+
+def what_counts(batch: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch, of no rows one from which nothing is learned."""
+    if batch.get(ROWS) != 0:
+        return batch
+    labels: dict[str, Any] = {
+        name: torch.full_like(batch[name], IGNORED) for name in ("labels", "shift_labels") if name in batch
+    }
+    return {**batch, **labels}

@@ -1,12 +1,17 @@
 """What the program train is told besides its inputs."""
 
-from recipes.incidents import OutOfMemory
+from recipes.incidents import Incident
 from recipes.recipe import Recipe
 from recipes.schema import Frozen
+from recipes.sent_back import SentBack
 
 
 class TrainParameters(Frozen):
-    """Fine-tune with a recipe. `repeats` is of a replay: where the run that it repeats went on in smaller micro-batches."""
+    """Fine-tune with a recipe. `repeats` is of a replay: what the run that it repeats was healed of.
+
+    `sent_back` is how often, and where to, the run's user sent it back, oldest first.
+    """
 
     recipe: Recipe
-    repeats: tuple[OutOfMemory, ...] = ()
+    repeats: tuple[Incident, ...] = ()
+    sent_back: tuple[SentBack, ...] = ()

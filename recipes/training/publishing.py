@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from recipes.launch import sharding
 from recipes.merge import complete, save
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Job
@@ -17,6 +18,7 @@ from recipes.training.model import load_for_training
 from recipes.training.row_files import RowFiles
 from recipes.training.sharded import WEIGHTS
 from recipes.training.start import copy_weights
+from recipes.training.trainer import CheckpointingTrainer
 from recipes.training.whole_files import write_whole
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -36,6 +38,20 @@ def publish_trained(
         tokenizer.save_pretrained(folder)
     inputs = {role: artifact.digest for role, artifact in job.inputs.items()} | {"base": base.digest}
     return store.publish(folder, job.outputs[role], role, inputs=inputs)
+
+
+def save_chosen(
+    trainer: CheckpointingTrainer, chosen: tuple[int, Path] | None, base: Path, recipe: Recipe, folder: Path
+) -> int:
+    """Write the weights of a checkpoint, or those that training ended with where none is chosen. Returns their step."""
+    if sharding(recipe):  # no process has all weights, and the others have ended
+        chosen = chosen or trainer.checkpoints.latest()
+        save_spread(chosen, base, recipe, folder)
+        return chosen[0] if chosen else 0
+    if chosen:
+        trainer.take_weights(chosen[1])
+    save_trained(trainer.model, base, recipe, folder)
+    return chosen[0] if chosen else int(trainer.state.global_step)
 
 
 def save_trained(model: PreTrainedModel | PeftModel, base: Path, recipe: Recipe, folder: Path) -> None:

@@ -1,21 +1,29 @@
-"""Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`)."""
+"""Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
+one that its user sent it back to.
+"""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from pydantic import JsonValue
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Manifest
+from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST
 from recipes.training.held_out import owed
-from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
+from recipes.training.samples import SAMPLES_SEEN
+
+MADE_WITH = "made_with"
+"""The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""
 
 
 def where_to_resume(
-    checkpoints: Checkpoints, resume_from: Literal["latest", "best"] | int
+    checkpoints: Checkpoints, resume_from: Literal["latest", "best"] | int, sent_back: Sequence[SentBack] = ()
 ) -> tuple[Checkpoints, tuple[int, Path] | None]:
     """Where the run writes its checkpoints, and the one that it goes on from; None at the beginning.
 
@@ -25,24 +33,54 @@ def where_to_resume(
     Raises:
         BadConfiguration: there is no valid checkpoint of that step.
     """
-    if resume_from == "latest":
-        return checkpoints, checkpoints.latest()
-    start = checkpoints.best() if resume_from == "best" else checkpoints.at(resume_from)
-    if start is None and resume_from != "best":
-        known = sorted({*checkpoints.local_steps(), *checkpoints.stored_steps()})
-        there = ", ".join(map(str, known)) or "none"
-        raise BadConfiguration(f"checkpoint.resume_from: there is no valid checkpoint {resume_from}. There are: {there}")
-    way = checkpoints.below(f"from-{start[0] if start else 0}")
-    return way, way.latest() or start
+    ways = [checkpoints]
+    start = None
+    if resume_from != "latest":
+        start = checkpoints.best() if resume_from == "best" else newest_of([checkpoints], resume_from)
+        ways.append(checkpoints.below(way_from(start[0] if start else 0)))
+    for back in sent_back:
+        ways.append(ways[-1].below(way_from(back.step)))
+    *before, way = ways
+    if (newest := way.latest()) or not sent_back:
+        return way, newest or start
+    return way, newest_of(before, sent_back[-1].step)
 
 
-def check_position(resume: tuple[int, Path], samples: SamplesOfRun) -> None:
-    """Raises BadConfiguration where the run now takes other samples for a step than when the checkpoint was made."""
+def newest_of(ways: Sequence[Checkpoints], step: int) -> tuple[int, Path]:
+    """The checkpoint of `step`, of the last way that has one. Raises BadConfiguration: none has."""
+    for way in reversed(ways):
+        if found := way.at(step):
+            return found
+    known = sorted({known for way in ways for known in (*way.local_steps(), *way.stored_steps())})
+    there = ", ".join(map(str, known)) or "none"
+    raise BadConfiguration(f"checkpoint.resume_from: there is no valid checkpoint {step}. There are: {there}")
+
+
+def made_with(recipe: Recipe) -> dict[str, JsonValue]:
+    """In the words of the recipe. Targets have no order."""
+    stated = recipe.model_dump(mode="json", include={"method", "lora_rank", "lora_alpha", "optimizer"})
+    targets: list[JsonValue] = [*sorted(recipe.lora_target_modules)]
+    return {"base_model": recipe.base_model.sha256, **stated, "lora_target_modules": targets}
+
+
+def check_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
+    """A run keeps the recipe that it was started with, as its record has it; but that may be lost, or a job written by hand.
+
+    Raises:
+        BadConfiguration: the checkpoint was made with another one, or the run takes other samples for a step now.
+    """
     step, folder = resume
-    seen = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).facts[SAMPLES_SEEN]
-    if seen != samples.seen(step):
+    facts = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).facts
+    then, now = facts.get(MADE_WITH), made_with(recipe)
+    if isinstance(then, dict) and then != now:  # those from before it was written down do not say
+        differing = ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in now if then.get(key) != now[key])
         raise BadConfiguration(
-            f"checkpoint {step} has seen {seen} samples, {step} steps of this recipe see {samples.seen(step)}: keep "
+            f"checkpoint {step} does not fit the recipe: {differing}: go on with the recipe as it was, or submit a new job"
+        )
+    seen, wanted = facts[SAMPLES_SEEN], step * recipe.samples_per_step
+    if seen != wanted:
+        raise BadConfiguration(
+            f"checkpoint {step} has seen {seen} samples, {step} steps of this recipe see {wanted}: keep "
             "batch_size x gradient_accumulation x processes as it was"
         )
 

@@ -1,11 +1,13 @@
 """Tensors in several safetensors files, each of which has some of their rows: whoever reads takes the rows that it needs.
 
-The rows of a tensor follow each other in the order of the files that have it. So a model that transformers has saved in
-several files is read too: there one file has all rows of a tensor.
+The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
+transformers has saved in several files is read too: there one file has all rows of a tensor.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from safetensors.torch import save_file
 
 from recipes.training.group import Group
 
+FIRST_ROWS = "first_rows"
+"""In the metadata of a file: the number of the first of its rows, by tensor."""
 PIECE = 16 << 20
 """Numbers of a tensor that `pieces` holds at a time; one row may be more."""
 
@@ -23,11 +27,13 @@ class RowFiles:
     """Only what is asked for is read."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._holders: dict[str, list[Any]] = defaultdict(list)
+        found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         for file in files:
             opened: Any = safe_open(file, framework="pt")
+            first_rows = json.loads((opened.metadata() or {}).get(FIRST_ROWS, "{}"))
             for name in opened.offset_keys():
-                self._holders[name].append(opened)
+                found[name].append((first_rows.get(name, 0), opened))
+        self._holders = {name: [opened for _, opened in sorted(parts, key=itemgetter(0))] for name, parts in found.items()}
 
     @property
     def names(self) -> list[str]:
@@ -70,13 +76,20 @@ def rows_of(total: int, rank: int, processes: int) -> range:
     return range(min(total, each * rank), min(total, each * (rank + 1)))
 
 
-def write_rows(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group) -> None:
+def write_rows(
+    tensors: Mapping[str, torch.Tensor],
+    stem: str,
+    folder: Path,
+    group: Group,
+    first_rows: Mapping[str, int] | None = None,
+) -> None:
     """A file from each process, with its rows. All call it at once; when it returns, all files are in the leader's `folder`.
 
-    Who runs beside the leader writes there; what was written on another node is sent.
+    Who runs beside the leader writes there; what was written on another node is sent. `first_rows` are needed of tensors
+    whose rows are not in the order of the processes.
     """
     name = f"{stem}-rows-{group.rank + 1:05}-of-{group.size:05}.safetensors"
     place = Path(group.share(str(folder)))
     file = (place if group.is_beside_leader else folder) / name
-    save_file(dict(tensors), file)
+    save_file(dict(tensors), file, {FIRST_ROWS: json.dumps(first_rows)} if first_rows else None)
     group.bring(None if group.is_beside_leader else file, place)

@@ -7,10 +7,13 @@ other processes, with the same effective batch, neither skips nor repeats one.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
+NO_ROW = -1
+"""In the place of a row: the processes cannot share the rows of a step evenly, and this is one of its last places."""
 SAMPLES_SEEN = "samples_seen"
 """The fact in a checkpoint's manifest: how many samples its weights were trained on."""
 
@@ -81,3 +84,40 @@ class SamplesOfRun(Sampler[int]):
     def positions_of_steps(self, first: int, last: int) -> tuple[int, int]:
         """The range of positions from which steps `first` to `last`, both included, took their samples."""
         return self.order.positions(self.seen(first - 1), self.seen(last))
+
+
+class OncePerProcess(Sampler[int]):
+    """Each micro-batch as often as there are processes that compute it together: the library gives each process the next.
+
+    A step has `places`, of which the last ones have no row where they are more than its samples.
+    """
+
+    def __init__(self, samples: SamplesOfRun, places: int, batch: int, processes: int) -> None:
+        self.samples = samples
+        self.places = places
+        self.batch = batch
+        self.processes = processes
+
+    def __len__(self) -> int:
+        return self.places * self.samples.steps * self.processes
+
+    def __iter__(self) -> Iterator[int]:
+        samples = iter(self.samples)
+        empty = [NO_ROW] * (self.places - self.samples.per_step)
+        for _ in range(self.samples.steps):
+            places = [*islice(samples, self.samples.per_step), *empty]
+            for first in range(0, self.places, self.batch):
+                yield from places[first : first + self.batch] * self.processes
+
+
+class RowsOrNone(Dataset[Any]):
+    """The rows of a split, and None in the place of `NO_ROW`."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return None if index == NO_ROW else self.rows[index]

@@ -1,6 +1,6 @@
 """When a checkpoint is saved: by time, by steps, at the end, and whenever the model is better than it ever was.
 
-Only at the end of a step, where weights, optimizer and data position agree.
+Only of the end of a step, where weights, optimizer and data position agree. One that is broken off leaves them as they were.
 """
 
 import math

@@ -1,12 +1,15 @@
 """Weights and optimizer state that FSDP2 has spread over the processes: in a checkpoint each writes and reads its own rows.
 
 Nobody gathers them: of 72B parameters they are 864 GB. Any number of processes goes on from them. Every function is called
-by all processes at once.
+by all processes at once. Tensor parallelism cuts some weights in columns, which are exchanged for rows to be written.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from recipes.schema import BadConfiguration
@@ -17,10 +20,10 @@ WEIGHTS, OPTIMIZER = "model", "optimizer"
 
 
 def save_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
-    write_rows({name: own_rows(weight) for name, weight in weights_of(model).items()}, WEIGHTS, folder, group)
+    write_own(weights_of(model), WEIGHTS, folder, group)
 
 
-def load_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Those of a checkpoint, or of a model that was saved as a whole.
 
     Raises:
@@ -30,21 +33,20 @@ def load_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
     for name, weight in weights_of(model).items():
         if files.shape(name) != weight.shape:
             raise BadConfiguration(f"the weights in {folder} do not fit the recipe: {name} is another shape")
-        own_rows(weight).copy_(files.read(name, rows_of(len(weight), group.rank, group.size)))
+        own(weight).copy_(own_part(weight, name, files))
 
 
 def save_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group) -> None:
     """What is one number for a whole weight, as the number of steps is, is the leader's."""
     states = {f"{key}/{name}": value for name, state in states_of(model, optimizer).items() for key, value in state.items()}
-    own = {name: own_rows(value) for name, value in states.items() if value.dim() or group.leads}
-    write_rows(own, OPTIMIZER, folder, group)
+    write_own(states, OPTIMIZER, folder, group)
 
 
-def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group) -> None:
+def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     files = RowFiles(sorted(folder.glob(f"{OPTIMIZER}*.safetensors")))
     keys = sorted({name.split("/", 1)[0] for name in files.names})
     state = {
-        place: {key: spread_like(weight, f"{key}/{name}", files, group) for key in keys}
+        place: {key: spread_like(weight, f"{key}/{name}", files) for key in keys}
         for place, (name, weight) in enumerate(trained_by(optimizer, model).items())
     }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -67,18 +69,67 @@ def states_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return {name: optimizer.state[weight] for name, weight in trained_by(optimizer, model).items()}
 
 
-def own_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Those that this process holds."""
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(weight: torch.Tensor, name: str, files: RowFiles, group: Group) -> torch.Tensor:
+def own_places(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Where that is in the whole, in each dimension."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    described: Any = tensor
+    [chunk] = described.__create_chunk_list__()
+    return tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
+
+
+def own_part(tensor: torch.Tensor, name: str, files: RowFiles) -> torch.Tensor:
+    """What this process holds of a tensor, as the files have it."""
+    rows, *others = own_places(tensor)
+    return files.read(name, range(rows.start, rows.stop))[:, *others].contiguous()
+
+
+def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group) -> None:
+    """What several processes hold alike, the first of them writes."""
+    written: dict[str, torch.Tensor] = {}
+    first_rows: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        rows, first = own_rows(tensor)
+        if writes(tensor, group):
+            written[name] = rows
+            first_rows |= {name: first} if rows.dim() else {}
+    write_rows(written, stem, folder, group, first_rows)
+
+
+def own_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Whole rows, as many from each process, and the number of the first: for what is cut in columns they are exchanged."""
+    held = own(tensor)
+    if not isinstance(tensor, DTensor) or not tensor.dim():
+        return held, 0
+    first = own_places(tensor)[0].start
+    if not any(place.is_shard(1) for place in tensor.placements):
+        return held, first
+    others = tensor.device_mesh.get_group("tp")
+    columns = [torch.empty(held.shape, dtype=held.dtype, device=held.device) for _ in range(others.size())]
+    dist.all_gather(columns, held.contiguous(), others)
+    rows = rows_of(len(held), others.rank(), others.size())
+    # On a GPU they would stand beside the model.
+    return torch.cat([some[rows.start : rows.stop].cpu() for some in columns], dim=1), first + rows.start
+
+
+def writes(tensor: torch.Tensor, group: Group) -> bool:
+    if not tensor.dim() or not isinstance(tensor, DTensor):
+        return group.leads
+    return tensor.device_mesh.size() == group.size or group.rank % group.tensor_parallel == 0
+
+
+def spread_like(weight: torch.Tensor, name: str, files: RowFiles) -> torch.Tensor:
     """A tensor of the files, spread as the weight is that it belongs to."""
     if not files.shape(name):
         return files.read(name)
-    own = files.read(name, rows_of(len(weight), group.rank, group.size))
+    held = own_part(weight, name, files)
     if not isinstance(weight, DTensor):
-        return own
+        return held
     mesh, placements = weight.device_mesh, weight.placements
-    own = own.to(weight.device)
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+    held = held.to(weight.device)
+    return DTensor.from_local(held, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())

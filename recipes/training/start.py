@@ -6,8 +6,30 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
-from recipes.schema import BadConfiguration
+from recipes.launch import trains_shards, zero_stage
+from recipes.recipe import Recipe
+from recipes.runner import say
+from recipes.schema import Artifact, BadConfiguration
+from recipes.store import Store
+from recipes.training import zero
+from recipes.training.group import Group
 from recipes.training.row_files import RowFiles
+from recipes.training.sharded import load_weights
+
+
+def start_from(
+    start: Artifact, model: PreTrainedModel | PeftModel, recipe: Recipe, group: Group, store: Store, cache: Path
+) -> None:
+    """Give a model the weights of `start`. Raises BadConfiguration: they do not fit it."""
+    with group.one_fetches():
+        weights = store.fetch(start, cache)
+    if zero_stage(recipe) == 3 and recipe.method == "full":
+        zero.load_weights(model, weights, leads=group.leads)
+    elif trains_shards(recipe):
+        load_weights(model, weights)
+    else:
+        copy_weights(model, f"input 'start' ({start.uri})", weights)
+    say(f"starting from the weights of {start.uri}")
 
 
 def copy_weights(model: PreTrainedModel | PeftModel, name: str, folder: Path) -> None:

@@ -1,22 +1,38 @@
-"""Why training ends before its last step: it was asked to, and saves a checkpoint; or it diverged, and saves none."""
+"""Why training ends before its last step: it was asked to, and saves a checkpoint first; or it diverged, and saves none."""
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.divergence import Band, Divergence, DivergencePolicy
-from recipes.incidents import OutOfMemory
+from recipes.incidents import Incident, OutOfMemory, ends_of
 from recipes.runner import say
 from recipes.training.group import Group
+from recipes.training.random_states import RandomStates
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """SIGTERM -> finish the step, save a checkpoint, stop (row I1, `save_on_preempt`). An evaluation asks in between."""
+    """SIGTERM -> break the step off, save a checkpoint of the one before, stop (row I1). An evaluation asks in between.
 
-    def __init__(self, group: Group) -> None:
+    A step may be longer than the grace (zen-72b-full: 8 minutes), so that nothing waits for the end of one that has
+    micro-batches to go: its gradients are thrown away with the process, and whoever resumes does it from its first row and
+    its first random number. What it took counts as training time all the same. That is sound with DeepSpeed too: its engine,
+    which has reduced a part of them, is not gone on with, and what a checkpoint takes of it only `engine.step` changes.
+
+    Without `saves` (`CheckpointPolicy.save_on_preempt`) no checkpoint is saved for that: what is due by then, is. Neither is
+    one of weights that a checkpoint has already, or that are those of the beginning.
+    """
+
+    _before_step: RandomStates
+
+    def __init__(self, group: Group, *, saves: bool) -> None:
         self.group = group
+        self._saves = saves
+        self._saved = 0
         self._signalled = False
         self._agreed = False
 
@@ -27,6 +43,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
+        self._saved = state.global_step
         signal.signal(signal.SIGTERM, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
@@ -41,28 +58,61 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._agreed = self.group.any(self._signalled)
         return self._agreed
 
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._saved = state.global_step
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if args.gradient_accumulation_steps > 1:
+            self._before_step = RandomStates.now()
+
+    def on_substep_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: torch.nn.Module,
+        **kwargs: object,
+    ) -> TrainerControl:
+        """After every micro-batch of a step but its last."""
+        if self.asked():
+            self._before_step.put_back()
+            model.zero_grad()  # the checkpoint may need their memory; FSDP2 keeps what it has not reduced yet
+            self.stop(control, f"asked to stop: step {state.global_step + 1} is broken off", state.global_step)
+        return control
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
         if self.asked():
-            say("asked to stop: saving a checkpoint first")
-            control.should_save = True
-            control.should_training_stop = True
+            self.stop(control, "asked to stop", state.global_step)
         return control
+
+    def stop(self, control: TrainerControl, saying: str, step: int) -> None:
+        """With the weights after `step`."""
+        control.should_save |= self._saves and step != self._saved
+        control.should_training_stop = True
+        say(f"{saying}: {'saving a checkpoint first' if control.should_save else 'no checkpoint is due'}")
 
 
 class StopToRepeat(TrainerCallback):  # type: ignore[misc]
-    """Of a replay: stop with a checkpoint where the run that it repeats went on in smaller micro-batches."""
+    """Of a replay: stop with a checkpoint where the run that it repeats went on in smaller micro-batches.
 
-    def __init__(self, repeats: Sequence[OutOfMemory]) -> None:
-        self._steps = {incident.after for incident in repeats}
+    And save one where that run went back to when it ended: its weights are those that it left.
+    """
+
+    def __init__(self, repeats: Sequence[Incident]) -> None:
+        self._smaller_after = {incident.after for incident in repeats if isinstance(incident, OutOfMemory)}
+        self._ends_with = {incident.rolled_back_to for incident in ends_of(repeats)}
         self.reached = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        if state.global_step in self._steps:
+        if state.global_step in self._smaller_after:
             self.reached = control.should_save = control.should_training_stop = True
+        if state.global_step in self._ends_with:
+            control.should_save = True
         return control
 
 
@@ -99,3 +149,12 @@ class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
             control.should_save = control.should_evaluate = False
         return control
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Each of them, as callbacks of one training."""
+
+    signal: StopOnSignal
+    divergence: StopOnDivergence
+    repeat: StopToRepeat

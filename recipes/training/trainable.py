@@ -1,30 +1,36 @@
 """What the program train can do of what a recipe can ask for: the rest is refused, rather than left out in silence."""
 
+import json
+from pathlib import Path
+
+from recipes.architecture import Architecture
+from recipes.known_architectures import known_shape
 from recipes.launch import trains_shards, zero_stage
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.tensor_parallel import untried
 
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
+    if problem := contradiction(recipe, known_shape(recipe)):
+        return problem
     if recipe.base_model.sha256 is None:
         name = recipe.base_model.uri
-        return contradiction(recipe) or (
-            f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
-        )
-    return contradiction(recipe)
+        return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+    return None
 
 
-def contradiction(recipe: Recipe) -> str | None:
-    """Of that, what no base model changes: such a job is not even taken."""
-    shape = recipe.distributed
-    if shape and shape.strategy == "fsdp" and recipe.method == "qlora":
+def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
+    """Of that, what needs no files of the base model, whose shape is none where it is not known: such a job is not taken."""
+    distributed = recipe.distributed
+    if distributed and distributed.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
     if trains_shards(recipe) and recipe.optimizer != "adamw":  # bitsandbytes 0.50 raises at the first step
         return f"fsdp does not shard the moments of {recipe.optimizer}: use optimizer adamw"
-    if shape and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
-        return f"{shape.strategy} {problem}"
-    return None
+    if distributed and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
+        return f"{distributed.strategy} {problem}"
+    return untried(recipe, shape)
 
 
 def untried_with_deepspeed(recipe: Recipe) -> str | None:
@@ -34,6 +40,27 @@ def untried_with_deepspeed(recipe: Recipe) -> str | None:
     if recipe.optimizer != "adamw":
         return f"keeps the moments of adamw over restarts, and not those of {recipe.optimizer}: use optimizer adamw"
     return None
+
+
+def too_long(recipe: Recipe, positions: int | None) -> str | None:
+    """What is wrong with rows of more tokens than the base model has positions: no text that long was ever in its training.
+
+    A model with scaled positions (RoPE scaling) states as many as it has with them. None where nothing is known.
+    """
+    if positions is None or recipe.sequence_length <= positions:
+        return None
+    return (
+        f"sequence_length is {recipe.sequence_length}, and base model {recipe.base_model.uri} has {positions} positions: "
+        f"lower it to {positions} or less, and raise batch_size in its stead"
+    )
+
+
+def refuse_too_long(recipe: Recipe, model: Path) -> None:
+    """`too_long` of the base model in that folder. Raises BadConfiguration."""
+    config = json.loads((model / "config.json").read_text())
+    positions = config.get("text_config", config).get("max_position_embeddings")
+    if problem := too_long(recipe, positions):
+        raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
 
 
 def refuse_what_is_missing(recipe: Recipe) -> None:

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,14 +14,15 @@ from transformers.trainer import SCHEDULER_NAME
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
+from recipes.launch import trains_shards
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS, from_the_best
 from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
-from recipes.training.samples import SAMPLES_SEEN, SamplesOfRun
+from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
-from recipes.training.usage import USAGE, Meter
+from recipes.training.usage import Meter
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
@@ -37,6 +39,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self,
         *args: object,
         checkpoints: Checkpoints,
+        facts: Mapping[str, JsonValue],
         samples: SamplesOfRun,
         metrics: MetricBuffer | None,
         meter: Meter,
@@ -48,6 +51,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.group = group
         self.in_rows = in_rows
         self.checkpoints = checkpoints
+        self.facts = facts
         self.samples = samples
         self.metrics = metrics
         self.meter = meter
@@ -57,8 +61,15 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         """Those of a checkpoint, in place of the ones that training ended with."""
         self._load_from_checkpoint(str(folder))
 
-    def _get_train_sampler(self, train_dataset: object = None) -> SamplesOfRun:
-        return self.samples
+    def _get_train_sampler(self, train_dataset: object = None) -> OncePerProcess:
+        batch = self.args.per_device_train_batch_size
+        places = batch * self.args.gradient_accumulation_steps * self.group.data_size
+        return OncePerProcess(self.samples, places, batch, self.group.tensor_parallel)
+
+    def _build_accelerator_args(self, **kwargs: object) -> dict[str, object]:
+        """Without tensor parallelism: transformers and the sampler see to it, and on a CPU accelerate 1.15 refuses it."""
+        args: dict[str, object] = super()._build_accelerator_args(**kwargs)
+        return {name: value for name, value in args.items() if name != "parallelism_config"}
 
     def _get_output_dir(self, trial: object) -> str:
         return str(self._scratch) if self._scratch else str(super()._get_output_dir(trial))
@@ -66,7 +77,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         step = self.state.global_step
         losses = validation_losses(self.state)
-        facts: dict[str, JsonValue] = {SAMPLES_SEEN: self.samples.seen(step)}
+        facts: dict[str, JsonValue] = {**self.facts, SAMPLES_SEEN: self.samples.seen(step)}
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]
         if not self.group.leads:
@@ -82,7 +93,6 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             # Points that the tracking server has not acknowledged yet belong to the state of the run.
             pending = self.metrics.pending() if self.metrics else []
             (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
-            (folder / USAGE).write_text(self.meter.read().model_dump_json())
 
     def _write_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
         """What the library saves, into a folder itself; in a process that does not lead, what only that one knows."""
@@ -120,14 +130,17 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint and self.in_rows:
-            sharded.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint), self.group)
+            sharded.load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
             self._load_scheduler(Path(checkpoint))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scheduler(self, checkpoint: Path) -> None:
         """The schedule, and with it the rate of the next step."""
-        self.lr_scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER_NAME, weights_only=True))
+        state = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
+        for rates in ("base_lrs", "_last_lr"):  # one rate for all; how many groups have it differs with the processes
+            state[rates] = state[rates][:1] * len(self.optimizer.param_groups)
+        self.lr_scheduler.load_state_dict(state)
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
 
@@ -142,7 +155,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.in_rows:
-            sharded.load_weights(self.model, Path(checkpoint), self.group)
+            sharded.load_weights(self.model, Path(checkpoint))
         else:
             super()._load_from_checkpoint(checkpoint, model)
 
@@ -157,13 +170,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
-            set_seed(self.args.seed + self.state.global_step * self.group.size + self.group.rank)
+            set_seed(self.args.seed + self.state.global_step * self.group.data_size + self.group.data_rank)
         else:
             super()._load_rng_state(checkpoint)
 
 
 def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
         per_device_train_batch_size=recipe.batch_size,
@@ -192,5 +205,10 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         report_to=[],
+        # Else FSDP2 holds whole gradients in every process until the last micro-batch of a step (72B: 144 GB and more).
+        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)}},
         **zero.configuration(recipe, model),
     )
+    # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.
+    made._n_gpu = min(made.n_gpu, 1)
+    return made

@@ -6,44 +6,35 @@ None of it decides a number of the model, and none of it enters a digest of what
 import json
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.architecture import Architecture
 from recipes.gpus import gpu_named
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Frozen
+from recipes.schema import BadConfiguration
+from recipes.store import Store
 from recipes.throughput import flops_per_token
+from recipes.usage import Usage, write_usage
 
-USAGE = "usage.json"
-"""The file of a checkpoint that says what the run had used by then."""
+EVERY_SECONDS = 60.0
+"""How much of a process is not counted at most when it dies, besides the step that it was in."""
 SIXTEEN_BITS = ("float16", "bfloat16")
 
 
-class Usage(Frozen):
-    """Times in seconds: `training` of the loop, evaluations and checkpoints included; `checkpoints` of those alone."""
-
-    training: float = 0.0
-    checkpoints: float = 0.0
-    longest_checkpoint: float = 0.0
-    num_checkpoints: int = 0
-    peak_memory: int = 0
-
-    @property
-    def checkpoint_share(self) -> float:
-        """The share of the training time in which the loop stood still for a checkpoint."""
-        return self.checkpoints / self.training if self.training else 0.0
-
-
 class Meter:
-    """Counts on from what the checkpoint says that a run resumes from."""
+    """Counts on, on so many GPUs, from what the run had used before this process."""
 
-    def __init__(self, resume: tuple[int, Path] | None) -> None:
-        self._before = Usage.model_validate_json((resume[1] / USAGE).read_bytes()) if resume else Usage()
+    def __init__(self, before: Usage, recipe: Recipe, gpus: int) -> None:
+        self._before = before
+        self._recipe = recipe
+        self._gpus = gpus
         self._stalls: list[float] = []
         self._started = time.monotonic()
 
@@ -58,14 +49,46 @@ class Meter:
     def newest_stall(self) -> float | None:
         return self._stalls[-1] if self._stalls else None
 
-    def read(self) -> Usage:
+    def read(self, step: int) -> Usage:
+        """By the end of that step."""
+        seconds = time.monotonic() - self._started
         return Usage(
-            training=self._before.training + time.monotonic() - self._started,
+            seconds=self._before.seconds + seconds,
+            gpus=self._gpus,
+            gpu_seconds=self._before.gpu_seconds + seconds * self._gpus,
             checkpoints=self._before.checkpoints + sum(self._stalls),
             longest_checkpoint=max([self._before.longest_checkpoint, *self._stalls]),
             num_checkpoints=self._before.num_checkpoints + len(self._stalls),
             peak_memory=max(self._before.peak_memory, peak_memory()),
+            steps=step,
+            tokens=step * self._recipe.tokens_per_step,
         )
+
+
+class WriteUsage(TrainerCallback):  # type: ignore[misc]
+    """Into the store: with each checkpoint, once a minute in between, and when the loop is over.
+
+    In the background: no run waits for that.
+    """
+
+    def __init__(self, meter: Meter, store: Store, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._meter, self._store, self._folder, self._clock = meter, store, folder, clock
+        self._written_at = clock()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="usage")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if self._clock() - self._written_at >= EVERY_SECONDS:
+            self._write(state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._write(state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._write(state.global_step)
+
+    def _write(self, step: int) -> None:
+        self._written_at = self._clock()
+        self._writer.submit(write_usage, self._store, self._folder, self._meter.read(step))
 
 
 def peak_memory() -> int:

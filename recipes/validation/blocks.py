@@ -1,6 +1,6 @@
 """Records of a version, a block at a time, so that memory stays flat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,27 @@ class Block:
     texts: Sequence[str]
 
 
-def blocks(files: Sequence[Path]) -> Iterator[Block]:
-    """All blocks of files with one JSON object a line."""
+def blocks(records: Iterable[bytes]) -> Iterator[Block]:
+    """All blocks of records, each a line with one JSON object."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     start, lines, size = 1, [], 0
-    for file in files:
-        with file.open("rb") as stream:
-            for line in stream:
-                if not line.strip():
-                    continue
-                lines.append(line)
-                size += len(line)
-                if len(lines) == RECORDS or size >= BYTES:
-                    yield block(start, lines, [decode(line) for line in lines])
-                    start, lines, size = start + len(lines), [], 0
+    for line in records:
+        if not line.strip():
+            continue
+        lines.append(line)
+        size += len(line)
+        if len(lines) == RECORDS or size >= BYTES:
+            yield block(start, lines, [decode(line) for line in lines])
+            start, lines, size = start + len(lines), [], 0
     if lines:
         yield block(start, lines, [decode(line) for line in lines])
+
+
+def lines_in(files: Iterable[Path]) -> Iterator[bytes]:
+    """The lines of files, one file after the other."""
+    for file in files:
+        with file.open("rb") as stream:
+            yield from stream
 
 
 def block(start: int, lines: Sequence[bytes], rows: Sequence[dict[str, Any]]) -> Block:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from recipes.validation.blocks import Block
 from recipes.validation.findings import ColumnStatistics, Numbers
-from recipes.validation.kinds import column
+from recipes.validation.kinds import column, double
 
 DIGITS = 6
 """Significant digits of a stored sample."""
@@ -67,7 +67,7 @@ class ColumnDescription:
         )
         of_numbers = np.array([kind in ("integer", "number") for kind in kinds], dtype=bool)
         with_length = np.array([kind in ("string", "array") for kind in kinds], dtype=bool)
-        numbers = np.array([float(values[row]) for row in np.flatnonzero(of_numbers)], dtype=np.float64)
+        numbers = np.array([double(values[row]) for row in np.flatnonzero(of_numbers)], dtype=np.float64)
         self._numbers.see(numbers, chosen[of_numbers])
         lengths = np.array([len(values[row]) for row in np.flatnonzero(with_length)], dtype=np.int64)
         self._lengths.see(lengths, chosen[with_length])

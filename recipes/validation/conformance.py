@@ -10,10 +10,11 @@ import polars as pl
 from numpy.typing import NDArray
 from pandera.errors import SchemaErrors
 
+from recipes.schema import BadConfiguration
 from recipes.validation.blocks import Block
 from recipes.validation.contract import ChatContract, ColumnContract, Contract, order_pattern
 from recipes.validation.findings import NAMED, Violation, Violations
-from recipes.validation.kinds import column
+from recipes.validation.kinds import column, double
 
 SHOWN = 80
 KIND, LENGTH, TURNS, SHORTEST, LONGEST = "type", "length", "turns", "shortest message", "longest message"
@@ -37,7 +38,7 @@ class Conformance:
         self._records += len(rows)
         self._by_reason.update(f"{name}: {reason}" for _, name, reason in broken)
         for row, name, reason in sorted(broken)[: max(0, NAMED - len(self._first))]:
-            value = block.rows[row].get(name, "")
+            value = block.rows[row].get(name, "(no such column)")
             self._first.append(Violation(line=block.start + row, column=name, reason=reason, value=f"{value}"[:SHOWN]))
         for name, unique in self._unique.items():
             unique.see(block, name)
@@ -98,9 +99,10 @@ def columns_of(name: str, rules: ColumnContract) -> dict[str, pa.Column]:
     made = {f"{name}\0{KIND}": pa.Column(pl.String, is_in(sorted(kinds), f"must be {wanted}"))}
     bounds = between(rules.minimum, rules.maximum, "must be")
     if rules.allowed is not None:
-        bounds.append(is_in(list(rules.allowed), f"must be one of {', '.join(map(str, rules.allowed))}"))
+        allowed = [TAKEN[rules.type](value) for value in rules.allowed]
+        bounds.append(is_in(allowed, f"must be one of {', '.join(map(str, rules.allowed))}"))
     if rules.pattern is not None:
-        bounds.append(pa.Check.str_matches(rf"^(?:{rules.pattern})$", error=f"must match {rules.pattern}"))
+        bounds.append(matches(name, rules.pattern))
     if bounds:
         made[name] = pa.Column(TYPES[rules.type], bounds, nullable=True)
     if lengths := between(rules.min_length, rules.max_length, "its length must be"):
@@ -130,18 +132,32 @@ def is_in(values: Sequence[Any], error: str) -> pa.Check:
     return pa.Check.isin(values, error=error)
 
 
+def matches(name: str, pattern: str) -> pa.Check:
+    """Raises BadConfiguration for a pattern that Python knows, and polars does not."""
+    whole = rf"^(?:{pattern})$"
+    try:
+        pl.Series([""]).str.contains(whole)
+    except pl.exceptions.ComputeError:
+        raise BadConfiguration(
+            f"contract.columns.{name}.pattern: {pattern} cannot be checked: write it without look-around, references back "
+            r"and \Z"
+        ) from None
+    return pa.Check.str_matches(whole, error=f"must match {pattern}")
+
+
 def between(least: float | None, most: float | None, what: str) -> list[pa.Check]:
     made = [] if least is None else [pa.Check.ge(least, error=f"{what} at least {least:g}")]
     return made if most is None else [*made, pa.Check.le(most, error=f"{what} at most {most:g}")]
 
 
 TYPES: dict[str, Any] = {"string": pl.String, "integer": pl.Int64, "number": pl.Float64, "boolean": pl.Boolean}
-TAKEN: dict[str, Callable[[Any], bool]] = {
-    "string": lambda value: type(value) is str,
-    "integer": lambda value: type(value) is int and value in INT64,
-    "number": lambda value: type(value) in (int, float),
-    "boolean": lambda value: type(value) is bool,
+TAKEN: dict[str, Callable[[Any], Any]] = {
+    "string": lambda value: value if type(value) is str else None,
+    "integer": lambda value: min(max(value, INT64[0]), INT64[-1]) if type(value) is int else None,
+    "number": lambda value: double(value) if type(value) in (int, float) else None,
+    "boolean": lambda value: value if type(value) is bool else None,
 }
+"""A value as polars has it, which of numbers too large for it is the nearest; None of those of another type."""
 
 
 def frame_of(contract: Contract, block: Block) -> pl.DataFrame:
@@ -151,8 +167,7 @@ def frame_of(contract: Contract, block: Block) -> pl.DataFrame:
         values, kinds = column(block.rows, name)
         made[f"{name}\0{KIND}"] = pl.Series(kinds, dtype=pl.String)
         if rules.type in TAKEN:
-            taken = TAKEN[rules.type]
-            made[name] = pl.Series([value if taken(value) else None for value in values], dtype=TYPES[rules.type])
+            made[name] = pl.Series(map(TAKEN[rules.type], values), dtype=TYPES[rules.type])
         if rules.type in ("string", "array"):
             fitting = zip(values, kinds, strict=True)
             sizes = [len(value) if kind == rules.type else None for value, kind in fitting]

@@ -9,6 +9,7 @@ from recipes.schema import Frozen
 
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Scalar = str | int | float | bool
+SCALARS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 
 
 class ColumnContract(Frozen):
@@ -48,6 +49,8 @@ class ColumnContract(Frozen):
         for rule, types in fitting.items():
             if getattr(self, rule) is not None and self.type not in types:
                 raise ValueError(f"'{rule}' is a rule for {' and '.join(types)}, not for {self.type}")
+        if strange := [value for value in self.allowed or () if type(value) not in SCALARS[self.type]]:
+            raise ValueError(f"'allowed' has {strange[0]!r}, which is no {self.type}")
         return self
 
 

@@ -24,6 +24,8 @@ EXAMPLES = 5
 EXAMPLE_CHARACTERS = 2000
 TOP = 40
 SLICES = 50
+LATEST = 253_402_300_800_000
+"""Milliseconds from 1970 to the end of the year 9999: a larger number is no time."""
 WORD = r"[\p{L}\p{N}]+"
 
 
@@ -169,7 +171,7 @@ def vocabulary(texts: list[str]) -> Vocabulary:
 def moment_of(value: Any) -> int | None:
     """Milliseconds since 1970 of an ISO 8601 text or of Unix seconds (or milliseconds, which are larger); None of others."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return int(value if value > 1e11 else value * 1000)
+        return int(value if value > 1e11 else value * 1000) if abs(value) < LATEST else None
     if not isinstance(value, str):
         return None
     try:

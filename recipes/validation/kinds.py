@@ -1,5 +1,6 @@
 """The JSON type of each value in a column of a block."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ KINDS: dict[type, str] = {
     type(None): "null",
     object: "missing",
 }
+
+LARGEST = sys.float_info.max
+
+
+def double(value: float) -> float:
+    """The nearest double: JSON has integers beyond all of them."""
+    return float(min(max(value, -LARGEST), LARGEST))
 
 
 def column(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], list[str]]:

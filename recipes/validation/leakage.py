@@ -4,7 +4,7 @@ In memory are fingerprints of the test split, some 200 bytes a record however lo
 read past them. A test record whose fingerprint is met is read again, and its text decides.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from recipes.layouts import Layout, question
 from recipes.parameters import NearDuplicates
 from recipes.preparation.near_duplicates import Signer, band_keys, bands_of, shingles
 from recipes.records import normalize
-from recipes.validation.blocks import Block, blocks, read_by_a_model
+from recipes.validation.blocks import Block, blocks, lines_in, read_by_a_model
 from recipes.validation.findings import Leak
 from recipes.validation.places import Places
 
@@ -35,7 +35,7 @@ class HeldOut:
         self._open = ExitStack()
         questions: list[Keys] = []
         bands: list[list[Keys]] = [[] for _ in range(bands_of(near)[0])]
-        for block in blocks(files):
+        for block in blocks(lines_in(files)):
             questions.append(question_keys(block))
             for collected, keys in zip(bands, self._band_keys(block), strict=True):
                 collected.append(keys)
@@ -52,11 +52,11 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self._places)
 
-    def leaks(self, files: Sequence[Path], ancestor: str) -> Iterator[Leak]:
-        """Each test record that stands in these files, once, where it first does; an equal question before a near text."""
+    def leaks(self, lines: Iterable[bytes], ancestor: str) -> Iterator[Leak]:
+        """Each test record that stands in these lines, once, where it first does; an equal question before a near text."""
         exact, near = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         similarity = np.ones(len(self))
-        for block in blocks(files):
+        for block in blocks(lines):
             self._find_equal(block, exact)
             self._find_near(block, exact, near, similarity)
         for row in np.flatnonzero(exact | near).tolist():

@@ -16,6 +16,9 @@ from pydantic import ValidationError
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
 from recipes.store import Store
 
+MAX_RESTARTS = 11
+"""How often a job starts again before it counts as failed: to heal, a run may ask for six (`recipes.incidents.MOST` of two
+kinds), and is killed besides."""
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 300
 """Row J3: from SIGTERM to SIGKILL."""

@@ -17,7 +17,16 @@ from recipes.schema import (
     Program,
     seconds_of,
 )
-from resources.compute.base import GRACE_SECONDS, POLL_SECONDS, SHUTDOWN_SECONDS, Compute, Credentials, Observation, Phase
+from resources.compute.base import (
+    GRACE_SECONDS,
+    MAX_RESTARTS,
+    POLL_SECONDS,
+    SHUTDOWN_SECONDS,
+    Compute,
+    Credentials,
+    Observation,
+    Phase,
+)
 from resources.compute.memory_kills import memory_kills
 from resources.detached import LOG, is_running, lock, start, stop, write_json
 
@@ -76,7 +85,7 @@ class LocalCompute(Compute):
         self,
         *,
         source: Path,
-        max_restarts: int = 5,
+        max_restarts: int = MAX_RESTARTS,
         grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
         credentials: Credentials | None = None,

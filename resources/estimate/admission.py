@@ -8,7 +8,7 @@ from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.training.trainable import contradiction
+from recipes.training.trainable import contradiction, too_long
 from resources.errors import invalid
 
 
@@ -29,7 +29,7 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
         HanzoError: it asks for what this version cannot do, or cannot fit; then the message has both sizes and the nearest
             recipe that fits.
     """
-    if problem := contradiction(recipe):
+    if problem := contradiction(recipe, shape) or too_long(recipe, shape.max_position_embeddings if shape else None):
         raise invalid(f"recipe '{recipe.name}': {problem}")
     found = memory_of(recipe, shape)
     if found is not None and shape is not None and not found.fits:

@@ -6,7 +6,9 @@ from statistics import median
 
 from recipes.architecture import Architecture
 from recipes.fit import Fit
+from recipes.memory import trained_tensors
 from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
 from recipes.throughput import Range, assumed_flops
 from resources.estimate.past_runs import PastRun, work_per_token
 
@@ -17,6 +19,9 @@ MARGIN = 0.10
 AROUND = Range(20.0, 120.0, 900.0)
 """Seconds that a job takes beside its steps, where none has been measured: a small model on a laptop, to 72 billion
 parameters from an object store."""
+
+COMPUTE_OPTIMAL = 20
+"""Tokens per parameter where compute is spent best, of a model trained from nothing (Hoffmann et al. 2022; row L9)."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,12 @@ class DatasetTokens:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why."""
+    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why. `trained` counts parameters."""
 
     recipe: Recipe
     steps: int
     tokens: int
+    trained: int | None
     dataset: DatasetTokens | None
     memory: Fit | None
     hours: Range | None
@@ -47,6 +53,11 @@ class Estimate:
     def epochs(self) -> float | None:
         """How often each token is seen at most: rows of packed texts have some padding."""
         return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """Of those that are trained."""
+        return self.tokens / self.trained if self.trained else None
 
 
 def estimate(
@@ -77,6 +88,7 @@ def estimate(
         recipe=recipe,
         steps=recipe.max_steps,
         tokens=tokens,
+        trained=trained_parameters(recipe, shape),
         dataset=dataset,
         memory=memory,
         hours=hours,
@@ -86,6 +98,14 @@ def estimate(
         past_runs=past,
         notes=said,
     )
+
+
+def trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
+    """All of them, or the adapter's; none where too little is known."""
+    try:
+        return sum(tensors.total for tensors in trained_tensors(recipe, shape)) if shape else None
+    except BadConfiguration:  # an adapter on a module that is not known here
+        return None
 
 
 def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[PastRun]) -> tuple[Range | None, str]:

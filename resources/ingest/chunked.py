@@ -32,20 +32,15 @@ class ChunkStore:
     pool: ThreadPoolExecutor
 
     def put(self, chunks: dict[str, bytes]) -> None:
-        """Store chunks by their SHA-256; those that are there already are not sent again."""
+        """Store chunks by their SHA-256. Those that are there are not sent again; one that was damaged there is mended."""
         self.claims.claim(self.holder, chunks)
-        # A chunk that lies there was put whole: only its presence is asked. `prove` and `fetch` hash what they read.
         list(self.pool.map(self._put_one, chunks.items()))
 
     def _put_one(self, chunk: tuple[str, bytes]) -> None:
         sha256, data = chunk
         uri = chunk_uri(self.place, sha256)
-        try:
-            if self.store.size(uri) == len(data):
-                return
-        except FileNotFoundError:
-            pass
-        self.store.put_bytes(uri, data)
+        if not self.store.holds(uri, data):
+            self.store.put_bytes(uri, data)
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets, DatasetVersion, checked_name, new_id
+from resources.metadata.dataset_rules import checked_metadata, checked_name, checked_tags
+from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.outbox import now_ms
 
 
@@ -80,6 +81,8 @@ def create_from(
         HanzoError: bad name, format, file or record; nothing was stored.
     """
     checked_name(wanted.name)
+    checked_tags(wanted.tags)
+    checked_metadata(wanted.metadata or {})
     format = format_of(wanted.format)
     refuse_doubles(files)
     place = place_of(wanted.organization, wanted.name)
@@ -127,7 +130,7 @@ def read_all(
                     if isinstance(item, Problem):
                         problems.add(file.name, item)
                     elif not problems.count:
-                        records.add(item)
+                        records.add(*item)
             except Damaged as damage:
                 problems.add(file.name, Problem(str(damage)))
             recorded.to_the_end()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
+from recipes.fingerprint import canonical_line
 from resources.errors import invalid
 from resources.ingest.columnar import arrow_records, parquet_records
 from resources.ingest.comma_separated import csv_kinds, csv_records
@@ -48,15 +49,23 @@ def has_format(name: str, format: Format) -> bool:
     return name.lower().endswith(endings + packed)
 
 
-def records_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Problem]:
-    """The records of a file, and in their place what is wrong with it. Nothing is read twice but CSV and what needs seeking.
+def records_of(file: Recorded, format: Format) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
+    """The records of a file, each with its canonical line, and in their place what is wrong with it. Nothing is read twice
+    but CSV and what needs seeking.
 
     Raises:
         Damaged: it is compressed, and breaks off.
     """
+    if format is Format.JSONL:
+        yield from json_records(unpacked(file))
+        return
+    for item in rows_of(file, format):
+        yield item if isinstance(item, Problem) else (item, canonical_line(item))
+
+
+def rows_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Problem]:
+    """The records of a file of a format in which they are not JSON."""
     match format:
-        case Format.JSONL:
-            yield from json_records(unpacked(file))
         case Format.TEXT:
             yield from text_records(unpacked(file))
         case Format.CSV:

@@ -1,11 +1,13 @@
-"""JSON lines: any object is a record."""
+"""JSON lines: any object is a record. A key that it has twice is refused, as a column that a table has twice is."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 
+from recipes.fingerprint import canonical_line
 from recipes.schema import canonical_json
 from resources.ingest.problems import Problem
 
@@ -32,8 +34,11 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(waiting)[:LONGEST]
 
 
-def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
-    """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out."""
+def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
+    """The records, and in their place what is wrong with lines that are none. Lines that hold nothing are left out.
+
+    With each record comes its canonical line, since that tells cheaply what the record has lost.
+    """
     decode = msgspec.json.Decoder().decode
     is_empty = True
     for number, raw in enumerate(lines_of(stream), start=1):
@@ -48,7 +53,10 @@ def json_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
             return
         is_empty = False
         if type(row) is dict:
-            yield row
+            line = canonical_line(row)
+            # Of a repeated key, the reader keeps the last value: the quotes of the others are gone.
+            problem = lost(raw) if raw.count(b'"') != line.count(b'"') else None
+            yield (row, line) if problem is None else Problem(problem, f"line {number}")
         else:
             yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")
     if is_empty:
@@ -59,6 +67,27 @@ def is_document(first: bytes) -> bool:
     """Whether a file whose first line this is was written as one array, or as one object over several lines."""
     begins = first.removeprefix(BYTE_ORDER_MARK).strip()
     return begins.startswith(b"[") or begins == b"{"
+
+
+class Repeated(Exception):
+    """An object has a key twice."""
+
+
+def lost(raw: bytes) -> str | None:
+    """What the fast reader lost of a line without a word: values of a key that an object has twice."""
+    try:
+        json.loads(raw.decode("utf-8-sig"), object_pairs_hook=refuse_repeated)
+    except Repeated as key:
+        return f"repeated key '{key}'"
+    except RecursionError:
+        return "nested too deeply"
+    return None
+
+
+def refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+    if count > 1:
+        raise Repeated(key[:100])
 
 
 def slowly(raw: bytes) -> Any:

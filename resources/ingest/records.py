@@ -7,7 +7,6 @@ are equal bytes, so the hash of all lines is the identity of a dataset's content
 import hashlib
 from typing import Any
 
-from recipes.fingerprint import canonical_line
 from recipes.schema import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
 from resources.ingest.record_index import IndexFile
@@ -29,9 +28,9 @@ class RecordsWriter:
         self._index = IndexFile(chunks)
         self.schema = SchemaOfMany()
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any], line: bytes) -> None:
+        """Take a record and its canonical line."""
         self.schema.see(row)
-        line = canonical_line(row)
         self._index.add(row, line)
         self._lines.append(line)
         self._length += len(line) + 1

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 
-from recipes.incidents import OutOfMemory
+from recipes.incidents import Incident
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Hardware
 from recipes.store import Store
 
 LOCK_FILE = "requirements.lock"
+NO_COMMIT = "none"
+"""Of a folder without git."""
 
 
 class Environment(BaseModel, frozen=True):
@@ -37,7 +39,8 @@ class RunRecord(BaseModel, frozen=True):
     """What decided a run.
 
     Of a replay: `replay_of` is the run that it repeats, `threads` how many that one computed with on its processor, since
-    sums in another order are other sums, and `repeats` where it went on in smaller micro-batches, for the same reason.
+    sums in another order are other sums, and `repeats` what that one was healed of: smaller micro-batches are other sums
+    too, and samples that it left out are left out again.
     """
 
     run_id: str
@@ -47,7 +50,7 @@ class RunRecord(BaseModel, frozen=True):
     seed: int
     environment: Environment
     replay_of: str | None = None
-    repeats: tuple[OutOfMemory, ...] = ()
+    repeats: tuple[Incident, ...] = ()
     threads: int | None = None
 
     @property
@@ -58,12 +61,12 @@ class RunRecord(BaseModel, frozen=True):
 
 
 def read_environment(source: Path) -> Environment:
-    """The environment of a checkout; a folder without git says `none`."""
+    """The environment of a checkout; a folder without git says `NO_COMMIT`."""
     commit = git(source, "rev-parse", "HEAD")
     changes = git(source, "diff", "HEAD") if commit else ""
     lock = source / LOCK_FILE
     return Environment(
-        git_commit=commit or "none",
+        git_commit=commit or NO_COMMIT,
         git_dirty=bool(changes),
         git_diff_sha256=hashlib.sha256(changes.encode()).hexdigest() if changes else "",
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",

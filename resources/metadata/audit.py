@@ -16,7 +16,7 @@ MAX_OBJECTS = 100
 
 
 class AuditedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call and how it was answered. `count` calls where equal ones were put together; then `duration_ms` is their sum.
+    """A call and how it was answered. `count` calls where equal ones were put together; then `duration_ms` is 0.
 
     `user` and `organization` are empty where the token did not prove any. A struct, because each logged metric makes one.
     """

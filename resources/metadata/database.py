@@ -81,6 +81,11 @@ def open_postgresql(url: str) -> Engine:
         if readable(connection.pgconn.socket):
             raise DisconnectionError
 
+    # Its driver is loaded where it is used.
+    from resources.metadata.postgresql_pipeline import forget_prepared
+
+    for undone in ("rollback", "rollback_savepoint"):
+        event.listen(engine, undone, forget_prepared)
     return engine
 
 

@@ -3,7 +3,6 @@
 Making one of files is `resources.ingest`, deleting one `resources.dataset_deletion`; splitting one is the program prepare.
 """
 
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, in
 from sqlalchemy.dialects.postgresql import JSONB
 
 from recipes.schema import Artifact
-from resources.errors import invalid, not_found
+from resources.errors import not_found
 from resources.metadata.database import Database
+from resources.metadata.dataset_rules import checked_metadata, checked_tags, named_version
 from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.outbox import emit
 from resources.metadata.tables import dataset_versions as table
@@ -22,7 +22,6 @@ from resources.metadata.tables import datasets as names
 from resources.metadata.transactions import insert_into
 
 MAX_PAGE = 1000
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,6 @@ class DatasetVersion:
         if name not in self.splits:
             raise not_found(f"dataset {self.reference} has no split '{name}' yet")
         return Artifact.model_validate(self.splits[name]["artifact"])
-
-
-def checked_name(name: str) -> str:
-    """A name that can stand in a path of the object store."""
-    if not NAME.fullmatch(name) or ".." in name:
-        raise invalid(
-            f"dataset name {name!r} is not allowed: use letters, digits, '_', '-' and '.', and start with a letter or digit"
-        )
-    return name
 
 
 class Datasets:
@@ -119,12 +109,10 @@ class Datasets:
 
     def resolve(self, reference: str, organization: str, connection: Connection) -> DatasetVersion:
         """`NAME` (its newest version) or `NAME@VERSION`."""
-        name, _, number = reference.partition("@")
+        name, number = named_version(reference)
         query = select(table).where(table.c.name == name, table.c.organization == organization)
-        if number:
-            if not number.isdigit():
-                raise invalid(f"'{reference}' is no dataset: write NAME or NAME@VERSION, such as {name}@1")
-            query = query.where(table.c.version == int(number))
+        if number is not None:
+            query = query.where(table.c.version == number)
         found = _first(connection, query.order_by(table.c.version.desc()).limit(1))
         if found is None:
             raise not_found(
@@ -136,7 +124,10 @@ class Datasets:
         self, identifier: str, tags: Sequence[str] | None = None, metadata: Mapping[str, Any] | None = None
     ) -> DatasetVersion:
         """Replace tags or metadata: all that can change of a version, since neither is content."""
-        changed = {"tags": tags, "metadata": metadata}
+        changed = {
+            "tags": None if tags is None else checked_tags(tags),
+            "metadata": None if metadata is None else checked_metadata(metadata),
+        }
         values = {column: value for column, value in changed.items() if value is not None}
         with self._database.write() as connection:
             version = self.get(identifier, connection)

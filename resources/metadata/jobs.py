@@ -17,6 +17,7 @@ from recipes.schema import Artifact, Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
 from resources.metadata.tracking.runs import Runs
@@ -30,6 +31,8 @@ TRACKED = (TRAINING, COMMAND)
 WORK_FOLDERS = {TRAINING: "train", PREPARATION: "prepare", COMMAND: "command"}
 """Where the program of a job works, below the job's own folder."""
 REPLAY_OF = "replay_of"
+DELETED = "job.deleted"
+"""The event by which a job is known to be deleted."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class JobRecord:
         """The run that this job repeats, to compare with. What it makes is no new model."""
         original = self.config.get(REPLAY_OF)
         return None if original is None else str(original)
+
+    @property
+    def resumed(self) -> Resumed:
+        return Resumed.model_validate(self.config.get(RESUMED) or {})
 
     def artifact(self, role: str) -> Artifact:
         return Artifact.model_validate(self.artifacts[role])
@@ -134,10 +141,12 @@ class Jobs:
             return self.get(identifier, connection)
 
     def list(self, organization: str, status: str | None = None) -> list[JobRecord]:
-        """Jobs, newest first."""
+        """Jobs, newest first, but for those that were deleted."""
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
-        query = select(table).where(table.c.organization == organization).order_by(table.c.submitted_at.desc())
+        deleted = select(events.c.key).where(events.c.type == DELETED)
+        query = select(table).where(table.c.organization == organization, table.c.id.not_in(deleted))
+        query = query.order_by(table.c.submitted_at.desc())
         if status:
             query = query.where(table.c.status == status)
         with self._database.read() as connection:
@@ -170,12 +179,29 @@ class Jobs:
         with self._database.write() as connection:
             job = self.get(identifier, connection)
             if job.status == "cancelled":
-                raise conflict(f"job '{identifier}' was cancelled: submit a new one")
+                raise conflict(f"job '{identifier}' was cancelled: `hanzo-ml job resume {identifier}` goes on with it")
             if job.status not in ("running", "completed"):
                 values = {"status": "running", "started_at": job.started_at or now_ms(), "ended_at": None, "reason": ""}
                 connection.execute(update(table).where(table.c.id == identifier).values(**values))
                 self._tell_run(job, "running", connection)
                 emit(connection, "jobs", "job.started", identifier, {"job_id": identifier, "node_ids": [], "gpu_ids": []})
+            return self.get(identifier, connection)
+
+    def resume(self, identifier: str, resumed: Resumed, facts: Mapping[str, Any]) -> JobRecord:
+        """Failed or cancelled -> queued, to go on as `resumed` says; `facts` are for whoever reads its event.
+
+        Its run stays as it ended until the job starts, and keeps the time of its first start.
+        """
+        with self._database.write() as connection:
+            job = self.get(identifier, connection)
+            if job.status not in ("failed", "cancelled") or job.resumed.times + 1 != resumed.times:
+                raise conflict(f"job '{identifier}' is {job.status}: somebody else was faster")
+            if self._is_deleted(identifier, connection):
+                raise conflict(f"job '{identifier}' is deleted: submit a new one")
+            config = {**job.config, RESUMED: resumed.model_dump(mode="json")}
+            values = {"status": "queued", "ended_at": None, "reason": "", "config": config}
+            connection.execute(update(table).where(table.c.id == identifier).values(**values))
+            emit(connection, "jobs", "job.resumed", identifier, {"job_id": identifier, **facts})
             return self.get(identifier, connection)
 
     def complete(
@@ -223,6 +249,19 @@ class Jobs:
             self._tell_run(job, "cancelled", writer)
             emit(writer, "jobs", "job.cancelled", identifier, {"job_id": identifier})
             return self.get(identifier, writer)
+
+    def delete(self, identifier: str) -> None:
+        """An ended job is listed no more. Its record stays: its run, and the models made of it, are traced back to it."""
+        with self._database.write() as connection:
+            job = self.get(identifier, connection)
+            if job.status not in ENDED:
+                raise conflict(f"job '{identifier}' is {job.status}: cancel it first")
+            if not self._is_deleted(identifier, connection):
+                emit(connection, "jobs", DELETED, identifier, {"job_id": identifier})
+
+    def _is_deleted(self, identifier: str, connection: Connection) -> bool:
+        told = select(events.c.seq).where(events.c.type == DELETED, events.c.key == identifier)
+        return connection.execute(told).first() is not None
 
     def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
         if job.type in TRACKED:

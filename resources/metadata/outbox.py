@@ -28,14 +28,19 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def emit(connection: Connection, topic: str, type: str, key: str, payload: Mapping[str, Any]) -> int:
-    """Write an event in the caller's transaction. Returns its `seq`.
+def lock_order(connection: Connection) -> None:
+    """Hold the order of events until the end of the transaction.
 
     Sequence numbers of PostgreSQL are given out before the commit, so a slow transaction could commit a number that
     readers have passed already. The lock makes the order of numbers the order of commits; SQLite has one writer anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRES_OUTBOX_LOCK})
+
+
+def emit(connection: Connection, topic: str, type: str, key: str, payload: Mapping[str, Any]) -> int:
+    """Write an event in the caller's transaction. Returns its `seq`."""
+    lock_order(connection)
     timestamp = now_ms()
     row = insert(events).values(
         topic=topic, key=key, type=type, payload={**payload, "timestamp": timestamp}, created_at=timestamp

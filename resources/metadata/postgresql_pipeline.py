@@ -11,11 +11,21 @@ from typing import Any
 import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
-from sqlalchemy import PoolProxiedConnection
+from sqlalchemy import Connection, PoolProxiedConnection
 
 Values = Sequence[bytes]
 Rows = list[list[bytes]]
 DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+
+PREPARED = "prepared"
+"""What a pooled connection is known to have prepared: remembered in its `info`, which lives as long as it does."""
+THERE = b"SELECT name FROM pg_prepared_statements"
+
+
+def forget_prepared(connection: Connection, *_: object) -> None:
+    """To be told of each rollback: after one, psycopg deallocates all prepared statements, and ours with its own."""
+    if not connection.invalidated:  # a connection that was lost has none, and SQLAlchemy refuses to show it
+        connection.connection.info.pop(PREPARED, None)
 
 
 class Pipeline:
@@ -28,10 +38,11 @@ class Pipeline:
         self._waiting: list[tuple[bytes, Values]] = []
         if self._pgconn.transaction_status == TransactionStatus.IDLE:
             self.add(b"begin")
-        # A pooled connection keeps its prepared statements; `info` lives as long as it does.
-        if pooled.info.get("prepared") is not statements:
-            self._exchange(lambda: [self._pgconn.send_prepare(name, text) for name, text in statements.items()])
-            pooled.info["prepared"] = statements
+        if pooled.info.get(PREPARED) is not statements:
+            [rows] = self._exchange(lambda: self._pgconn.send_query_params(THERE, None))
+            missing = statements.keys() - {name for (name,) in rows}
+            self._exchange(lambda: [self._pgconn.send_prepare(name, statements[name]) for name in sorted(missing)])
+            pooled.info[PREPARED] = statements
 
     def add(self, name: bytes, values: Values = ()) -> None:
         self._waiting.append((name, values))

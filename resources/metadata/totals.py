@@ -30,6 +30,13 @@ REACHED = {
 }
 DURATION_BUCKETS = (10, 60, 300, 900, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 259_200)
 GPU_HOURS_METRIC = "system/total_gpu_hours"
+CREDIBLE = 1e12
+"""More is a metric of somebody's own; and a sum of such may be no double, which PostgreSQL refuses and JSON cannot say."""
+MEASURED_HOURS = (
+    (latest_metrics.c.key == GPU_HOURS_METRIC)
+    & latest_metrics.c.is_nan.is_(False)
+    & latest_metrics.c.value.between(0, CREDIBLE)
+)
 GPU_TYPE_TAG = "system/gpu_type"
 DEFAULT_PRIORITY = "medium"
 
@@ -109,7 +116,7 @@ def gpu_hours(connection: Connection) -> dict[Labels, float]:
         .select_from(latest_metrics)
         .join(runs, runs.c.id == latest_metrics.c.run_id)
         .outerjoin(tag, (tag.c.run_id == runs.c.id) & (tag.c.key == GPU_TYPE_TAG))
-        .where(latest_metrics.c.key == GPU_HOURS_METRIC, latest_metrics.c.is_nan.is_(False))
+        .where(MEASURED_HOURS)
         .group_by(tag.c.value, runs.c.organization)
     )
     return grouped(connection, query)

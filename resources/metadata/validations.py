@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select, update
 from recipes.schema import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts
 from resources.metadata.database import Database
+from resources.metadata.dataset_problems import forget_problem
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.tables import dataset_validations as table
@@ -97,12 +98,14 @@ class Validations:
         }
         row = insert_into(connection, table).values(dataset_id=version.id, verdicts={}, blocked="", **values)
         connection.execute(row.on_conflict_do_update(index_elements=["dataset_id"], set_=values))
+        forget_problem(connection, version)
         self._add_verdicts(connection, version, verdicts)
 
     def set_leaks(self, connection: Connection, version: DatasetVersion, leaks: Leaks, verdict: Verdict) -> None:
         """Record what was found of a version's splits, in the caller's transaction."""
         values = {"leaks": leaks.model_dump(mode="json"), "checked_at": now_ms()}
         connection.execute(update(table).where(table.c.dataset_id == version.id).values(**values))
+        forget_problem(connection, version)
         self._add_verdicts(connection, version, [verdict])
 
     def _add_verdicts(self, connection: Connection, version: DatasetVersion, verdicts: Iterable[Verdict]) -> None:

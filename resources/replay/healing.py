@@ -19,8 +19,8 @@ class Unrepeated(Frozen):
 def unrepeated(then: Sequence[Incident], now: Sequence[Incident]) -> tuple[Unrepeated, ...]:
     """Incidents of the first run that its replay does not have, then those that it has alone.
 
-    A replay takes the smaller micro-batches of the first run where that took them; it may run out of memory earlier, or once
-    more. Equal losses diverge alike.
+    A replay takes the smaller micro-batches of the first run where that took them, and leaves out the samples that it left
+    out, so that it does not come to those divergences; it may run out of memory earlier, or once more.
     """
     return (
         *(told("run", incident) for incident in then if incident not in now),

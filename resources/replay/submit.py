@@ -4,13 +4,14 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.incidents import OutOfMemory
+from recipes.incidents import Diverged
 from recipes.machine import read_machine
 from recipes.store import Store
 from resources.lineage.run_record import RunRecord, read_environment, write_record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import REPLAY_OF, JobRecord, Jobs
+from resources.metadata.resumed import RESUMED
 from resources.replay.environment import Difference, differences
 from resources.replay.finished_run import FinishedRun, check_inputs, gone
 
@@ -49,13 +50,14 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
         environment=environment,
         replay_of=first.job.id,
         threads=threads_of(first),
-        repeats=tuple(each for each in first.incidents if isinstance(each, OutOfMemory) and each.after is not None),
+        repeats=tuple(each for each in first.incidents if isinstance(each, Diverged) or each.after is not None),
     )
     write_record(store, record, splits)
+    submitted = {key: value for key, value in first.job.config.items() if key != RESUMED}
     job = Jobs(database).submit(
         id=record.run_id,
         name=first.job.name,
-        config={**first.job.config, "dataset": record.dataset, REPLAY_OF: first.job.id},
+        config={**submitted, "dataset": record.dataset, REPLAY_OF: first.job.id},
         user=user,
         organization=first.job.organization,
         tags={REPLAY_TAG: first.job.id},

@@ -5,6 +5,7 @@ from typing import Literal
 
 from recipes.schema import Frozen, seconds_of
 from recipes.validation.findings import Drift, Leaks, Slice, Statistics, ValidationFacts
+from recipes.validation.parameters import Measures, Slices
 from resources.validation.policy import BiasCheck, Check, Checks, CompletenessCheck, DriftCheck, FreshnessCheck
 
 NAMED = 5
@@ -31,28 +32,36 @@ class Verdict(Frozen):
 
 
 def judge_version(
-    facts: ValidationFacts, statistics: Statistics, checks: Checks, *, created_at: int, now: int
+    facts: ValidationFacts,
+    statistics: Statistics,
+    checks: Checks,
+    measures: Measures,
+    *,
+    created_at: int,
+    now: int,
 ) -> list[Verdict]:
     """All checks of a version's records. Times in milliseconds; `created_at` is the version's own."""
     newest = statistics.newest if statistics.newest is not None else created_at
     found: Mapping[Check, tuple[Sequence[str], str]] = {
         Check.CONTRACT: (contract(facts), f"all {statistics.records} records keep it"),
         Check.COMPLETENESS: (list(incomplete(statistics, checks.completeness)), least_filled(statistics)),
-        Check.FRESHNESS: (list(stale(newest, now, checks.freshness)), f"the newest record is {days(newest, now)} days old"),
+        Check.FRESHNESS: (
+            [*timeless(statistics, measures), *stale(newest, now, checks.freshness)],
+            f"the newest record is {days(newest, now)} days old",
+        ),
         Check.DUPLICATES: share(
             "are equal to an earlier record", statistics.duplicates, statistics, checks.duplicates.threshold
         ),
         Check.NEAR_DUPLICATES: share(
-            "are nearly equal to an earlier record",
-            statistics.near_duplicates or 0,
-            statistics,
-            checks.near_duplicates.threshold,
-        ),
+            "are nearly equal to an earlier record", statistics.near_duplicates, statistics, checks.near_duplicates.threshold
+        )
+        if statistics.near_duplicates is not None
+        else ((), "not looked for: measures.near_duplicates is null"),
         Check.PERSONAL_DATA: personal_data(statistics, checks.personal_data.threshold),
         Check.SCHEMA_DRIFT: (list(schema_drift(facts.drift)), against(facts.drift)),
         Check.DRIFT: (list(drifted(facts.drift, checks.drift)), against(facts.drift)),
         Check.BIAS: (
-            list(biased(statistics, checks.bias)),
+            [*sliced_by_nothing(statistics, measures.slices), *biased(statistics, checks.bias)],
             "" if statistics.slices else "no column to slice by is declared",
         ),
     }
@@ -107,6 +116,11 @@ def stale(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
         yield f"the newest record is {days(newest, now)} days old, allowed are {policy.max_age}"
 
 
+def timeless(statistics: Statistics, measures: Measures) -> Iterator[str]:
+    if measures.timestamp is not None and statistics.newest is None:
+        yield f"no record says in '{measures.timestamp}' when it was made: correct measures.timestamp"
+
+
 def days(since: int, now: int) -> str:
     return f"{(now - since) / 86_400_000:.1f}"
 
@@ -155,6 +169,13 @@ def drifted(drift: Drift | None, policy: DriftCheck) -> Iterator[str]:
                 f"{each.feature} moved from {drift.reference}: PSI {each.psi:.2f}, allowed {policy.threshold:g} "
                 f"({each.test} {each.statistic:.2f}, p {each.p_value:.1g}{new})"
             )
+
+
+def sliced_by_nothing(statistics: Statistics, slices: Slices) -> Iterator[str]:
+    """A misspelt column must not look like one without bias."""
+    for column in (*slices.columns, slices.label):
+        if column is not None and column not in statistics.columns:
+            yield f"no record has the column '{column}': correct measures.slices"
 
 
 def biased(statistics: Statistics, policy: BiasCheck) -> Iterator[str]:

@@ -6,21 +6,27 @@ A test on the process calls what it makes by names of its own; each test on the 
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import text
 
 from api.app import create_app
 from api.dependencies import from_own_user
 from resources.metadata.database import Database
+from resources.metadata.tables.base import schema
+from resources.metadata.tracking.tracking import Tracking
 from resources.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.server_process import ServerProcess
+from tests.postgres import PostgresServer, postgres
 from tests.s3_server import S3Server
+
+__all__ = ["postgres"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +54,17 @@ def server_on_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 
 @pytest.fixture(scope="session")
-def server_on_s3(s3_session: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server_on_s3(
+    s3_session: S3Server, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """And over PostgreSQL, as in a cluster."""
     s3_session.empty()
-    with over({**on_s3(s3_session), "HANZO_ML_STORAGE_PUBLIC_ENDPOINT": s3_session.url}, tmp_path_factory) as process:
+    cluster = {
+        **on_s3(s3_session),
+        "HANZO_ML_STORAGE_PUBLIC_ENDPOINT": s3_session.url,
+        "HANZO_ML_DATABASE_URL": postgres.url(postgres.create()),
+    }
+    with over(cluster, tmp_path_factory) as process:
         yield process
 
 
@@ -61,7 +75,7 @@ def server(server_on_folder: ServerProcess) -> ServerProcess:
 
 @pytest.fixture(scope="module", params=["folder", "s3"])
 def server_on_either(request: pytest.FixtureRequest) -> ServerProcess:
-    """The tests of a file over a folder, then over S3."""
+    """The tests of a file over a folder and SQLite, then over S3 and PostgreSQL."""
     found: ServerProcess = request.getfixturevalue(f"server_on_{request.param}")
     return found
 
@@ -76,34 +90,20 @@ def answering(settings: Settings) -> TestClient:
 
 @dataclass(frozen=True)
 class Application:
-    """An application over SQLite and a folder; `start` is what the database holds when it has just started."""
+    """An application over a folder; `begin` makes its database what it was when it had just started."""
 
     settings: Settings
     client: TestClient
-    start: Path
-
-    @property
-    def database(self) -> Path:
-        return Path(Database(self.settings.database_url).engine.url.database or "")
-
-    def keep_start(self) -> None:
-        with closing(sqlite3.connect(self.database)) as source, closing(sqlite3.connect(self.start)) as target:
-            source.backup(target)
+    begin: Callable[[], None]
 
     def empty(self) -> None:
-        with closing(sqlite3.connect(self.database, isolation_level=None)) as database:
-            database.execute("ATTACH ? AS start", [str(self.start)])
-            database.execute("BEGIN IMMEDIATE")
-            for (table,) in database.execute("SELECT name FROM start.sqlite_master WHERE type = 'table'").fetchall():
-                database.execute(f'DELETE FROM main."{table}"')
-                database.execute(f'INSERT INTO main."{table}" SELECT * FROM start."{table}"')
-            database.execute("COMMIT")
+        self.begin()
         for found in self.settings.home.glob("objects/*/*"):
             shutil.rmtree(found) if found.is_dir() else found.unlink()
 
 
-def migrated(home: Path) -> Settings:
-    settings = Settings.load({"HANZO_ML_HOME": str(home)})
+def migrated(home: Path, **more: str) -> Settings:
+    settings = Settings.load({"HANZO_ML_HOME": str(home), **more})
     database = Database(settings.database_url)
     database.migrate()
     database.close()
@@ -111,12 +111,47 @@ def migrated(home: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    settings = migrated(tmp_path_factory.mktemp("home"))
+def application_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    settings, start = migrated(tmp_path_factory.mktemp("home")), tmp_path_factory.mktemp("start") / "metadata.db"
+    file = Path(Database(settings.database_url).engine.url.database or "")
+
+    def begin() -> None:
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            database.execute("ATTACH ? AS start", [str(start)])
+            database.execute("BEGIN IMMEDIATE")
+            for (table,) in database.execute("SELECT name FROM start.sqlite_master WHERE type = 'table'").fetchall():
+                database.execute(f'DELETE FROM main."{table}"')
+                database.execute(f'INSERT INTO main."{table}" SELECT * FROM start."{table}"')
+            database.execute("COMMIT")
+
     with answering(settings) as client:
-        found = Application(settings, client, tmp_path_factory.mktemp("start") / "metadata.db")
-        found.keep_start()
-        yield found
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(start)) as target:
+            source.backup(target)
+        yield Application(settings, client, begin)
+
+
+@pytest.fixture(scope="session")
+def application_on_postgresql(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    settings = migrated(tmp_path_factory.mktemp("home"), HANZO_ML_DATABASE_URL=postgres.url(postgres.create()))
+    database = Database(settings.database_url)
+    tracking = Tracking(database)
+    names = ", ".join(table.name for table in schema.sorted_tables)
+
+    def begin() -> None:
+        with database.write() as connection:
+            connection.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+        tracking.experiments.ensure_default()
+
+    with answering(settings) as client:
+        yield Application(settings, client, begin)
+    database.close()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def application(request: pytest.FixtureRequest) -> Application:
+    """The tests of a file over SQLite, then over PostgreSQL."""
+    found: Application = request.getfixturevalue(f"application_on_{request.param}")
+    return found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,10 @@ import httpx
 
 from resources.metadata.database import Database
 from resources.settings import Settings
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def environment(home: Path, port: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -250,7 +250,8 @@ def memory(process_id: int) -> int:
 
 @pytest.mark.slow
 def test_the_memory_of_a_server_does_not_grow_with_a_file(server: ArtifactServer, run_id: str) -> None:
-    size = 150 << 20
+    # The S3 of the tests keeps files in memory, several times over.
+    size = 1 << 30 if server.process.settings.storage.endpoint is None else 150 << 20
     where = server.place(run_id, "large")
     server.raw("PUT", where, LARGE)  # what the libraries take once
     server.raw("GET", where)

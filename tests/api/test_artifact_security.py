@@ -67,6 +67,8 @@ NAMES = {
     "command": "`id`;$(id)|id",
     "quotes": "a'b\"c",
     "percent": "100 %",
+    "image of a step": "images/dog%step%100%timestamp%1795420896720%4f3c-2f.png",
+    "small image of a step": "images/dog%step%20%timestamp%20%4f3c-2f%compressed.webp",
     "spaces": " a  b ",
     "composed and not": "\u00e4/a\u0308",
     "emoji": "\U0001f600/\U0001f468\u200d\U0001f469.txt",
@@ -190,7 +192,7 @@ def test_an_odd_name_is_only_a_name(server: ArtifactServer, model_id: str, name:
     assert [found["path"] for found in server.files(run_id, folder)] == [name]
     assert "\n" not in answer.headers["Content-Disposition"]
     plain, encoded = f"attachment; filename={last}", f"attachment; filename*=UTF-8''{quote(last, safe='')}"
-    assert answer.headers["Content-Disposition"] == (plain if re.fullmatch(r"[\w+.~-]+", last, re.ASCII) else encoded)
+    assert answer.headers["Content-Disposition"] == (plain if re.fullmatch(r"[\w%+.~-]+", last, re.ASCII) else encoded)
     assert server.raw("DELETE", where).status == 200
     assert server.files(run_id) == []
 

@@ -8,9 +8,10 @@ from fastapi.testclient import TestClient
 
 from recipes.store import Store
 from recipes.validate import examine
+from recipes.validation.blocks import lines_in
 from recipes.validation.contract import ColumnContract, Contract
 from recipes.validation.findings import ValidationFacts
-from recipes.validation.parameters import ValidateParameters
+from recipes.validation.parameters import Measures, ValidateParameters
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.outbox import read_after
@@ -36,13 +37,13 @@ def validate(settings: Settings, made: dict[str, Any], tmp_path: Any) -> None:
     database, store = Database(settings.database_url), Store(settings.store)
     version = Datasets(database).read("d@1", "default")
     files = sorted(store.fetch(version.artifact, tmp_path / "cache").glob("*.jsonl"))
-    statistics, violations = examine(files, ValidateParameters(contract=CONTRACT), len(ROWS), tmp_path)
+    statistics, violations = examine(lines_in(files), ValidateParameters(contract=CONTRACT), len(ROWS), tmp_path)
     folder = tmp_path / "statistics"
     folder.mkdir()
     (folder / "statistics.json").write_text(statistics.model_dump_json())
     artifact = store.publish(folder, f"{version.storage_path}validate/x/statistics", "statistics")
     facts = ValidationFacts(violations=violations)
-    verdicts = judge_version(facts, statistics, Checks(), created_at=1, now=2)
+    verdicts = judge_version(facts, statistics, Checks(), Measures(), created_at=1, now=2)
     with database.write() as connection:
         Validations(database).set_version(connection, version, artifact, facts, verdicts)
     database.close()
@@ -69,12 +70,13 @@ def test_verdicts_violations_and_the_report(http: TestClient, settings: Settings
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "sandbox" in answer.headers["content-security-policy"]
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
     assert "&lt;b&gt;She.&lt;/b&gt;" in answer.text and "<b>She.</b>" not in answer.text
 
 
 def test_lists_and_versions_say_how_each_stands(http: TestClient, settings: Settings, tmp_path: Any) -> None:
     made = create(http)
-    assert made["checks"] == {"status": "pending", "blocked": ""}
+    assert made["checks"] == {"status": "pending", "blocked": "", "problem": ""}
     validate(settings, made, tmp_path)
     http.post("/v1/datasets", data={"name": "e"}, files={"files": ("e.jsonl", b'{"text": "She keeps it."}\n')})
     listed = {each["name"]: each["checks"] for each in http.get("/v1/datasets").json()["datasets"]}

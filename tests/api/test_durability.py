@@ -1,9 +1,11 @@
-"""What was acknowledged is there, once, whatever is killed while several clients log and register: server or PostgreSQL."""
+"""What was acknowledged is there, once, and on record, whatever is killed while several clients log and register: server or
+PostgreSQL."""
 
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +17,10 @@ import httpx
 import psycopg
 import pytest
 
+from resources.metadata.audit import calls_of, record
+from resources.metadata.call_tallies import take
 from resources.metadata.database import Database
+from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.registry_history import RegistryHistory
 from tests.api.server_process import ServerProcess
@@ -56,6 +61,10 @@ class Client(threading.Thread):
     def stop(self) -> None:
         self._enough.set()
         self.join()
+
+    def told(self) -> Counter[tuple[str, str]]:
+        """How many calls were acknowledged, by run and path."""
+        return Counter((f"run:{self._run}", self.call(number)[0]) for number in range(self.acknowledged))
 
     def call(self, number: int) -> tuple[str, dict[str, Any], set[int], dict[str, str]]:
         """The call of that number: its path, its body, and the steps and params that it stores."""
@@ -129,7 +138,25 @@ def killed(servers: list[ServerProcess], database: Database, kills: Sequence[Cal
             kill()
     check(clients, tracking)
     registry.check()
+    check_audit(clients, database, len(kills))
     database.close()
+
+
+def check_audit(clients: list[Client], database: Database, kills: int) -> None:
+    """All that was acknowledged is counted, though the servers took no leave; at most what a kill left unanswered is too."""
+    with database.write() as connection:
+        record(connection, take(connection, now_ms(), 0))
+        calls = [event.payload for event in calls_of(connection, "default", limit=10**6)]
+    counted: Counter[tuple[str, str]] = Counter()
+    for call in calls:
+        if call["status"] == 200 and len(call["objects"]) == 1:
+            counted[call["objects"][0], call["route"].rpartition("/")[2]] += call["count"]
+    told: Counter[tuple[str, str]] = Counter()
+    for client in clients:
+        told += client.told()
+    for kind, number in told.items():
+        # A call may be stored twice unanswered: by PostgreSQL's short way and by the group writer.
+        assert number <= counted[kind] <= number + 2 * kills * len(clients), kind
 
 
 @pytest.mark.slow

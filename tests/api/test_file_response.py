@@ -30,6 +30,7 @@ def test_the_type_is_what_mlflow_says_of_that_name(name: str, expected: str) -> 
     [
         ("a.txt", "filename=a.txt"),
         ("dog+step+20+timestamp+100.png", "filename=dog+step+20+timestamp+100.png"),
+        ("dog%step%20%timestamp%100%a-1.png", "filename=dog%step%20%timestamp%100%a-1.png"),
         ("two words.txt", "filename*=UTF-8''two%20words.txt"),
         ("50%.txt", "filename*=UTF-8''50%25.txt"),
         ('a";b.txt', "filename*=UTF-8''a%22%3Bb.txt"),

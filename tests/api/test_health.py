@@ -13,7 +13,11 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from api import server
+from tests.api.artifact_server import on_s3
+from tests.api.conftest import answering, migrated
 from tests.api.server_process import REPOSITORY, environment, free_port
+from tests.postgres import NoPostgres, PostgresServer
+from tests.s3_server import BUCKETS, S3Server
 
 
 def test_alive_ready_health_version(http: TestClient) -> None:
@@ -64,6 +68,40 @@ def test_not_ready_without_database(breakable: TestClient) -> None:
     answer = breakable.get("/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "database": False, "storage": True})
     assert breakable.get("/alive").status_code == 200
+
+
+@pytest.mark.slow
+def test_not_ready_while_postgresql_is_dead(tmp_path: Path) -> None:
+    try:
+        postgres = PostgresServer()
+    except NoPostgres as problem:
+        pytest.skip(str(problem))
+    try:
+        with answering(migrated(tmp_path, HANZO_ML_DATABASE_URL=postgres.url("postgres"))) as client:
+            assert client.get("/ready").status_code == 200
+            postgres.kill()
+            answer = client.get("/ready")
+            assert (answer.status_code, answer.json()) == (503, {"ready": False, "database": False, "storage": True})
+            assert client.get("/alive").status_code == 200
+            postgres.start()
+            assert client.get("/ready").status_code == 200
+    finally:
+        postgres.stop()
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_not_ready_without_a_bucket(tmp_path: Path, s3_session: S3Server, kind: str) -> None:
+    s3_session.empty()
+    with answering(migrated(tmp_path, **on_s3(s3_session))) as client:
+        assert client.get("/ready").status_code == 200
+        s3_session.client.delete_bucket(Bucket=BUCKETS[kind])
+        try:
+            answer = client.get("/ready")
+            assert (answer.status_code, answer.json()) == (503, {"ready": False, "database": True, "storage": False})
+            assert client.get("/alive").status_code == 200
+        finally:
+            s3_session.empty()
+        assert client.get("/ready").status_code == 200
 
 
 @pytest.mark.slow

@@ -89,15 +89,29 @@ def test_what_is_no_json_is_refused_both_ways(http: TestClient, data: st.DataObj
         check_both_ways(http, "log-metric", bytes(text))
 
 
-@pytest.mark.parametrize("call", ["log-metric", "log-batch", "log-parameter", "set-tag"])
+OF_METRIC = {"key": "k", "value": 1.5, "timestamp": 1, "step": 2, "model_id": "", "dataset_name": "d", "dataset_digest": "1"}
+OF_PAIR = {"key": "k", "value": "1"}
+USUAL: dict[str, tuple[bodies.Decode, dict[str, Any]]] = {
+    "log-metric": (bodies.log_metric, {"run_uuid": "r", **OF_METRIC}),
+    "log-batch": (bodies.log_batch, {"metrics": [{"run_id": "r", **OF_METRIC}], "params": [OF_PAIR], "tags": [OF_PAIR]}),
+    "log-parameter": (bodies.log_parameter, {"run_uuid": "r", **OF_PAIR}),
+    "set-tag": (bodies.set_tag, {"run_uuid": "r", **OF_PAIR}),
+}
+"""With every member that MLflow's clients send."""
+
+
+@pytest.mark.parametrize("call", USUAL)
 def test_the_usual_body_takes_the_short_way(call: str) -> None:
-    body = {"run_id": "r", "run_uuid": "r", "key": "k", "value": "1", "timestamp": 1, "step": 2, "metrics": [], "new": {}}
-    decode = {"log-metric": bodies.log_metric, "log-batch": bodies.log_batch, "log-parameter": bodies.log_parameter}
-    found = decode.get(call, bodies.set_tag)(
-        json.dumps({**body, **({"value": 1.5} if call == "log-metric" else {})}).encode(), "o"
-    )
+    decode, body = USUAL[call]
+    found = decode(json.dumps({"run_id": "r", **body}).encode(), "o")
     assert found is not None
     assert (found.run_id, found.organization) == ("r", "o")
+
+
+@pytest.mark.parametrize("call", USUAL)
+def test_a_member_that_is_not_known_is_judged_by_the_comfortable_way(call: str) -> None:
+    decode, body = USUAL[call]
+    assert decode(json.dumps({"run_id": "r", "runId": "s", **body}).encode(), "o") is None
 
 
 def test_a_large_body_in_parts_arrives_whole(http: TestClient) -> None:

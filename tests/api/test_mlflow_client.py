@@ -28,6 +28,11 @@ with mlflow.start_run(run_name="baseline"):
 """
 
 
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ServerProcess:
+    return server_on_either
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> MlflowClient:
     return MlflowClient(server.url)

@@ -81,6 +81,16 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
     ]
 
 
+def test_a_search_leaves_metrics_out_for_who_does_not_want_them(http: TestClient) -> None:
+    run_id = new_run(http)
+    model_id = new_model(http, name="a", params=[{"key": "p", "value": "1"}])["info"]["model_id"]
+    body = {"run_id": run_id, "key": "acc", "value": 1, "timestamp": 1, "model_id": model_id}
+    assert http.post(f"{MLFLOW}/runs/log-metric", json=body).json() == {}
+    for asked, kept in (({}, True), ({"include_metrics": None}, True), ({"includeMetrics": False}, False)):
+        found = http.post(f"{MODELS}/search", json={"experiment_ids": ["0"], **asked}).json()["models"][0]
+        assert ("metrics" in found["data"]) is kept and found["data"]["params"] == [{"key": "p", "value": "1"}]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
@@ -92,6 +102,8 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
             {"experiment_ids": ["0"], "datasets": [{}]},
             "`dataset_name` in the `datasets` clause must be specified.",
         ),
+        ("/search", {"experiment_ids": ["0"], "include_metrics": "false"}, "'include_metrics'"),
+        ("/search", {"experiment_ids": ["0"], "include_metrics": 0}, "'include_metrics'"),
         ("/search", {"experiment_ids": ["0"], "filter": "x.y = 1"}, "Invalid entity type 'x'"),
         ("/search", {"experiment_ids": ["0"], "order_by": [{"field_name": "x"}]}, "Invalid order by field name: x"),
         ("/search", {"experiment_ids": ["0"], "page_token": "x"}, "Invalid page token"),

@@ -17,6 +17,11 @@ from resources.metadata.registry.registry import Registry
 from tests.api.server_process import ServerProcess
 
 
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ServerProcess:
+    return server_on_either
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> MlflowClient:
     return MlflowClient(server.url)
@@ -85,7 +90,7 @@ def test_a_run_s_model_is_registered_by_the_fluent_api_and_downloaded_by_alias(
 
 
 def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(server: ServerProcess, tmp_path: Path) -> None:
-    store, database = Store(server.settings.store), Database(server.settings.database_url)
+    store, database = Store(server.settings.store, server.settings.storage.variables), Database(server.settings.database_url)
     folder = tmp_path / "adapter"
     (folder / "deep").mkdir(parents=True)
     (folder / "adapter.safetensors").write_bytes(b"weights")

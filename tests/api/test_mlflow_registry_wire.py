@@ -170,6 +170,32 @@ def test_unset_fields_are_left_out(registry: TestClient, run_id: str) -> None:
     }
 
 
+def test_models_and_prompts_share_their_names_and_a_refusal_says_which_is_there(registry: TestClient) -> None:
+    prompt = {"tags": [{"key": "mlflow.prompt.is_prompt", "value": "true"}]}
+    assert registry.post(f"{MODELS}/create", json={"name": "p", **prompt}).status_code == 200
+    for body, message in (
+        ({"name": "m"}, "Registered Model (name=m) already exists."),
+        ({"name": "p", **prompt}, "Prompt (name=p) already exists."),
+        (
+            {"name": "p"},
+            "Tried to create a registered model with name 'p', but the name is already taken by a prompt. MLflow",
+        ),
+        (
+            {"name": "m", **prompt},
+            "a prompt with name 'm', but the name is already taken by a registered model. MLflow does",
+        ),
+    ):
+        refusal = check_refused(registry.post(f"{MODELS}/create", json=body), "RESOURCE_ALREADY_EXISTS")
+        assert message in refusal, body
+
+
+def test_a_prompt_has_no_files(registry: TestClient) -> None:
+    prompt = {"tags": [{"key": "mlflow.prompt.is_prompt", "value": "true"}]}
+    message = check_refused(create(registry, "s3://b/x", **prompt))
+    assert "Invalid model version source" in message and "Invalid prompt source" in message
+    assert create(registry, "dummy-source", **prompt).status_code == 200
+
+
 REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("POST", "registered-models/create", {}, "Missing value for required parameter 'name'"),
     ("POST", "registered-models/create", {"name": " "}, "Missing value for required parameter 'name'"),
@@ -192,6 +218,12 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("POST", "registered-models/get-latest-versions", {"name": "m", "stages": ["x"]}, "Invalid Model Version stage: x."),
     ("POST", "model-versions/set-tag", {"name": "m", "version": "1.5", "key": "k"}, "must be an integer, got '1.5'"),
     ("POST", "model-versions/transition-stage", {"name": "m", "version": "1"}, "required parameter 'stage'"),
+    (
+        "POST",
+        "model-versions/transition-stage",
+        {"name": "m", "version": "1", "stage": "Staging", "archive_existing_versions": "true"},
+        "for parameter 'archive_existing_versions'",
+    ),
     ("GET", "registered-models/search", {"max_results": "1001"}, "'max_results'"),
     ("GET", "registered-models/search", {"filter": "creation_time > 1"}, "Invalid attribute key 'creation_time'"),
     ("GET", "registered-models/search", {"filter": "run.x = 'y'"}, "Invalid entity type 'run'"),

@@ -259,6 +259,7 @@ def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClien
     ("location", "message"),
     [
         ("s3://b/x#f", "can't include fragments"),
+        ("http://host/;..%2F..%2Fetc", "can't include fragments or params"),
         ("s3://b/x?a=../b", "Invalid query string"),
         ("s3://b/" + "x" * 2048, "length"),
         ("runs:/r/model", "cannot be a runs:/ URI"),
@@ -277,6 +278,24 @@ def test_a_list_of_one_may_end_with_a_comma_as_pythons_tuples_do(http: TestClien
 def test_an_artifact_location_is_a_plain_address(http: TestClient, location: str, message: str) -> None:
     answer = http.post("/api/2.0/mlflow/experiments/create", json={"name": "n", "artifact_location": location})
     assert answer.status_code == 400 and message in answer.json()["message"]
+
+
+@pytest.mark.parametrize("climb", ["..", "./../", "a/../b", "/etc"])
+def test_a_path_that_climbs_is_refused_before_its_owner_is_looked_for(http: TestClient, climb: str) -> None:
+    elsewhere = {"name": "n", "artifact_location": "s3://b/x"}
+    number = http.post("/api/2.0/mlflow/experiments/create", json=elsewhere).json()["experiment_id"]
+    run_id = http.post(f"{RUNS}/create", json={"experiment_id": number}).json()["run"]["info"]["run_id"]
+    models = "/api/2.0/mlflow/logged-models"
+    for path, asked in (
+        ("/api/2.0/mlflow/artifacts/list", {"run_id": "nobody", "path": climb}),
+        ("/api/2.0/mlflow/artifacts/list", {"run_id": run_id, "path": climb}),
+        ("/get-artifact", {"run_id": "nobody", "path": climb}),
+        ("/get-artifact", {"run_id": run_id, "path": climb}),
+        (f"{models}/nobody/artifacts/directories", {"artifact_directory_path": climb}),
+        (f"{models}/nobody/artifacts/files", {"artifact_file_path": climb}),
+    ):
+        answer = http.get(path, params=asked)
+        assert (answer.status_code, answer.json()["message"]) == (400, "Invalid path"), path
 
 
 @pytest.mark.parametrize("path", ["/health", "/version"])

@@ -42,6 +42,10 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"name": "../x"}, "is not allowed"),
         ({"workers": 0}, "workers"),
         ({"pods": 0}, "pods"),
+        ({"split": {"group_by": "clas"}}, "no record of dataset d@1 has the column 'clas' of split.group_by: it has text"),
+        ({"split": {"column": "fold"}}, "the column 'fold' of split.column"),
+        ({"augment": {"oversample_minority": True, "class_column": "clas"}}, "'clas' of augment.class_column"),
+        ({"split": {"validation": 0.5, "test": 0.5}}, "together must be less than 1"),
     ],
 )
 def test_what_could_not_run_is_refused_now(http: TestClient, dataset: str, body: dict[str, Any], words: str) -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -43,7 +44,7 @@ class Runs:
     def split(self, name: str) -> Artifact:
         return self.artifact(f"datasets/doors/1/{name}", "split", name)
 
-    def submit(self, run_id: str, **config: str) -> None:
+    def submit(self, run_id: str, **config: Any) -> None:
         config = {"name": "doors", "model": "sandbox", "dataset": "doors@1", **config}
         Jobs(self.database).submit(id=run_id, name="doors", config=config, user="u", organization="default")
 
@@ -53,7 +54,7 @@ class Runs:
         losses: Mapping[int, float | None] = LOSSES,
         weights: str = "weights",
         incidents: tuple[Incident, ...] = (),
-        **config: str,
+        **config: Any,
     ) -> str:
         self.submit(run_id, **config)
         recipe = Recipe.named("smollm2-135m-lora")
@@ -118,7 +119,7 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
     assert artifact is not None
     record = read_record(runs.store, artifact)
     assert record.recipe == read_record(runs.store, Jobs(runs.database).read(first).artifact("run")).recipe
-    assert (record.replay_of, record.hardware.cpu, record.repeats) == (first, MACHINE.threads, (smaller,))
+    assert (record.replay_of, record.hardware.cpu, record.repeats) == (first, MACHINE.threads, (smaller, bad))
     assert RunData(runs.database).tags(job["id"])["hanzo_ml.replay_of"] == first
 
 
@@ -196,3 +197,10 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
     assert "not reproduced: step 2 is the first that differs" in said
     assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said
     assert "diverged" not in said
+
+
+def test_a_replay_is_no_resumption_of_its_own(http: TestClient, runs: Runs) -> None:
+    """It begins at the beginning: what the first run was sent back to is none of its checkpoints."""
+    first = runs.complete("resumed", resumed={"times": 1, "sent_back": [{"step": 2, "done": 3}], "gpus": 2})
+    job = http.post(f"/v1/runs/{first}/replay").json()["job"]
+    assert job["config"]["replay_of"] == first and "resumed" not in job["config"]

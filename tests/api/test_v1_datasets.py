@@ -12,7 +12,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import pytest
 
+from api.file_response import SAFE
 from api.signed_links import Link
+from recipes.chunks import chunk_uri
+from recipes.schema import Artifact
 from recipes.selection import bitmap_uri
 from recipes.store import Store
 from resources.errors import HanzoError
@@ -73,6 +76,22 @@ def test_a_version_is_made_looked_at_and_downloaded_as_it_came(http: httpx.Clien
     (records,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": "records"}).json()["files"]
     assert list(map(json.loads, joined(records).splitlines())) == ROWS
     assert not create(http, "corpus")["created"]
+
+
+def test_what_a_user_uploaded_runs_nothing_in_a_browser(server: ServerProcess, http: httpx.Client) -> None:
+    made = create(http, "page", b'{"text": "<script>alert(1)</script>"}\n')
+    link = http.get(f"/v1/datasets/{made['id']}/download").json()["url"]
+    shown = [http.get(f"/v1/datasets/{made['id']}/preview")]
+    if link.startswith(server.url):  # a link of the object store is of another origin
+        shown += [
+            http.get(link),
+            http.get(link, headers={"Range": "bytes=0-3"}),
+            http.get(link, headers={"Range": "bytes=99-"}),
+        ]
+    for answer in shown:
+        for name, value in SAFE.items():
+            assert answer.headers.get_list(name) == [value], answer.status_code
+    assert [answer.status_code for answer in shown[1:]] in ([], [200, 206, 416])
 
 
 def test_the_list_is_of_ones_own_organization_and_of_others_empty(http: httpx.Client) -> None:
@@ -138,6 +157,59 @@ def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
     store.remove(bitmap_uri(splits["test"].uri, file["path"]))
     broken = httpx.get(part["url"], trust_env=False)
     assert (broken.status_code, "ask for a new link" in broken.text) == (404, True)
+
+
+@pytest.mark.parametrize("metadata", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "[" * 100_000, "[1]"])
+def test_metadata_that_could_not_be_answered_is_refused(http: httpx.Client, metadata: str) -> None:
+    """One such version, and the list of all versions of its organization was an error."""
+    made = create(http, "described", b'{"a": 1}\n')
+    answer = http.post(
+        "/v1/datasets", data={"name": "bad", "metadata": metadata}, files={"files": ("a.jsonl", b'{"a": 2}\n')}
+    )
+    assert answer.status_code == 400 and "metadata" in answer.json()["message"]
+    edited = http.patch(f"/v1/datasets/{made['id']}", content=f'{{"metadata": {metadata}}}')
+    assert edited.status_code == 400
+    assert [each["metadata"] for each in http.get("/v1/datasets", params={"name": "described"}).json()["datasets"]] == [{}]
+    assert http.get("/v1/datasets", params={"name": "bad"}).json() == {"datasets": []}
+
+
+@pytest.mark.parametrize("tag", [" ", "a\0"])
+def test_a_tag_that_nobody_could_look_for_is_refused(http: httpx.Client, tag: str) -> None:
+    made = create(http, "tagged", b'{"a": 1}\n', tags=["fine"])
+    answers = [
+        http.patch(f"/v1/datasets/{made['id']}", json={"tags": [tag]}),
+        http.post("/v1/datasets/raw", params={"name": "x", "file": "x.jsonl", "tags": [tag]}, content=b'{"a": 3}\n'),
+    ]
+    assert [(answer.status_code, "is not allowed" in answer.text) for answer in answers] == [(400, True)] * 2
+    assert [each["id"] for each in http.get("/v1/datasets", params={"tags": ["fine"]}).json()["datasets"]] == [made["id"]]
+
+
+@pytest.mark.parametrize("reference", ["whole@²", "whole@99999999999999999999", "whole@", "@1", "whole@1@2", "whole@-1"])
+def test_half_a_reference_and_what_is_no_number_are_refused(http: httpx.Client, reference: str) -> None:
+    made = create(http, "whole", b'{"a": 1}\n')
+    answer = http.get(f"/v1/datasets/{made['id']}/diff", params={"against": reference})
+    assert answer.status_code == 400 and "write NAME or NAME@VERSION" in answer.text
+
+
+def test_a_version_whose_chunk_is_lost_or_changed_says_so(server: ServerProcess, http: httpx.Client) -> None:
+    content = b'{"text": "only this version says that"}\n'
+    made = create(http, "broken", content)
+    store = Store(server.settings.store, VARIABLES)
+    (file,) = store.manifest(Artifact.model_validate(made["artifact"])).files
+    chunk = chunk_uri(made["artifact"]["uri"], file.chunks[0].sha256)
+    whole = store.get_bytes(chunk)
+    for damage in (lambda: store.put_bytes(chunk, b"x" * len(whole)), lambda: store.remove(chunk)):
+        damage()
+        answers = [
+            http.get(f"/v1/datasets/{made['id']}/preview"),
+            http.get(f"/v1/datasets/{made['id']}/diff", params={"against": "broken@1"}),
+            http.post("/v1/datasets/trace", json={"match": "only this version says that"}),
+        ]
+        for answer in answers:
+            assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
+            assert "cannot be read whole" in answer.text and "create the version again from the same files" in answer.text
+    assert not create(http, "broken", content)["created"]
+    assert http.get(f"/v1/datasets/{made['id']}/preview").content == b'{"text":"only this version says that"}\n'
 
 
 def test_a_body_without_a_form_is_a_version_too(http: httpx.Client) -> None:

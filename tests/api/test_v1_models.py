@@ -66,3 +66,21 @@ def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> 
     body = {"name": "fraud", "version": "1", "stage": "Archived"}
     assert models.post("/api/2.0/mlflow/model-versions/transition-stage", json=body).status_code == 200
     assert models.get("/v1/models/fraud/versions/1").json()["stage"] == "archived"
+
+
+def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> None:
+    def registered(params: dict[str, Any], metrics: dict[str, float]) -> Any:
+        run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
+        points = [{"key": key, "value": value} for key, value in metrics.items()]
+        assert http.post(f"/v1/runs/{run}/metrics", json={"metrics": points}).status_code == 200
+        http.post(f"/v1/runs/{run}/artifacts", params={"key": "weights"}, content=b"w")
+        answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights"})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["training_config"]
+
+    params = {"dataset": "d", "dataset_version": 7, "learning_rate": 2e-5, "max_steps": 5000}
+    measured = {"system/total_gpu_hours": 24.5, "system/total_steps": 4000}
+    said = {"dataset": "d", "dataset_version": 7, "learning_rate": 2e-5}
+    assert registered(params, measured) == {**said, "total_steps": 4000, "gpu_hours": 24.5}
+    assert registered(params, {}) == {**said, "total_steps": 5000}, "no hours were measured, and none are claimed"
+    assert registered({"dataset_version": "v7"}, {"system/total_gpu_hours": 0}) == {"dataset_version": "v7", "gpu_hours": 0}

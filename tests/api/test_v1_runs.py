@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from recipes.retention import VALIDATION_LOSS
 from recipes.store import Store
 from resources.settings import Settings
 
@@ -25,6 +26,17 @@ def test_an_experiment(http: TestClient) -> None:
     assert http.post("/v1/experiments", json={"name": "finance"}).json()["error_code"] == "RESOURCE_ALREADY_EXISTS"
 
 
+def test_an_experiment_sums_the_gpu_hours_of_its_runs(http: TestClient) -> None:
+    for experiment, hours in (("dear", 1.5), ("dear", 2.25), ("cheap", 0.5)):
+        run = http.post("/v1/runs", json={"experiment_name": experiment}).json()
+        metrics = [{"key": "system/total_gpu_hours", "value": hours}, {"key": "train/loss", "value": 7}]
+        assert http.post(f"/v1/runs/{run['id']}/metrics", json={"metrics": metrics}).status_code == 200
+    listed = {found["name"]: found for found in http.get("/v1/experiments").json()["experiments"]}
+    assert {name: found["gpu_hours"] for name, found in listed.items()} == {"dear": 3.75, "cheap": 0.5, "Default": 0}
+    assert http.get(f"/v1/experiments/{listed['dear']['id']}").json() == listed["dear"]
+    assert http.delete(f"/v1/experiments/{listed['dear']['id']}").json()["gpu_hours"] == 3.75
+
+
 def test_a_run_from_queue_to_end(http: TestClient) -> None:
     body = {"experiment_name": "finance", "name": "qlora", "status": "queued", "params": {"lora_rank": 64, "lr": 2e-5}}
     made = http.post("/v1/runs", json=body)
@@ -37,6 +49,26 @@ def test_a_run_from_queue_to_end(http: TestClient) -> None:
     assert run["ended_at"] >= run["started_at"]
     listed = http.get(f"/v1/experiments/{run['experiment_id']}/runs").json()["runs"]
     assert [found["id"] for found in listed] == [run["id"]]
+
+
+def test_what_is_deleted_is_hidden_until_it_is_restored(http: TestClient, run_id: str) -> None:
+    experiment = http.get(f"/v1/runs/{run_id}").json()["experiment_id"]
+
+    def listed() -> tuple[list[str], list[str]]:
+        found = (
+            http.get(f"/v1/experiments/{experiment}/runs").json()["runs"],
+            http.get("/v1/experiments").json()["experiments"],
+        )
+        return [run["id"] for run in found[0]], [item["name"] for item in found[1]]
+
+    assert http.delete(f"/v1/runs/{run_id}").json()["lifecycle_stage"] == "deleted"
+    assert listed() == ([], ["finance", "Default"])
+    assert http.post(f"/v1/runs/{run_id}/params", json={"params": {"a": 1}}).status_code == 400
+    http.post("/api/2.0/mlflow/runs/restore", json={"run_id": run_id})
+    assert http.delete(f"/v1/experiments/{experiment}").json()["lifecycle_stage"] == "deleted"
+    assert listed() == ([], ["Default"])
+    http.post("/api/2.0/mlflow/experiments/restore", json={"experiment_id": experiment})
+    assert listed() == ([run_id], ["finance", "Default"])
 
 
 def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp_path: Path) -> None:
@@ -56,7 +88,12 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
     }
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "w").write_text("weights")
-    Store(settings.store).publish(tmp_path / "made", f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
+    store = Store(settings.store)
+    store.publish(tmp_path / "made", f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000", "checkpoint")
+    for step, loss in ((1000, 0.5), (500, 0.4), ("from-500/1000", 0.6)):
+        place = f"s3://hanzo-ml/checkpoints/{run_id}/{step}"
+        store.publish(tmp_path / "made", place, "checkpoint", facts={VALIDATION_LOSS: loss})
+    store.put_bytes(f"s3://hanzo-ml/checkpoints/{run_id}/1500/w", b"on its way: no manifest yet")
     run = http.get(f"/v1/runs/{run_id}").json()
     assert {metric["key"]: (metric["value"], metric["step"]) for metric in run["metrics"]} == {
         "train/loss": (0.25, 2),
@@ -65,10 +102,19 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
     assert run["params"] == {"model": "zen-72b"}
     assert run["system_metrics"]["peak_memory_gb"] == 78.2
     assert run["system_metrics"]["gpu_type"] is None
-    manifest = Store(settings.store).size(f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/manifest.json")
+    manifest = store.size(f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/manifest.json")
+    kept = 7 + store.size(f"s3://hanzo-ml/checkpoints/{run_id}/500/manifest.json")
     assert run["artifacts"] == [
         {"key": "eval/results.json", "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/eval/results.json", "size": 2},
         {"key": "checkpoint-1000", "path": f"s3://hanzo-ml/runs/{run_id}/checkpoint-1000/", "size": 7 + manifest},
+        {"key": "checkpoint/step-500", "path": f"s3://hanzo-ml/checkpoints/{run_id}/500/", "size": kept},
+        {"key": "checkpoint/step-1000", "path": f"s3://hanzo-ml/checkpoints/{run_id}/1000/", "size": kept},
+        {
+            "key": "checkpoint/from-500/step-1000",
+            "path": f"s3://hanzo-ml/checkpoints/{run_id}/from-500/1000/",
+            "size": kept,
+        },
+        {"key": "best_model_step_500", "path": f"s3://hanzo-ml/checkpoints/{run_id}/500/", "size": kept},
     ]
 
 
@@ -78,6 +124,8 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
         ("GET", "/v1/runs/nobody", None, 404),
         ("GET", "/v1/experiments/77", None, 404),
         ("GET", "/v1/experiments/x", None, 400),
+        ("DELETE", "/v1/runs/nobody", None, 404),
+        ("DELETE", "/v1/experiments/77", None, 404),
         ("POST", "/v1/runs", {}, 400),
         ("POST", "/v1/runs", {"experiment_id": "0", "experiment_name": "x"}, 400),
         ("POST", "/v1/runs", {"experiment_id": "77"}, 404),

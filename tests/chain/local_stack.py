@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 
 from recipes.schema import Job
 from resources.detached import is_running
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = {
@@ -28,12 +28,6 @@ PORTS = {
 }
 LIMIT_SECONDS = 240.0
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_SECONDS, every: float = 0.1) -> T:
@@ -97,6 +91,20 @@ class LocalStack:
             return max(done, default=0) >= step
 
         wait_until(f"step {step} of {job}", reached, every=0.01)
+
+    def wait_for_step_after(self, job: str, line: str, step: int) -> None:
+        """Until the trainer has done `step` after the last such line of its log."""
+        log = self.trainer(job) / "log.txt"
+
+        def reached() -> bool:
+            _, there, text = log.read_text(errors="replace").rpartition(line)
+            return bool(there) and f"step {step}/" in text
+
+        wait_until(f"step {step} of {job} after '{line}'", reached, every=0.01)
+
+    def wait_until_it_has_ended(self, job: str) -> None:
+        """Until nothing works for a cancelled job any more: its program has saved a checkpoint."""
+        wait_until(f"the end of {job}", lambda: not is_running(self.trainer(job)))
 
     def pid(self, folder: Path) -> int:
         return int((folder / "pid.json").read_text())

@@ -2,22 +2,17 @@
 
 import json
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.chain.conftest import Baseline
+from tests.chain.dying import coming_up, dying
 from tests.chain.local_stack import LocalStack, wait_until
 
 ROUNDS = 12
-PAUSE_SECONDS = (8.0, 20.0)
-"""Between rounds: less, and the stack hardly comes up in between."""
 STAGE_SECONDS = 600.0
 NAME = "doors-among-kills"
 
@@ -27,7 +22,7 @@ def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again
     killed: list[str] = []
-    with dying(stack, random.Random(seed), killed), coming_up(stack):
+    with dying(stack, random.Random(seed), killed, ROUNDS), coming_up(stack):
         made = said(stack, "dataset", "create", "--name", "colours-again", "--path", str(raw_data))
         config = stack.home / f"{NAME}.json"
         config.write_text(
@@ -47,62 +42,6 @@ def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline
     for event, key in (("job.completed", job), ("model.registered", NAME), ("model.exported", NAME)):
         assert len(stack.events(event, key=key)) == 1, event
     assert json.loads(stack.hanzo_ml("model", "prove", NAME, "1", "--json").stdout)["ok"]
-
-
-@contextmanager
-def dying(stack: LocalStack, chance: random.Random, killed: list[str]) -> Iterator[None]:
-    """In each round, one process of the stack is killed, or a few together, or all. `killed` gets their command lines."""
-
-    def kill_at_random(over: threading.Event) -> None:
-        for _ in range(ROUNDS):
-            if over.wait(chance.uniform(*PAUSE_SECONDS)):
-                return
-            alive = [process for process in stack.processes() if "hanzo_ml.cli" not in " ".join(command_of(process))]
-            for process in chance.sample(alive, min(len(alive), chance.choice((1, 1, 2, 3, len(alive))))):
-                killed.append(" ".join(command_of(process))[-100:])
-                kill(process)
-
-    with beside(kill_at_random):
-        yield
-
-
-@contextmanager
-def coming_up(stack: LocalStack) -> Iterator[None]:
-    """Somebody calls `up` all the time; it may fail where what it starts is killed."""
-
-    def up(over: threading.Event) -> None:
-        while not over.wait(1):
-            stack.hanzo_ml("up", check=False)
-
-    with beside(up):
-        yield
-
-
-@contextmanager
-def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread, which is to end soon after its event is set."""
-    over = threading.Event()
-    thread = threading.Thread(target=work, args=(over,))
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
 
 
 def said(stack: LocalStack, *command: str) -> dict[str, Any]:

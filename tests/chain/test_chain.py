@@ -63,6 +63,17 @@ def test_the_version_carries_what_the_specification_asks(stack: LocalStack, base
     assert version["training_config"]["total_steps"] == STEPS
 
 
+def test_the_run_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline) -> None:
+    run = stack.get(f"/v1/runs/{baseline.job}")
+    measured = run["system_metrics"]
+    assert set(measured) == {"gpu_type", "gpu_count", "total_gpu_hours", "peak_memory_gb", "total_tokens_processed"}
+    assert measured["peak_memory_gb"] > 0 and measured["total_tokens_processed"] > 0
+    places = {artifact["key"]: artifact["path"] for artifact in run["artifacts"]}
+    assert places[f"checkpoint/step-{STEPS}"] == f"s3://hanzo-ml/checkpoints/{baseline.job}/{STEPS}/"
+    [best] = [key for key in places if key.startswith("best_model_step_")]
+    assert places[best].endswith(f"/{best.removeprefix('best_model_step_')}/")
+
+
 def test_the_model_is_served(stack: LocalStack, served: int) -> None:
     answer = ask(stack, NAME)
     assert answer.status_code == 200, answer.text

@@ -18,7 +18,8 @@ from resources.compute.kubernetes.render import out_of_reach, render
 from resources.compute.kubernetes.torchrun import RENDEZVOUS_PORT
 from resources.metadata.database import Database
 from resources.services import services
-from resources.settings import Scheduler, Settings
+from resources.settings import Settings
+from resources.settings_sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import a_job
 from tests.resources.compute.kubernetes.schemas import check
 from tests.resources.test_settings import SPECIFICATION

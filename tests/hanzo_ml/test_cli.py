@@ -11,11 +11,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import httpx
 import pytest
 
 from hanzo_ml.cli import main
 from hanzo_ml.cli.model import print_proof
 from tests.api.server_process import REPOSITORY, ServerProcess, free_port
+from tests.recipes.test_yaml_document import LISTS
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -184,6 +186,7 @@ JOBS = {
     "an unknown key": ("name: x\ndataset: d\nrecpie: y\n", "recpie"),
     "no mapping": ("- a\n", "must be a mapping"),
     "no YAML": ("a: [", "is not valid YAML"),
+    "a few lines that stand for millions": (LISTS, "aliases"),
     "no model and no name": ("recipe: x\n", "say which model"),
     "parameters that are no mapping": ("name: x\ndataset: d\nparameters: 5\n", "parameters"),
     "a date for a name": ("name: 2026-01-01\ndataset: d\n", "name"),
@@ -196,6 +199,10 @@ JOBS = {
 def test_a_bad_job_file_is_one_line(cli: Cli, file: Callable[..., Path], what: str) -> None:
     text, words = JOBS[what]
     assert words in refusal(cli("job", "submit", "--config", str(file(text, "job.yaml"))))
+
+
+def test_a_sweep_file_of_a_few_lines_that_stand_for_millions_is_one_line(cli: Cli, file: Callable[..., Path]) -> None:
+    assert "aliases" in refusal(cli("hpo", "start", "--config", str(file(LISTS, "sweep.yaml"))))
 
 
 def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
@@ -216,6 +223,8 @@ def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callabl
         (["job", "submit", "--config", "/nowhere.yaml"], "there is no file /nowhere.yaml"),
         (["job", "get", "nobody"], "there is no job 'nobody'"),
         (["job", "cancel", "nobody"], "there is no job 'nobody'"),
+        (["job", "resume", "nobody"], "there is no job 'nobody'"),
+        (["job", "resume", "nobody", "--from", "newest"], "--from newest: say latest, best, or the step of a checkpoint"),
         (["job", "logs", "nobody"], "there is no job 'nobody'"),
         (["job", "list", "--status", "runing"], "status 'runing' is unknown"),
         (["run", "get", "nobody"], "nobody"),
@@ -250,6 +259,38 @@ def test_nothing_that_listens_is_one_line_that_says_what_to_do(arguments: list[s
 @pytest.mark.parametrize("uri", ["not a uri", "127.0.0.1:8057", "http://[bad", "ftp://127.0.0.1"])
 def test_an_address_that_is_none_is_one_line(uri: str) -> None:
     assert "HANZO_ML_TRACKING_URI" in refusal(run(uri, "dataset", "list"))
+
+
+def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Callable[..., Path]) -> None:
+    submitted = cli("job", "submit", "--model", "some-model", "--json")
+    job = json.loads(submitted.stdout)["id"]
+    assert "cancel it first" in refusal(cli("job", "resume", job, "--gpus", "24"))
+    cli("job", "cancel", job)
+    for wish in ("best", "40"):
+        assert "there is no checkpoint" in refusal(cli("job", "resume", job, "--from", wish))
+    assert cli("job", "resume", job, "--gpus", "24").stdout == f"{job} queued\n"
+    assert json.loads(cli("job", "get", job).stdout)["config"]["resumed"] == {"times": 1, "sent_back": [], "gpus": 24}
+
+
+def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None:
+    ids: list[str] = []
+    for rate, loss in (("2e-05", 0.5), ("0.0001", 0.25)):
+        params = {"model": "zen", "learning_rate": rate, "lora_rank": 8 if ids else 64}
+        made = httpx.post(f"{server.url}/v1/runs", json={"experiment_name": "e", "params": params}, trust_env=False).json()
+        ids.append(made["id"])
+        values = {"eval/loss": loss, "epoch": 3, "system/total_gpu_hours": 1.5}
+        points = [{"key": key, "value": value} for key, value in values.items()]
+        httpx.post(f"{server.url}/v1/runs/{made['id']}/metrics", json={"metrics": points}, trust_env=False)
+    compared = json.loads(cli("run", "compare", *ids, "--json").stdout)
+    assert [run["id"] for run in compared["runs"]] == ids
+    assert compared["differences"]["params"] == {"learning_rate": ["2e-05", "0.0001"], "lora_rank": ["64", "8"]}
+    printed = cli("run", "compare", *ids, "--metrics", "eval/loss,eval/accuracy").stdout
+    rows = {words[0]: words[1:] for line in printed.splitlines() if len(words := line.split()) > 2}
+    assert rows["learning_rate"] == ["2e-05", "0.0001"] and rows["lora_rank"] == ["64", "8"]
+    assert rows["gpu"] == ["hours", "1.5", "1.5"] and rows["epoch"] == ["3.0", "3.0"]
+    assert rows["eval/loss"] == ["0.5", "0.25"] and rows["eval/accuracy"] == ["-", "-"]
+    assert "model" not in rows, "it is the same in both"
+    assert "give ids=" in refusal(cli("run", "compare", ids[0]))
 
 
 def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

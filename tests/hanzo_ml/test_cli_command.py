@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from recipes.store import Store
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import Cli, cli, file, refusal
+from tests.hanzo_ml.test_client import committed
 
 __all__ = ["cli", "file"]  # fixtures
 
@@ -53,6 +55,18 @@ def test_a_folder_of_code_goes_along_without_what_nobody_wrote(cli: Cli, file: F
 def test_one_file_of_code_goes_along(cli: Cli, file: File, server: ServerProcess) -> None:
     file("print(1)\n", "train.py")
     assert code_of(server, submit(cli, file("name: x\ncommand: [python, train.py]\ncode: train.py\n", "j.yaml")))
+
+
+def test_the_run_says_of_which_commit_its_code_is(cli: Cli, file: File, server: ServerProcess) -> None:
+    def commit_of_run(config: Path) -> object:
+        run = httpx.get(f"{server.url}/v1/runs/{submit(cli, config)['id']}", trust_env=False).json()
+        return run["git_commit"]
+
+    config = file("name: x\ncommand: [python, train.py]\n", "j.yaml")
+    commit = committed(file("print(1)\n", "train.py").parent)
+    assert commit_of_run(config) == commit
+    (config.parent / ".git").rename(config.parent / "no-git")
+    assert commit_of_run(config) is None, "it lies in no checkout"
 
 
 BAD = {

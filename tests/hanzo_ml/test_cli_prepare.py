@@ -120,6 +120,7 @@ def test_a_preparation_is_submitted_and_made_into_a_version(
     (version,) = json.loads(run(uri, "dataset", "list", "--name", "ready", "--json").stdout)
     assert version["lineage"]["parent_datasets"] == ["raw@1"]
     assert version["metadata"]["rejected"] == {"duplicate": 1}
+    assert run(uri, "dataset", "lineage", "ready@1").stdout.startswith("  ↑ dataset raw@1\n  ↑ source at ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
@@ -103,6 +104,16 @@ def test_metrics_outlive_a_server_that_dies_within_the_run(
     assert [point.step for point in mlflow.get_metric_history(run.id, "loss")] == list(range(500))
 
 
+def committed(folder: Path) -> str:
+    """The commit of a new checkout with all that is in the folder."""
+    user = ("-c", "user.name=ada", "-c", "user.email=ada@example.com")
+    for arguments in (("init", "-q"), ("add", "."), (*user, "commit", "-q", "-m", "one")):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
 def test_a_script_with_mlflows_calls(server: ServerProcess, mlflow: MlflowClient, tmp_path: Path) -> None:
     script = """
 import hanzo_ml as mlflow
@@ -114,20 +125,23 @@ mlflow.set_tag("team", "x")
 mlflow.log_artifact("best_model.pt", "models")
 """
     (tmp_path / "best_model.pt").write_bytes(b"w")
+    (tmp_path / "train.py").write_text(script)
+    commit = committed(tmp_path)
     environ = {
         **environment(tmp_path, server.port),
         "HANZO_ML_TRACKING_URI": server.url,
         "HANZO_ML_EXPERIMENT": "scripts",
         "PYTHONPATH": str(REPOSITORY),
     }
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     experiment = mlflow.get_experiment_by_name("scripts")
     assert experiment is not None
     [run] = mlflow.search_runs([experiment.experiment_id])
     assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1", "b": "2"})
     assert run.data.metrics == {"loss": 0.42, "acc": 0.5, "f1": 0.25}
-    assert run.data.tags["team"] == "x"
+    assert run.data.tags["team"] == "x" and run.data.tags["mlflow.source.name"] == "train.py"
+    assert httpx.get(f"{server.url}/v1/runs/{run.info.run_id}", trust_env=False).json()["git_commit"] == commit
     assert [file.path for file in mlflow.list_artifacts(run.info.run_id, "models")] == ["models/best_model.pt"]
 
 

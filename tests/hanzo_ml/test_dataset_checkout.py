@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hanzo_ml.checkout import Broken, Part, RemoteFile, checkout
+from hanzo_ml.checkout import TRIES, Broken, Part, RemoteFile, checkout
 from hanzo_ml.sql_query import BadQuery, query_lines
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import cli
@@ -54,6 +54,15 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
     assert "say --yes" in cli("dataset", "delete", "out@2").stderr
     assert cli("dataset", "delete", "out@2", "--yes").stdout == "out@2 is deleted\n"
     assert "there is no dataset 'out@2'" in cli("dataset", "show", "out@2").stderr
+
+
+def test_half_a_reference_names_nothing_that_could_be_deleted(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    cli("dataset", "create", "--name", "half", "--path", str(tmp_path / "a.jsonl"))
+    for reference in ("@1", "half@", "half@x", ""):
+        done = cli("dataset", "delete", reference, "--yes")
+        assert done.returncode == 1 and "is no dataset: write NAME or NAME@VERSION, such as" in done.stderr
+    assert cli("dataset", "show", "half@1").returncode == 0
 
 
 @pytest.fixture
@@ -100,19 +109,20 @@ def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path
 
 
 class Breaking(BaseHTTPRequestHandler):
-    """Answers ranges, and breaks off after some bytes."""
+    """Answers ranges, and breaks off after some bytes; with nothing at all from `silent_from` on."""
 
     content = LINES.encode()
     after = len(content) // 3
+    silent_from: ClassVar[int] = len(content)
     asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.asked.append(self.headers["Range"])
         start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
         self.send_response(206)
-        self.send_header("Content-Length", str(len(self.content) - start))
+        self.send_header("Content-Length", str(len(self.content) - start if start < self.silent_from else 0))
         self.end_headers()
-        self.wfile.write(self.content[start : start + self.after])
+        self.wfile.write(self.content[start : min(start + self.after, self.silent_from)])
 
 
 @pytest.fixture
@@ -131,6 +141,18 @@ def test_a_large_part_goes_on_where_it_broke_off(breaking: RemoteFile, tmp_path:
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in Breaking.asked]
     assert starts == [0, Breaking.after, 2 * Breaking.after, 3 * Breaking.after][: len(starts)] and len(starts) >= 3
+
+
+def test_a_server_that_answers_without_bytes_is_not_asked_for_ever(
+    breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Breaking, "silent_from", 1000)
+    with pytest.raises(Broken, match="came as an answer without bytes"):
+        checkout(lambda: [breaking], tmp_path / "to", "mark")
+    assert Breaking.asked == ["bytes=0-", *["bytes=1000-"] * TRIES]
+    monkeypatch.undo()
+    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size, "what came is kept"
+    assert Breaking.asked[1 + TRIES] == "bytes=1000-"
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -171,12 +193,19 @@ def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
         ("SELECT id, id FROM orders", "two columns"),
         ("SELECT unknown FROM orders", "no such column"),
         ("SELECT 9e999 AS x", "column 'x' holds inf"),
+        ("SELECT * FROM orders WHERE id < 0", "the query has no rows"),
+        ("", "the query has no rows"),
     ],
 )
 def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
     with pytest.raises(BadQuery, match=reason):
         list(query_lines(shop, statement))
     assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
+
+
+def test_the_rows_of_a_query_have_no_format(cli: Cli, shop: str) -> None:
+    done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", shop, "--format", "csv")
+    assert done.returncode == 1 and "--format says what the files at --path are" in done.stderr
 
 
 def test_a_database_that_nobody_can_read_is_refused_without_its_password(cli: Cli) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hanzo_ml.cli.dataset_checks import print_checks
 from recipes.validation.findings import ValidationFacts, Violations
 from resources.metadata.database import Database
+from resources.metadata.dataset_problems import forget_problem, tell_problem
 from resources.metadata.datasets import Datasets
 from resources.metadata.validations import Validations
 from resources.validation.judge import Verdict
@@ -48,7 +49,7 @@ def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothin
     assert not target.exists()
 
 
-@pytest.mark.parametrize("reference", ["nobody", "d@7", "d@x"])
+@pytest.mark.parametrize("reference", ["nobody", "d@7"])
 def test_an_unknown_version_is_one_line(uri: str, reference: str) -> None:
     for command in ("check", "report"):
         assert f"there is no dataset '{reference}'" in refusal(run(uri, "dataset", command, reference))
@@ -70,7 +71,24 @@ def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProc
     assert shown["checks"] == {
         "status": "blocked",
         "blocked": "dataset leaky@1 did not pass its check leakage: 1 of 1 test records stand in d@1",
+        "problem": "",
     }
+
+
+def test_a_version_that_could_not_be_checked_says_why_until_it_could(server: ServerProcess) -> None:
+    database = Database(server.settings.database_url)
+    version = Datasets(database).read("d", "default")
+    with database.write() as connection:
+        tell_problem(connection, version, "could not be checked: the contract [names] no column")
+    refused = refusal(run(server.url, "dataset", "check", "d", "--wait"))
+    assert "d@1 could not be checked: the contract [names] no column. Mend that, then" in refused
+    assert "d@1 could not be checked" in refusal(run(server.url, "dataset", "check", "d"))
+    assert "problem" in run(server.url, "dataset", "list", "--name", "d").stdout
+    with database.write() as connection:
+        forget_problem(connection, version)
+    database.close()
+    assert run(server.url, "dataset", "check", "d").returncode == 0
+    assert "pending" in run(server.url, "dataset", "list", "--name", "d").stdout
 
 
 def test_a_failed_check_that_blocks_nothing_is_no_failed_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +100,9 @@ def test_a_failed_check_that_blocks_nothing_is_no_failed_version(capsys: pytest.
         "note": "",
         "reasons": ["45 email"],
     }
-    print_checks({"name": "d", "version": 1, "status": "failed", "checks": [verdict], "violations": {"first": []}})
+    print_checks(
+        {"name": "d", "version": 1, "status": "failed", "problem": "", "checks": [verdict], "violations": {"first": []}}
+    )
     shown = " ".join(capsys.readouterr().out.split())
     assert "45 email" in shown and shown.endswith("d@1 may be trained on: no check that failed blocks it")
 

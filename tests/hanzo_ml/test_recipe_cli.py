@@ -54,6 +54,7 @@ def test_an_estimate_is_said_in_words(server: ServerProcess, tmp_path: Path) -> 
     config.write_text("name: mine\ndataset: d\nrecipe: zen-7b-lora\n")
     shown = run(server.url, "job", "estimate", "--config", str(config)).stdout
     assert "10,000 of 32,768 tokens: 327,680,000 tokens" in shown
+    assert "tokens per trained parameter (161,480,704); 20 per parameter are best from nothing (Hoff" in shown
     assert "4 hours, $20 (the recipe's own figures)" in shown
     assert "of 39.4 GiB on each nvidia-a100-40gb" in shown
     refused = refusal(run(server.url, "job", "estimate", "--config", str(config), "--set", "batch_size=64"))

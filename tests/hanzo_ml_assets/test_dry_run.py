@@ -156,7 +156,7 @@ def refused(run: Any, **changed: Any) -> str:
     ("changed", "words"),
     [
         ({"model": "nobody"}, "there is no model definition 'nobody': use one of ellarin-assistant, sandbox, or add"),
-        ({"recipe": "nothing"}, "unknown recipe 'nothing': use one of smollm2-135m-lora"),
+        ({"recipe": "nothing"}, "unknown recipe 'nothing': use one of smollm2-135m-dpo"),
         ({"parameters": {"max_step": 5}}, "job parameters: unknown key 'max_step'"),
         ({"parameters": {"hardware": {"gpu_type": "abacus"}}}, "unknown gpu_type 'abacus'"),
         ({"priority": "high"}, "job: unknown key 'priority'"),

@@ -12,8 +12,9 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
-from resources.dataset_records import record_lines
+from recipes.record_lines import record_lines
 from resources.lineage.record import record
+from resources.metadata.dataset_problems import FAILED, problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
@@ -102,6 +103,24 @@ def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: 
     (materialized,) = result.asset_materializations_for_node("datasets__doors__version")
     picture = materialized.metadata["distributions"].value
     assert "data:image/svg+xml;base64," in str(picture)
+
+
+def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph: Graph) -> None:
+    def problem() -> str:
+        with graph.plane.database.read() as connection:
+            found = problems_of(connection, [graph.version().id])
+        return found[graph.version().id].problem if found else ""
+
+    unchecked = {"columns": {"answer": {"type": "string", "pattern": "(?=Door).*"}}}
+    assert not graph.materialize(rows(60), contract=unchecked).success
+    assert problem().startswith("could not be checked: contract.columns.answer.pattern: (?=Door).* cannot be checked")
+    assert not graph.materialize(rows(60), split={"group_by": "colour"}).success
+    assert "could not be split: no record has a value in the column 'colour'" in problem()
+    assert graph.materialize(rows(60)).success
+    assert problem() == ""
+    with graph.plane.database.read() as connection:
+        told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED])]
+    assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
 
 
 def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:

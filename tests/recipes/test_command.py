@@ -18,6 +18,7 @@ from recipes.command_job import CommandJob
 from recipes.job_processes import MARK, is_of, processes
 from recipes.schema import BadConfiguration, Job, StoreAddress
 from recipes.store import Store
+from recipes.usage import Usage, folder_of, read_usage, write_usage
 from resources.command_jobs import command_work, manifest_of
 from resources.compute.base import Follower, JobFailed
 from resources.compute.local import LocalCompute
@@ -157,11 +158,14 @@ def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house
     assert any("files called manifest.json are not published" in line for line in house.lines)
 
 
-def test_what_a_failed_script_left_is_kept(compute: LocalCompute, house: House) -> None:
+def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute: LocalCompute, house: House) -> None:
     left = "import os\nopen(os.environ['HANZO_ML_CHECKPOINTS'] + '/step-7', 'w').write('x')\nraise ValueError('late')"
+    job = house.job(left)
+    write_usage(house.store, folder_of(job), Usage(seconds=1000.0))
     with pytest.raises(JobFailed):
-        compute.run(house.job(left), house.follower)
+        compute.run(job, house.follower)
     assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None
+    assert read_usage(house.store, folder_of(job)).seconds > 1000
 
 
 def test_a_killed_command_starts_again_and_finds_what_it_had_left(compute: LocalCompute, house: House) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipes.architecture import Architecture
-from recipes.fit import fit, nearest, quantity
+from recipes.fit import fit, nearest, quantity, smaller_batches
 from recipes.gpus import GIB, GPUS, requirement
 from recipes.known_architectures import shape_of
 from recipes.recipe import Recipe
@@ -150,3 +150,12 @@ def test_a_recipe_that_needs_no_allowance_is_not_compared_with_one() -> None:
     assert fit(recipe, shape, tight).fits
     assert not fit(recipe, shape, tight - 2).fits
     assert replace(found.budget, allowance=0.0).needed == found.budget.certain
+
+
+def test_smaller_micro_batches_of_a_step_that_is_shared_unevenly_leave_no_round_empty() -> None:
+    """Halves of them, twice as often, would."""
+    shape = {"strategy": "ddp", "gpus_per_node": 24}
+    keys = {"batch_size": 4, "gradient_accumulation": 2, "distributed": shape, "rows_per_step": 100}
+    found = [one.recipe for one in smaller_batches(Recipe.named("smollm2-135m-lora").changed(keys))]
+    assert [(one.batch_size, one.gradient_accumulation, one.samples_per_step) for one in found] == [(2, 3, 100), (1, 5, 100)]
+    assert all(Recipe.model_validate(one.model_dump(mode="json")) == one for one in found)

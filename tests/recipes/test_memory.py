@@ -43,6 +43,7 @@ def tiny(model_type: str, *, tied: bool = False) -> Architecture:
         intermediate_size=96,
         vocab_size=400,
         tie_word_embeddings=tied,
+        max_position_embeddings=1024,
     )
 
 
@@ -225,6 +226,27 @@ def test_sharding_divides_what_zero_divides() -> None:
     zero2 = memory_budget(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
     assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # and so beside an adapter in float32
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
+
+
+def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
+    shape = {"strategy": "fsdp", "num_nodes": 4}
+    spread, cut = (
+        memory_budget(*zen("zen-72b-full", gradient_checkpointing=False, distributed=shape | {"tensor_parallel": parts}))
+        for parts in (1, 8)
+    )
+    for part in ("weights", "gradients", "optimizer"):  # of all weights but norms, which are whole in each process
+        assert getattr(cut, part) == pytest.approx(getattr(spread, part), rel=2e-4)
+    assert cut.gathered == pytest.approx(spread.gathered / 8, rel=2e-4)
+    assert spread.activations / 8 < cut.activations < spread.activations / 2
+    alone = memory_budget(*zen("zen-72b-full", distributed={"strategy": "fsdp", "tensor_parallel": 8}))
+    assert alone.weights == pytest.approx(4 * spread.weights, rel=2e-4) and alone.gathered == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_parts_of_a_model_have_its_weights_and_each_all_norms(family: str) -> None:
+    shape = tiny(family)
+    norms = sum(tensors.total for tensors in shape.tensors if "norm" in tensors.name)
+    assert 2 * shape.part(2).parameters - norms == shape.parameters
 
 
 def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> None:

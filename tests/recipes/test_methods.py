@@ -147,6 +147,27 @@ def test_nf4_is_what_qlora_trains_beside(tiny: TinyTraining) -> None:
         assert 0.05 < error < 0.12, name
 
 
+def test_training_beside_nf4_is_the_same_after_an_evaluation(tiny: TinyTraining) -> None:
+    """Where the processor computes in bfloat16, bitsandbytes packed the weights for it, and left the gradients out."""
+    model = load_for_training(tiny.model, tiny.recipe(**QLORA | {"lora_dropout": 0.0}))
+    with torch.no_grad():  # an adapter begins as nothing, which has no gradient
+        for name, tensor in model.named_parameters():
+            if "lora_B" in name:
+                tensor.fill_(0.01)
+    words = torch.arange(32).unsqueeze(0)
+
+    def learned() -> dict[str, torch.Tensor]:
+        model.train().zero_grad()
+        model(input_ids=words, labels=words).loss.backward()
+        return {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+    before = learned()
+    with torch.no_grad():
+        model.eval()(input_ids=words)
+    after = learned()
+    assert all(after[name].equal(gradient) for name, gradient in before.items())
+
+
 def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTraining, tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny.model, intermediate_size=96)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

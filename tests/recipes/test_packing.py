@@ -26,6 +26,7 @@ from recipes.training.samples import SampleOrder, SamplesOfRun
 from recipes.training.stopping import StopOnSignal
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter
+from recipes.usage import Usage
 from tests.recipes.tiny_model import make_tiny_model
 
 PADDING = 0
@@ -100,10 +101,11 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ob
         checkpoints=checkpoints,
         group=Group(),
         in_rows=False,
-        stop=StopOnSignal(Group()),
+        stop=StopOnSignal(Group(), saves=True),
+        facts={},
         samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
-        meter=Meter(None),
+        meter=Meter(Usage(), recipe, 0),
     )
 
 

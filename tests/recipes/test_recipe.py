@@ -241,5 +241,45 @@ def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
         other = recipe.on(processes)
         assert (other.processes, other.samples_per_step) == (processes, 96)
         assert other.batch_size <= 4
-    with pytest.raises(BadConfiguration, match="the 96 rows of a step cannot be shared evenly by 5 processes"):
-        recipe.on(5)
+        assert other.places_per_step == 96 and other.rows_per_step is None
+        assert other.tokens_per_step == recipe.tokens_per_step
+    for processes in (5, 7, 64, 95):
+        other = recipe.on(processes)
+        assert (other.processes, other.samples_per_step) == (processes, 96)
+        assert other.batch_size <= 4 and other.places_per_step - processes * other.batch_size < 96 <= other.places_per_step
+        assert other.tokens_per_step == recipe.tokens_per_step
+        assert Recipe.model_validate(other.model_dump(mode="json")) == other
+        back = other.on(8)
+        assert (back.samples_per_step, back.rows_per_step, back.places_per_step) == (96, None, 96)
+    with pytest.raises(BadConfiguration, match="the 96 rows of a step are too few for 97 processes: take 96 of them"):
+        recipe.on(97)
+
+
+def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
+    """Row I10: 128 rows are 5 1/3 for each, so that the last round of micro-batches is not full."""
+    hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
+    four_nodes = {"strategy": "fsdp", "num_nodes": 4, "gpus_per_node": 8}
+    recipe = Recipe.named("smollm2-135m-full").changed(
+        {"batch_size": 2, "gradient_accumulation": 2, "distributed": four_nodes, "hardware": hardware}
+    )
+    assert (recipe.processes, recipe.samples_per_step) == (32, 128)
+    left = recipe.on(24)
+    assert left.distributed is not None
+    assert (left.distributed.num_nodes, left.distributed.gpus_per_node, left.hardware.gpus) == (3, 8, 8)
+    assert (left.batch_size, left.gradient_accumulation, left.samples_per_step) == (2, 3, 128)
+    assert left.in_batches_of(1).gradient_accumulation == 6
+    one_node = recipe.on(12)
+    assert one_node.distributed is not None
+    assert (one_node.distributed.num_nodes, one_node.distributed.gpus_per_node, one_node.hardware.gpus) == (1, 12, 12)
+    assert left.on(32).model_dump() == recipe.model_dump()
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(16, False), (17, True), (24, True), (25, False)])
+def test_rows_that_leave_a_whole_round_empty_are_refused(rows: int, fits: bool) -> None:
+    recipe = Recipe.named("smollm2-135m-lora")
+    keys = {"batch_size": 2, "gradient_accumulation": 3, "distributed": {"gpus_per_node": 4}, "rows_per_step": rows}
+    if fits:
+        assert recipe.changed(keys).samples_per_step == rows
+        return
+    with pytest.raises(BadConfiguration, match=rf"rows_per_step is {rows}, but .* make 17 to 24: make them agree"):
+        recipe.changed(keys)

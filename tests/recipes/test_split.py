@@ -136,6 +136,17 @@ def test_too_few_records_are_refused_by_number(count: int) -> None:
         split(numbered(count), SplitParameters(validation=0.1, test=0.1))
 
 
+def test_groups_of_a_column_that_no_record_has_are_refused() -> None:
+    with pytest.raises(BadConfiguration, match=r"no record has a value in the column 'clas': correct split\.group_by"):
+        split(numbered(50, **{"class": "a"}), SplitParameters(group_by="clas"))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_shares_that_leave_nothing_to_train_on_are_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="together must be less than 1"):
+        SplitParameters(validation=share, test=0.5)
+
+
 def test_equal_questions_do_not_count_as_many_records() -> None:
     rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
     with pytest.raises(BadConfiguration, match=r"^1 distinct records are too few"):

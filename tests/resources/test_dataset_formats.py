@@ -13,9 +13,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from recipes.record_lines import record_lines
 from recipes.schema import StoreAddress
 from recipes.store import Store
-from resources.dataset_records import record_lines
 from tests.resources.test_ingest import BUCKETS, Place
 
 __all__ = ["BUCKETS", "Store", "StoreAddress"]

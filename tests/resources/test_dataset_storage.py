@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from recipes.chunks import chunk_folder, chunk_uri
+from recipes.record_lines import record_lines
 from recipes.schema import StoreAddress
 from recipes.store import BrokenArtifact, Store
 from resources.dataset_deletion import delete_version
-from resources.dataset_records import record_lines
 from resources.errors import HanzoError
 from resources.ingest.create import create_from
 from resources.ingest.formats import Format
@@ -29,7 +29,7 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import artifacts, chunk_claims, dataset_holders
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.test_ingest import BUCKETS
-from tests.s3_server import VARIABLES, S3Server
+from tests.s3_server import VARIABLES, S3Request, S3Server
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,10 +143,15 @@ def test_what_was_stored_is_what_came_and_each_chunk_lies_under_its_hash(
 
 
 def test_every_object_on_s3_is_encrypted_and_large_chunks_are_whole(sqlite_url: str, s3: S3Server, tmp_path: Path) -> None:
+    def puts() -> list[S3Request]:
+        return [request for request in s3.requests if request.method in ("PUT", "POST")]
+
     create(Database(sqlite_url), Store(s3.address, VARIABLES), tmp_path, "".join(corpus(3_000_000)))
-    puts = [request for request in s3.requests if request.method in ("PUT", "POST")]
-    assert len([put for put in puts if "/_chunks/" in put.path]) >= 2
-    assert {put.headers.get("x-amz-server-side-encryption") for put in puts} == {"AES256"}
+    assert len([put for put in puts() if "/_chunks/" in put.path]) >= 2
+    assert {put.headers.get("x-amz-server-side-encryption") for put in puts()} == {"AES256"}
+    s3.requests.clear()
+    create(Database(sqlite_url), Store(s3.address, VARIABLES), tmp_path, "".join(corpus(3_000_000)))
+    assert not [put for put in puts() if "/_chunks/" in put.path], "what is there is not sent again"
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
@@ -165,6 +170,8 @@ def test_a_broken_chunk_is_named_and_nothing_of_it_is_given_away(
         content(store, version)
     with pytest.raises(BrokenArtifact, match=file.chunks[1].sha256):
         store.fetch(version.artifact, tmp_path / "cache")
+    assert create(database, store, tmp_path, "".join(corpus(3_000_000))) == (version, False)
+    assert store.sha256(victim) == file.chunks[1].sha256, "whoever uploads the same files again mends what is there"
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from recipes.record_lines import record_lines
 from recipes.records import read_records
 from recipes.schema import StoreAddress
 from recipes.store import Store
@@ -280,3 +281,25 @@ def test_records_with_rare_line_separators_can_be_read_again(place: Place, separ
 def test_a_byte_order_mark_is_no_fault(place: Place) -> None:
     version, _ = place.create(b"\xef\xbb\xbf" + GOOD.encode() * 2)
     assert version.num_records == 2
+
+
+REPEATED: dict[str, str] = {
+    "of the record": '{"text": "lost", "text": "kept"}',
+    "within a value": '{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}',
+    "without a text": '{"n": 1, "n": 2}',
+    "written in two ways": '{"text": "lost", "\\u0074ext": "kept"}',
+}
+
+
+@pytest.mark.parametrize("where", REPEATED)
+def test_a_repeated_key_is_refused_since_one_of_its_values_would_be_lost(place: Place, where: str) -> None:
+    message = place.refusal(f"{GOOD}{REPEATED[where]}\n")
+    assert message.startswith("raw.jsonl, line 2: repeated key '") and "(and" not in message
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": "\\u0022 said"}', '{"a": {"text": 1}, "text": 2}', '{"": "", "a": {}, "b": [{}]}']
+)
+def test_other_ways_to_write_a_record_repeat_nothing(place: Place, line: str) -> None:
+    version, _ = place.create(line)
+    assert [json.loads(each) for each in record_lines(place.store, version.artifact)] == [json.loads(line)]

@@ -17,6 +17,7 @@ from recipes.schema import BadConfiguration
 from resources import settings
 from resources.services import environment
 from resources.settings import Settings
+from tests.recipes.test_yaml_document import BOMBS
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "c4n4ry-s3cr3t"
@@ -225,6 +226,25 @@ def test_a_file_in_another_encoding_is_refused_in_one_line(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_bytes("stream: {brokers: 'für'}\n".encode("latin-1"))
     with pytest.raises(BadConfiguration, match=r"config\.yaml"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_few_lines_that_stand_for_millions_are_refused_in_one_line(tmp_path: Path, bomb: str) -> None:
+    """To look for variables in all that they stand for would take the server's memory and its day."""
+    with pytest.raises(BadConfiguration, match=r"config\.yaml is not valid YAML: with what its aliases") as caught:
+        load(tmp_path, BOMBS[bomb])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_yaml_is_told_by_its_place_and_nothing_of_it_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"config\.yaml, line 2, column \d+: not valid YAML") as caught:
+        load(tmp_path, f"storage:\n  secret_key: *{CANARY}\n")
+    assert CANARY not in str(caught.value)
+
+
+def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "server: {host: &host 127.0.0.2}\nstream: {brokers: *host}\n")
+    assert loaded.server.host == loaded.stream.brokers == "127.0.0.2"
 
 
 SECRETS: dict[str, tuple[str, dict[str, str]]] = {

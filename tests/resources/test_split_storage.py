@@ -1,21 +1,26 @@
 """Splits in the object store, a folder or S3: what they cost beside their version, how they are proved, and go with it."""
 
+import os
 from pathlib import Path
+from unittest import mock
 
 from recipes.assignment import SPLITS
 from recipes.chunks import chunk_uri
+from recipes.record_lines import record_lines
 from recipes.schema import Artifact, Job, Program
 from recipes.selection import bitmap_uri
 from recipes.split import divide
 from recipes.store import Store
+from recipes.validate import validate
+from recipes.validation.findings import ValidationFacts
 from resources.dataset_deletion import delete_version
-from resources.dataset_records import record_lines
 from resources.lineage.prove import Prover
 from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.test_dataset_storage import ALL, corpus, create, in_folder, store, stored
+from tests.s3_server import VARIABLES
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url", "store"]
 
@@ -33,7 +38,9 @@ def divided(database: Database, store: Store, folder: Path, version: DatasetVers
         work_dir=str(folder / "work"),
         cache_dir=str(folder / "cache"),
     )
-    found = divide(job, store, folder / "work").artifacts
+    with mock.patch.dict(os.environ, VARIABLES):  # a program finds the store's keys there
+        found = divide(job, store, folder / "work").artifacts
+    assert not (folder / "cache").exists(), "it is read where it lies"
     with database.write() as connection:
         for artifact in found.values():
             record(connection, artifact, store.manifest(artifact))
@@ -63,6 +70,28 @@ def test_splits_cost_little_whatever_changed_and_go_with_their_version(
     for version in made:
         delete_version(database, store, version.id, "u")
     assert store.list(ALL) == []
+
+
+def test_a_version_is_checked_where_it_lies(database: Database, store: Store, tmp_path: Path) -> None:
+    lines = corpus(3_000_000)
+    version, _ = create(database, store, tmp_path, "".join(lines))
+    place = f"{version.storage_path}validate/x"
+    job = Job(
+        id="validate",
+        program=Program.VALIDATE,
+        inputs={"dataset": version.artifact},
+        parameters={"contract": {"columns": {"id": {"type": "integer", "maximum": len(lines) - 2}}}},
+        outputs={"statistics": f"{place}/statistics"},
+        result_uri=f"{place}/result.json",
+        store=store.address,
+        work_dir=str(tmp_path / "work"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    (tmp_path / "work").mkdir()
+    with mock.patch.dict(os.environ, VARIABLES):
+        facts = ValidationFacts.model_validate(validate(job, store, tmp_path / "work").facts)
+    assert [each.line for each in facts.violations.first] == [len(lines)]
+    assert not (tmp_path / "cache").exists()
 
 
 def test_the_proof_names_the_split_whose_bitmap_or_version_is_broken(sqlite_url: str, tmp_path: Path) -> None:

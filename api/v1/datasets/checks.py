@@ -6,12 +6,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dependencies import DatabaseOf, StoreOf
-from api.v1.datasets.messages import find
+from api.v1.datasets.messages import find, reading
 from recipes.schema import Artifact
 from recipes.store import Store
 from recipes.validation.findings import STATISTICS, Statistics
 from resources.errors import HanzoError, conflict
 from resources.metadata.database import Database
+from resources.metadata.dataset_problems import Problem, problems_of
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
@@ -21,11 +22,15 @@ router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 
 @router.get("/{dataset_id}/checks")
 def checks(dataset_id: str, database: DatabaseOf) -> Response:
-    """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked."""
+    """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
+
+    `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
+    """
     version = find(database, dataset_id)
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)
-    return JSONResponse(as_json(version, found))
+        problem = problems_of(connection, [version.id]).get(version.id)
+    return JSONResponse(as_json(version, found, problem))
 
 
 @router.post("/{dataset_id}/checks", status_code=202)
@@ -49,7 +54,9 @@ def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Respon
         found = Validations(database).find(version.id, connection)
     if found is None:
         raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
-    page = report(version, found, statistics_of(store, found.statistics), reference_of(database, store, version, found))
+    with reading(f"what was found of dataset {version.reference}"):
+        statistics = statistics_of(store, found.statistics)
+    page = report(version, found, statistics, reference_of(database, store, version, found))
     return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})
 
 
@@ -70,8 +77,14 @@ def statistics_of(store: Store, artifact: Artifact) -> Statistics:
     return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
 
 
-def as_json(version: DatasetVersion, found: Validation | None) -> dict[str, Any]:
-    about = {"dataset_id": version.id, "name": version.name, "version": version.version}
+def as_json(version: DatasetVersion, found: Validation | None, problem: Problem | None) -> dict[str, Any]:
+    about = {
+        "dataset_id": version.id,
+        "name": version.name,
+        "version": version.version,
+        "problem": problem.problem if problem else "",
+        "problem_at": problem.told_at if problem else None,
+    }
     if found is None:
         return {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None}
     return {

@@ -101,7 +101,7 @@ def rewound(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
 def read_metadata(text: str) -> dict[str, JsonValue]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise invalid("metadata must be a JSON object")

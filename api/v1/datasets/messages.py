@@ -1,21 +1,37 @@
-"""A dataset version as JSON, and how a request names one."""
+"""A dataset version as JSON, how a request names one, and what is said where its files are not what they were."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from api.auth.permissions import Caller
-from resources.errors import not_found
+from recipes.store import BrokenArtifact
+from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
+from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.validations import Validations
 
+log = logging.getLogger(__name__)
+
 
 def versions_json(database: Database, versions: Sequence[DatasetVersion]) -> list[dict[str, Any]]:
-    """Versions and, as `checks`, how each stands with its checks: what is blocked is neither split nor trained on."""
+    """Versions and, as `checks`, how each stands with its checks: what is blocked is neither split nor trained on.
+
+    `problem` of one is why it could not be checked or split, and empty where it could, or is going to be.
+    """
+    identifiers = [version.id for version in versions]
     with database.read() as connection:
-        standings = Validations(database).standings([version.id for version in versions], connection)
+        standings = Validations(database).standings(identifiers, connection)
+        problems = problems_of(connection, identifiers)
+    told = {identifier: problem.problem for identifier, problem in problems.items()}
     return [
-        vars(version) | {"artifact": version.artifact.model_dump(), "checks": vars(standings[version.id])}
+        vars(version)
+        | {
+            "artifact": version.artifact.model_dump(),
+            "checks": {**vars(standings[version.id]), "problem": told.get(version.id, "")},
+        }
         for version in versions
     ]
 
@@ -38,3 +54,17 @@ def find_own(database: Database, identifier: str, caller: Caller) -> DatasetVers
     if version.organization != caller.organization:
         raise not_found(f"no dataset version has the id '{identifier}': see `hanzo-ml dataset list`")
     return version
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What is read from the store in it may be lost or changed there, or deleted meanwhile. Raises 409 (DATA_LOSS)."""
+    try:
+        yield
+    except (BrokenArtifact, FileNotFoundError) as error:
+        log.error("%s cannot be read whole: %s", what, error)
+        raise HanzoError(
+            ErrorCode.DATA_LOSS,
+            f"{what} cannot be read whole: the object store lost or changed a part of it, or it was deleted meanwhile. "
+            "Restore the store, or create the version again from the same files: what is missing or changed is stored anew",
+        ) from None

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.v1.datasets.messages import find, find_own, version_json, versions_json
-from resources.dataset_records import record_lines
+from api.file_response import SAFE
+from api.v1.datasets.messages import find, find_own, reading, version_json, versions_json
+from recipes.record_lines import record_lines
 from resources.lineage.datasets import lineage
 from resources.metadata.datasets import MAX_PAGE, Datasets
 
@@ -43,8 +44,10 @@ def get(dataset_id: str, database: DatabaseOf) -> Response:
 @router.get("/{dataset_id}/preview")
 def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
     """The first N records, one JSON line each."""
-    lines = islice(record_lines(store, find(database, dataset_id).artifact), n)
-    return Response(b"".join(lines), media_type="application/jsonl")
+    version = find(database, dataset_id)
+    with reading(f"dataset {version.reference}"):
+        lines = b"".join(islice(record_lines(store, version.artifact), n))
+    return Response(lines, media_type="application/jsonl", headers=SAFE)
 
 
 @router.get("/{dataset_id}/diff")
@@ -60,7 +63,9 @@ def compare(
     # numpy is a part of a server's start that it need not wait for.
     from resources.dataset_diff import diff
 
-    found = diff(store, find_own(database, against, caller), find(database, dataset_id), key)
+    old, new = find_own(database, against, caller), find(database, dataset_id)
+    with reading(f"dataset {old.reference} or {new.reference}"):
+        found = diff(store, old, new, key)
     plain: dict[str, Any] = vars(found) | {"old": vars(found.old), "new": vars(found.new)}
     return JSONResponse(plain)
 

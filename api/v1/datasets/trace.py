@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.requests import StrictRoute
+from api.v1.datasets.messages import reading
 from recipes.store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
@@ -54,8 +55,9 @@ def answer(database: Database, store: Store, caller: Caller, question: Question)
     from resources.lineage.trace import Tracer
 
     tracer = Tracer(database, store, caller.organization)
-    if question.record is not None:
-        found: BaseModel = tracer.trace(question.record)
-    else:
-        found = trace_matches(tracer, question.match or "", question.limit)
+    with reading("one of the dataset versions"):
+        if question.record is not None:
+            found: BaseModel = tracer.trace(question.record)
+        else:
+            found = trace_matches(tracer, question.match or "", question.limit)
     return JSONResponse(found.model_dump(mode="json"))

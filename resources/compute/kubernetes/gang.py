@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipes.command_job import Script
 from recipes.schema import BadConfiguration, Job, Program, seconds_of
 from resources.compute.kubernetes.names import object_name
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 WORK = "/work"

@@ -8,11 +8,9 @@ whose pods find in the store what they need of each other.
 from typing import Any
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
+from resources.compute.base import MAX_RESTARTS
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.pod import CONTAINER, metadata, pod_template
-
-MAX_RESTARTS = 5
-"""As `LocalCompute`: how often a job starts again before it counts as failed."""
 
 EXIT_RULE, DISRUPTION_RULE = 0, 1
 """Places of the two rules below; the reason of a failed Job names the place of the rule that failed it."""

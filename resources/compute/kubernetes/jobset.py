@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from resources.compute.base import MAX_RESTARTS
 from resources.compute.kubernetes.gang import Gang
-from resources.compute.kubernetes.indexed_job import DISRUPTION_RULE, EXIT_RULE, MAX_RESTARTS, job_spec
+from resources.compute.kubernetes.indexed_job import DISRUPTION_RULE, EXIT_RULE, job_spec
 from resources.compute.kubernetes.names import labels
 from resources.compute.kubernetes.pod import metadata
 

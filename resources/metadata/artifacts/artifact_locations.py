@@ -12,7 +12,7 @@ What belongs here: which URIs there can be. What does not: whose files a path of
 
 import posixpath
 import re
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 
 from resources.errors import HanzoError, invalid
 from resources.metadata.tracking_rules import checked_text, printable
@@ -95,9 +95,10 @@ def checked_location(location: str) -> str:
         return location
     try:
         scheme, host, path, query, fragment = urlsplit(location)
+        params = urlparse(location).params
     except ValueError:
         raise refused(location, "It is no URI") from None
-    if fragment:
+    if fragment or params:
         raise invalid("'artifact_location' URL can't include fragments or params.")
     if ".." in fully_unquoted(query):
         raise invalid("Invalid query string")

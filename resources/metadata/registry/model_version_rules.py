@@ -5,10 +5,13 @@ Pure functions without a database. Where a version's files may lie is `model_ver
 
 import posixpath
 import re
+from collections.abc import Mapping
 
-from resources.errors import HanzoError, invalid, not_found
+from resources.errors import HanzoError, already_exists, invalid, not_found
 from resources.metadata.tracking_rules import bad_value, check_key, check_length, checked_text, printable
 
+PROMPT_TAG = "mlflow.prompt.is_prompt"
+"""MLflow keeps prompts as models with this tag."""
 MAX_MODEL_NAME = 250
 MAX_TAG_VALUE = 100_000
 MAX_ALIAS = 255
@@ -75,6 +78,21 @@ def version_number(text: str) -> int:
     if not re.fullmatch(r"[+-]?\d{1,19}", text.strip(), re.ASCII):
         raise invalid(f"Parameter 'version' must be an integer, got '{printable(text)}'.")
     return int(text)
+
+
+def is_prompt(tags: Mapping[str, str]) -> bool:
+    return tags.get(PROMPT_TAG, "").lower() == "true"
+
+
+def name_taken(name: str, *, old: Mapping[str, str], new: Mapping[str, str]) -> HanzoError:
+    """MLflow's words where a model or a prompt has the name already. `old` and `new` are their tags."""
+    kind, theirs = ("Prompt" if is_prompt(tags) else "Registered Model" for tags in (new, old))
+    if kind == theirs:
+        return already_exists(f"{kind} (name={printable(name)}) already exists.")
+    return already_exists(
+        f"Tried to create a {kind.lower()} with name '{printable(name)}', but the name is already taken by a "
+        f"{theirs.lower()}. MLflow does not allow creating a model and a prompt with the same name."
+    )
 
 
 def no_model(name: str) -> HanzoError:

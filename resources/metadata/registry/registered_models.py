@@ -18,6 +18,7 @@ from resources.metadata.registry.model_version_rules import (
     checked_model_name,
     checked_new_alias,
     checked_tag,
+    name_taken,
     no_version,
 )
 from resources.metadata.registry.model_versions import find_version
@@ -56,7 +57,7 @@ class RegisteredModels:
         with writing(self._database, None) as writer:
             lock_registry(writer)
             if not insert_model(writer, model, checked_description(description)):
-                raise already_exists(f"Registered Model (name={printable(model.name)}) already exists.")
+                raise name_taken(model.name, old=self.get(model, connection=writer).tags, new=checked)
             if checked:
                 writer.execute(insert(model_tags), [{**model.row, "key": key, "value": checked[key]} for key in checked])
             return self.get(model, connection=writer)

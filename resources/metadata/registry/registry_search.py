@@ -13,6 +13,7 @@ from resources.metadata.database import Database
 from resources.metadata.filters.filter_language import TEXT, Condition, Grammar, Order
 from resources.metadata.filters.filter_sql import compare, compare_keyed
 from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.registry.model_version_rules import PROMPT_TAG
 from resources.metadata.registry.model_versions import ModelVersion, read_versions
 from resources.metadata.registry.registered_model_rows import RegisteredModel, read_models
 from resources.metadata.tables import model_version_tags as version_tags
@@ -20,7 +21,6 @@ from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
 
-PROMPT_TAG = "mlflow.prompt.is_prompt"
 CHUNK = 500
 """Models or versions that are read by one query: SQLite takes at most 32,766 variables."""
 

@@ -1,7 +1,8 @@
 """Every table of the metadata database. Times are integers, milliseconds since 1970 UTC, as in MLflow's API."""
 
 from resources.metadata.tables.base import SEQUENCE, schema
-from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_versions, datasets
+from resources.metadata.tables.call_tallies import call_tallies
+from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_problems, dataset_versions, datasets
 from resources.metadata.tables.heartbeats import heartbeats
 from resources.metadata.tables.hpo import sweep_trials, sweeps
 from resources.metadata.tables.jobs import events, job_tokens, jobs
@@ -30,8 +31,10 @@ __all__ = [
     "SEQUENCE",
     "artifact_files",
     "artifacts",
+    "call_tallies",
     "chunk_claims",
     "dataset_holders",
+    "dataset_problems",
     "dataset_validations",
     "dataset_versions",
     "datasets",

@@ -36,6 +36,15 @@ dataset_versions = Table(
     UniqueConstraint("organization", "name", "content_sha256"),
 )
 
+dataset_problems = Table(
+    "dataset_problems",
+    schema,
+    Column("dataset_id", ForeignKey("dataset_versions.id", ondelete="CASCADE"), primary_key=True),
+    Column("problem", Text, nullable=False),
+    Column("told_at", BigInteger, nullable=False),
+)
+"""Why a version could not be checked or split when that was last tried; no row where it could."""
+
 dataset_holders = Table(
     "dataset_holders",
     schema,

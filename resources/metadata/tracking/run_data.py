@@ -21,7 +21,10 @@ from resources.metadata.writes.run_writes import (
     run_write,
 )
 
-__all__ = ["MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_tags"]
+__all__ = ["COMMIT_TAG", "MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_tags"]
+
+COMMIT_TAG = "mlflow.source.git.commit"
+"""Where MLflow's clients, and ours, say which code a run is of."""
 
 
 class RunData:
@@ -40,13 +43,13 @@ class RunData:
         connection: Connection | None = None,
     ) -> None:
         """All of it or nothing. Sending the same batch again changes nothing."""
-        self._write(run_write(run_id, metrics, params, tags), connection)
+        self._write(run_write(run_id, metrics, params, tags), connection, metrics)
 
     def log_param(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
         self._write(run_write(run_id, params=[(key, value)], batch=False), connection)
 
     def log_metric(self, run_id: str, point: MetricPoint, *, connection: Connection | None = None) -> None:
-        self._write(run_write(run_id, [point], batch=False), connection)
+        self._write(run_write(run_id, [point], batch=False), connection, [point])
 
     def set_tag(self, run_id: str, key: str, value: str, *, connection: Connection | None = None) -> None:
         self._write(run_write(run_id, tags=[(key, value)], batch=False), connection)
@@ -69,12 +72,12 @@ class RunData:
         with reading(self._database, connection) as reader:
             return {row.key: row.value for row in reader.execute(query)}
 
-    def _write(self, write: RunWrite, connection: Connection | None) -> None:
+    def _write(self, write: RunWrite, connection: Connection | None, metrics: Sequence[MetricPoint] = ()) -> None:
         with writing(self._database, connection) as writer:
             [refusal] = write_group(writer.connection, writer.dialect, [write])
             if refusal is not None:
                 raise refusal
-            write_model_points(writer, write.run_id, write.metrics)
+            write_model_points(writer, write.run_id, metrics)
 
 
 def require_active(writer: Connection, run_id: str) -> None:

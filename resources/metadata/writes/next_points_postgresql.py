@@ -26,6 +26,9 @@ STATEMENT = b"""WITH run AS (
         UPDATE latest_metrics AS t SET step = $4::bigint, timestamp = $5::bigint, value = $6::float8, is_nan = $7::bool
         FROM run WHERE t.run_id = run.id AND t.key = $3
         AND (t.step, t.timestamp, t.value) < ($4::bigint, $5::bigint, $6::float8) RETURNING t.id
+    ), tally AS (
+        INSERT INTO call_tallies AS c (id, call, number, taken_at) SELECT $8::text, $9::text, 1, 0 FROM series
+        WHERE $8::text IS NOT NULL ON CONFLICT (id) DO UPDATE SET number = c.number + 1
     )
     INSERT INTO metrics (series, step, timestamp, value, is_nan)
     SELECT id, $4::bigint, $5::bigint, $6::float8, $7::bool FROM series"""
@@ -83,10 +86,11 @@ class NextPoints:
 
 
 def _values(write: RunWrite) -> list[bytes | None]:
-    [(key, value, step, timestamp, is_nan, *_)] = write.metrics
+    [(key, [(step, timestamp, value, is_nan)])] = write.points.items()
     organization = None if write.organization is None else write.organization.encode()
     number = [repr(part).encode() for part in (step, timestamp, value, is_nan)]
-    return [write.run_id.encode(), organization, key.encode(), *number]
+    tally = [part.encode() for part in write.tally] if write.tally else [None, None]
+    return [write.run_id.encode(), organization, key.encode(), *number, *tally]
 
 
 async def _tag(pooled: PoolProxiedConnection, values: list[bytes | None]) -> bytes:

@@ -14,14 +14,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from resources.metadata.writes.run_writes import RunWrite
 
-CHECKPOINT = 200
-"""One of so many points is the group writer's, whose commit checkpoints a log of 1,000 pages: a point writes about five."""
+CHECKPOINT = 160
+"""One of so many points is the group writer's, whose commit checkpoints a log of 1,000 pages: a point writes about six."""
 
 _SERIES = """UPDATE latest_metrics SET step = ?1, timestamp = ?2, value = ?3, is_nan = ?4
     WHERE run_id = ?5 AND key = ?6 AND (step, timestamp, value) < (?1, ?2, ?3) AND EXISTS (
         SELECT 1 FROM runs WHERE id = ?5 AND lifecycle_stage = 'active' AND (?7 IS NULL OR organization = ?7)
     ) RETURNING id"""
 _POINT = "INSERT INTO metrics (series, step, timestamp, value, is_nan) VALUES (?, ?, ?, ?, ?)"
+_TALLY = """INSERT INTO call_tallies (id, call, number, taken_at) VALUES (?, ?, 1, 0)
+    ON CONFLICT (id) DO UPDATE SET number = number + 1"""
 _REVISED = "UPDATE runs SET revision = revision + 1 WHERE id = ?"
 
 
@@ -78,7 +80,7 @@ def _store(driver: Any, write: RunWrite) -> bool:
     Raises:
         sqlite3.Error: nothing is stored; another writer's lock is one reason.
     """
-    [(key, value, step, timestamp, is_nan, *_)] = write.metrics
+    [(key, [(step, timestamp, value, is_nan)])] = write.points.items()
     cursor: sqlite3.Cursor = driver.cursor()
     cursor.execute("BEGIN IMMEDIATE")
     try:
@@ -89,6 +91,8 @@ def _store(driver: Any, write: RunWrite) -> bool:
             return False
         cursor.execute(_POINT, (series, step, timestamp, value, is_nan))
         cursor.execute(_REVISED, (write.run_id,))
+        if write.tally:
+            cursor.execute(_TALLY, write.tally)
         cursor.execute("COMMIT")
     except BaseException:
         driver.rollback()

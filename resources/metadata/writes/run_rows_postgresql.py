@@ -39,6 +39,9 @@ STATEMENTS = {
         ON CONFLICT (run_id, key) DO UPDATE SET value = excluded.value""",
     b"names": b"""UPDATE runs SET name = new.name FROM unnest($1::text[], $2::text[]) AS new (id, name)
         WHERE runs.id = new.id""",
+    b"tallies": b"""INSERT INTO call_tallies (id, call, number, taken_at)
+        SELECT *, 0 FROM unnest($1::text[], $2::text[], $3::bigint[])
+        ON CONFLICT (id) DO UPDATE SET number = call_tallies.number + excluded.number""",
 }
 
 COPY = "COPY metrics (series, step, timestamp, value, is_nan) FROM STDIN (FORMAT BINARY)"
@@ -80,11 +83,11 @@ def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit:
         rows = pipeline.run()[b"new_series"]
         ids.update({(run_id.decode(), key.decode()): int(number) for run_id, key, number in rows})
     moved = [(ids[name], *value) for name, value in changes.newest.items() if name in known.series]
-    fresh, other = _points(changes.fresh, ids), _points(changes.other, ids)
-    if len(fresh) >= COPY_FROM:
-        _copy(pipeline, fresh)
+    other = _points(changes.other, ids)
+    if sum(map(len, changes.fresh.values())) >= COPY_FROM:
+        _copy(pipeline, changes.fresh, ids)
     else:
-        other += fresh
+        other += _points(changes.fresh, ids)
     if changes.runs:
         pipeline.add(b"revised", (texts(changes.runs),))
     if moved:
@@ -97,15 +100,20 @@ def write(pooled: PoolProxiedConnection, known: Known, changes: Changes, commit:
         pipeline.add(b"tags", _texts([(*name, value) for name, value in changes.tags.items()]))
     if changes.names:
         pipeline.add(b"names", _texts(list(changes.names.items())))
+    if changes.tallies:
+        counted = sorted(changes.tallies.items())
+        columns = _texts([tally for tally, _ in counted])
+        pipeline.add(b"tallies", (*columns, numbers([number for _, number in counted])))
     if commit:
         pipeline.add(b"commit")
     pipeline.run()
 
 
-def _copy(pipeline: Pipeline, points: Sequence[Point]) -> None:
+def _copy(pipeline: Pipeline, points: dict[Key, dict[Value, None]], ids: dict[Key, int]) -> None:
     rows = [
-        copy_row(5, 8, number, 8, step, 8, timestamp, 8, value, 1, is_nan)
-        for number, step, timestamp, value, is_nan in points
+        copy_row(5, 8, ids[name], 8, step, 8, timestamp, 8, value, 1, is_nan)
+        for name, values in points.items()
+        for step, timestamp, value, is_nan in values
     ]
     with pipeline.driver.cursor().copy(COPY) as copy:
         copy.write(COPY_HEAD + b"".join(rows) + COPY_END)

@@ -4,13 +4,22 @@ Pure: no database. Many requests are decided at once, in their order, so that on
 request is refused for touches no other. How rows are read and written is in `run_rows_sqlite` and `run_rows_postgresql`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
 from resources.errors import HanzoError, invalid, not_found
-from resources.metadata.tracking_rules import MAX_RUN_NAME, MetricPoint, checked_param, checked_run_tag, checked_text
+from resources.metadata.call_tallies import Tally
+from resources.metadata.tracking_rules import (
+    MAX_RUN_NAME,
+    MetricPoint,
+    checked_param,
+    checked_run_id,
+    checked_run_tag,
+    checked_text,
+)
 
 MAX_METRICS = 1000
 MAX_PARAMS = 100
@@ -24,6 +33,8 @@ Key = tuple[str, str]
 """A run and the key of a metric, a param or a tag in it."""
 Value = tuple[int, int, float, bool]
 """Step, timestamp, value and is_nan: a row of `metrics` without its series."""
+Points = dict[str, list[Value]]
+"""What a request logs, by the key of the metric. A thousand points have few keys, so what is done by key is done seldom."""
 age = itemgetter(0, 1, 2)
 """What the newest value of a series is the largest by; of two alike it is the first."""
 
@@ -33,20 +44,26 @@ class RunWrite:
     """One request, valid by itself (`run_write` makes it): all of it is stored or nothing."""
 
     run_id: str
-    metrics: Sequence[MetricPoint]
+    points: Points
     params: dict[str, str]
     tags: dict[str, str]
     organization: str | None
     """Whose runs the caller may write to; None for the product itself, which may write to all."""
+    tally: Tally | None = None
+    """Where the call is counted, in the transaction that stores what it wants; None where it is on record otherwise."""
 
     @property
     def size(self) -> int:
-        return len(self.metrics) + len(self.params) + len(self.tags)
+        return sum(map(len, self.points.values())) + len(self.params) + len(self.tags)
+
+    def counted_in(self, tally: Tally) -> "RunWrite":
+        # Each logged metric comes by here: `dataclasses.replace` takes twice as long.
+        return RunWrite(self.run_id, self.points, self.params, self.tags, self.organization, tally)
 
     @property
     def is_point(self) -> bool:
         """One metric's value, and nothing else."""
-        return len(self.metrics) == 1 and not self.params and not self.tags
+        return len(self.points) == 1 and self.size == 1
 
 
 class RunRow(NamedTuple):
@@ -93,6 +110,7 @@ class Changes:
     newest: dict[Key, Value] = field(default_factory=dict)
     fresh: dict[Key, dict[Value, None]] = field(default_factory=dict)
     other: dict[Key, dict[Value, None]] = field(default_factory=dict)
+    tallies: Counter[Tally] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -111,15 +129,39 @@ def run_write(
     *,
     batch: bool = True,
 ) -> RunWrite:
-    """A request that is valid as far as that can be told without the database; `batch` says how errors name its parts."""
-    check_batch(len(metrics), len(params), len(tags))
+    """A request that is valid as far as that can be told without the database.
+
+    `batch` says how errors name its parts, and that what can be no run id is refused: MLflow's other calls do not find it.
+    """
+    return write_of_points(run_id, points_of(metrics), params, tags, organization, batch=batch)
+
+
+def points_of(metrics: Iterable[MetricPoint]) -> Points:
+    points: Points = {}
+    for metric in metrics:
+        points.setdefault(metric.key, []).append((metric.step, metric.timestamp, metric.value, metric.is_nan))
+    return points
+
+
+def write_of_points(
+    run_id: str,
+    points: Points,
+    params: Sequence[Key] = (),
+    tags: Sequence[Key] = (),
+    organization: str | None = None,
+    *,
+    batch: bool = True,
+) -> RunWrite:
+    """`run_write` of points that are by their keys already."""
+    check_batch(sum(map(len, points.values())), len(params), len(tags))
     new_params = unique(
         checked_param(key, value, f"params[{index}]" if batch else "") for index, (key, value) in enumerate(params)
     )
     new_tags = dict(
         checked_run_tag(key, value, f"tags[{index}]" if batch else "") for index, (key, value) in enumerate(tags)
     )
-    return RunWrite(checked_text(run_id, "run_id"), metrics, new_params, new_tags, organization)
+    identifier = checked_run_id(run_id) if batch else checked_text(run_id, "run_id")
+    return RunWrite(identifier, points, new_params, new_tags, organization)
 
 
 def check_batch(metrics: int, params: int, tags: int) -> None:
@@ -167,7 +209,7 @@ def wanted(writes: Iterable[RunWrite]) -> Wanted:
         run_id = write.run_id
         runs.add(run_id)
         params.update([(run_id, key) for key in write.params])
-        series.update([(run_id, point.key) for point in write.metrics])
+        series.update([(run_id, key) for key in write.points])
     return Wanted(sorted(runs), sorted(params), sorted(series))
 
 
@@ -204,7 +246,7 @@ def _check(write: RunWrite, known: Known, changes: Changes) -> None:
 
 def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
     """In MLflow's words, which differ for a param that comes alone and for those of a batch, all of which are named."""
-    if len(write.params) == 1 and not (write.tags or write.metrics):
+    if len(write.params) == 1 and not (write.tags or write.points):
         key, old, new = clashes[0].values()
         return invalid(
             f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
@@ -218,6 +260,8 @@ def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError
 def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
     run_id = write.run_id
     changes.runs.add(run_id)
+    if write.tally:
+        changes.tallies[write.tally] += 1
     for key, value in write.params.items():
         if (run_id, key) not in known.params:
             changes.params[run_id, key] = value
@@ -225,14 +269,7 @@ def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
         changes.tags[run_id, key] = value
     if write.tags.get(NAME_TAG):
         changes.names[run_id] = write.tags[NAME_TAG][:MAX_RUN_NAME]
-    by_key: dict[str, list[Value]] = {}
-    for key, number, step, timestamp, is_nan, _, _, _ in write.metrics:
-        point = (step, timestamp, number, is_nan)
-        if key in by_key:
-            by_key[key].append(point)
-        else:
-            by_key[key] = [point]
-    for key, values in by_key.items():
+    for key, values in write.points.items():
         _accept_points((run_id, key), values, known, changes)
 
 
@@ -248,7 +285,9 @@ def _accept_points(name: Key, values: list[Value], known: Known, changes: Change
     if not fresh:
         return
     changes.fresh.setdefault(name, {}).update(dict.fromkeys(fresh))
-    largest = max(fresh, key=age)
+    largest = max(fresh)
+    if largest[3]:  # of a NaN and a zero that are as old, the larger tuple need not be the first
+        largest = max(fresh, key=age)
     best = changes.newest.get(name)
     if best is None or age(largest) > age(best):
         changes.newest[name] = largest

@@ -92,6 +92,8 @@ REQUESTS: list[Request] = [
     asked("GET", "/v1/experiments/{experiment}/runs"),
     json("/v1/runs", experiment_id="{experiment}"),
     asked("GET", "/v1/runs/{run}"),
+    query("/v1/runs/compare", ids="{run},{run}"),
+    query("/v1/runs/compare", ids=["{run}", "{run}"]),
     json("/v1/runs/{run}/metrics", metrics=[{"key": "k", "value": 1}]),
     json("/v1/runs/{run}/params", params={"other": "v"}),
     asked("POST", "/v1/runs/{run}/artifacts?key=b.txt", content=b"x"),
@@ -126,10 +128,17 @@ REQUESTS: list[Request] = [
     asked("DELETE", "/api/2.0/mlflow-artifacts/artifacts/{experiment}/{run}/artifacts/new.txt"),
     json(f"{M}/registered-models/alias", "DELETE", name="{model}", alias="champion"),
     asked("POST", "/v1/jobs/{job}/cancel"),
+    asked("POST", "/v1/jobs/{job}/resume"),
+    asked("POST", "/v1/jobs/{job}/cancel"),
+    asked("DELETE", "/v1/jobs/{job}"),
     asked("POST", "/v1/hpo/{sweep}/cancel"),
     json(f"{M}/runs/delete", run_id="{run}"),
     json(f"{M}/runs/restore", run_id="{run}"),
+    asked("DELETE", "/v1/runs/{run}"),
+    json(f"{M}/runs/restore", run_id="{run}"),
     json(f"{M}/experiments/delete", experiment_id="{experiment}"),
+    json(f"{M}/experiments/restore", experiment_id="{experiment}"),
+    asked("DELETE", "/v1/experiments/{experiment}"),
     json(f"{M}/experiments/restore", experiment_id="{experiment}"),
 ]
 REMOVALS: list[Request] = [
@@ -160,6 +169,7 @@ NAME_IN_THEIR_OWN_WAY = {
 MAY_FAIL = {
     f"{M}/experiments/delete-experiment-tag",
     "/v1/runs/{run}/replay",
+    "/v1/runs/compare",
     "/v1/models/{model}/versions/1/stage",
     "/v1/models/{model}/versions/1/data",
     "/v1/models/{model}/versions/1/proof",
@@ -219,11 +229,16 @@ def test_every_route_that_names_an_object_is_tried(app: FastAPI) -> None:
     routes = Routes(app)
     tried = set(NAME_IN_THEIR_OWN_WAY)
     for method, path, _ in [*REQUESTS, *REMOVALS]:
-        match = routes.match(method, re.sub(r"\{\w+\}", "1", path.replace("{file}", "1/1/artifacts/f").partition("?")[0]))
+        match = routes.match(method, without_names(path))
         assert match is not None, path
         tried.add(first_of_its_mirrors(match.route.shape))
     shapes = {first_of_its_mirrors(route.shape) for route in routes.all if route.method != "HEAD"}
     assert {shape for shape in shapes - tried if not NAME_NOTHING.search(shape)} == set()
+
+
+def without_names(path: str) -> str:
+    """The path of a request, with something for each name, as routes are matched."""
+    return re.sub(r"\{\w+\}", "1", path.replace("{file}", "1/1/artifacts/f").partition("?")[0])
 
 
 def first_of_its_mirrors(shape: str) -> str:
@@ -250,10 +265,22 @@ def test_another_organizations_object_is_not_there(signed_in: SignedIn, spare: d
     assert own[0] < 300 or (request_[1] in MAY_FAIL and own != foreign and own[0] != 403), own
 
 
+def test_one_s_own_runs_are_compared(signed_in: SignedIn) -> None:
+    acme = signed_in.acme
+    body = {"experiment_id": acme.ids["experiment"]}
+    ids = [acme.ids["run"], acme.researcher.post("/v1/runs", json=body).json()["id"]]
+    for asked_for in (",".join(ids), ids):
+        found = acme.viewer.get("/v1/runs/compare", params={"ids": asked_for}).json()
+        assert [run["id"] for run in found["runs"]] == ids
+
+
 def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     acme, rival = signed_in.acme, signed_in.rival
     params = {"run_ids": [rival.ids["run"], acme.ids["run"]], "metric_key": "loss"}
     assert rival.admin.get(f"{M}/metrics/get-history-bulk-interval", params=params).status_code == 404
+    for ids in (",".join(params["run_ids"]), params["run_ids"]):
+        assert rival.admin.get("/v1/runs/compare", params={"ids": ids}).status_code == 404
+        assert acme.viewer.get("/v1/runs/compare", params={"ids": ids}).status_code == 404
     for path in ("log-metric", "set-tag", "update"):
         both = {"run_id": rival.ids["run"], "run_uuid": acme.ids["run"], **POINT, "key": "mixed", "status": "FAILED"}
         rival.admin.post(f"{M}/runs/{path}", json=both)

@@ -14,7 +14,7 @@ from recipes.schema import Job, Result
 from recipes.store import Store
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import JOB_FILE, command
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 from tests.recipes.preparation.place import Place
 from tests.recipes.preparation.test_prepare import EVERYTHING, SMALL, mixed
 from tests.s3_server import VARIABLES, S3Server

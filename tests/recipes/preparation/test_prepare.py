@@ -205,6 +205,11 @@ def test_a_column_may_name_the_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_groups_of_a_column_that_no_record_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="no record has a value in the column 'clas'"):
+        Place(tmp_path, questions(60)).prepare({"split": {"group_by": "clas"}})
+
+
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
     asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 60, "max_length": 120}}

@@ -1,16 +1,36 @@
-"""One tiny model and one dataset for all tests of training."""
+"""One tiny model and one dataset for all tests of training; which samples a run consumed, and one that spoils it."""
 
+import math
 import signal
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import pytest
+import torch
 
+from recipes import train as program
+from recipes.training.objectives import sft
+from recipes.training.samples import SampleOrder
+from tests.api.server_process import ServerProcess
 from tests.recipes.training.place import Place
+from tests.recipes.training.runs import Runs
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def runs(place: Place, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(place, server, tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +39,63 @@ def signals_stay() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+class Recorded:
+    """The rows of a split, and the ids that were asked for."""
+
+    def __init__(self, rows: Any, ids: list[int]) -> None:
+        self.rows = rows
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.ids.append(index)
+        return self.rows[index]
+
+
+@pytest.fixture
+def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The ids of the training rows that each call of the program asked for."""
+    calls: list[list[int]] = []
+    packed = sft.packed
+
+    def recorded(split: Any, *given: Any) -> Any:
+        rows = packed(split, *given)
+        if not split.uri.endswith("/train"):
+            return rows
+        calls.append([])
+        return Recorded(rows, calls[-1])
+
+    monkeypatch.setattr(sft, "packed", recorded)
+    return calls
+
+
+@pytest.fixture
+def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One sample of step 5 gives a loss that is not a number. Returns the ids of all samples, in the order of the run."""
+    ids = list(islice(SampleOrder(60, place.recipe.seed).ids(), 60))
+    load, packed = program.load_for_training, sft.packed
+    bad: list[torch.Tensor] = []
+
+    def remembered(split: Any, *given: Any) -> Any:
+        rows = packed(split, *given)
+        if split.uri.endswith("/train"):
+            bad.append(rows[ids[17]]["input_ids"])
+        return rows
+
+    def spoil(module: torch.nn.Module, given: Any, named: dict[str, Any], output: Any) -> Any:
+        if module.training and any(torch.equal(row, bad[-1]) for row in named["input_ids"]):
+            output.loss = output.loss * math.nan
+        return output
+
+    def spoiled(*given: Any) -> Any:
+        model = load(*given)
+        model.register_forward_hook(spoil, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(sft, "packed", remembered)
+    monkeypatch.setattr(program, "load_for_training", spoiled)
+    return ids

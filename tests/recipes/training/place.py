@@ -10,8 +10,9 @@ import pytest
 from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.checkpoints import Checkpoints
-from recipes.incidents import OutOfMemory
+from recipes.incidents import Incident
 from recipes.recipe import PREFERENCES, Recipe
+from recipes.results import TrainingFacts
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
 from tests.recipes.preparation.place import BUCKETS, questions
@@ -63,7 +64,7 @@ class Place:
         (raw / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.store.publish(raw, f"s3://hanzo-ml/datasets/d/1/{name}", name)
 
-    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[OutOfMemory] = ()) -> Job:
+    def job(self, work: Path, changed: dict[str, Any], repeats: Sequence[Incident] = ()) -> Job:
         recipe = self.recipe.changed(changed)
         return Job(
             id=work.name,
@@ -86,12 +87,15 @@ class Place:
             checkpoint=recipe.checkpoint,
         )
 
-    def train(self, work: Path, repeats: Sequence[OutOfMemory] = (), **changed: Any) -> Result:
+    def train(self, work: Path, repeats: Sequence[Incident] = (), **changed: Any) -> Result:
+        return self.run(self.job(work, changed, repeats), work)
+
+    def run(self, job: Job, work: Path) -> Result:
         work.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patched:
             for grace in ("METRICS_GRACE_SECONDS", "STOPPED_GRACE_SECONDS"):
                 patched.setattr(program, grace, 0)
-            return program.train(self.job(work, changed, repeats), self.store, work)
+            return program.train(job, self.store, work)
 
     def checkpoints(self, work: Path) -> Checkpoints:
         return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
@@ -99,3 +103,22 @@ class Place:
 
 def pair_of(question: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": question["instruction"], "chosen": question["answer"], "rejected": "I do not know."}
+
+
+def facts(result: Result) -> TrainingFacts:
+    return TrainingFacts.model_validate(result.facts)
+
+
+def weights(place: Place, result: Result) -> str:
+    (file,) = (file for file in place.store.manifest(result.artifacts["adapter"]).files if file.path.endswith("safetensors"))
+    return file.sha256
+
+
+def stop_after(step: int) -> Any:
+    """As if SIGTERM had come."""
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            self._signalled = control.should_save = control.should_training_stop = True
+
+    return on_step_end

@@ -92,6 +92,15 @@ def test_it_is_broken_off_and_done_first_by_whoever_resumes(place: Place, tmp_pa
     assert logged(place, work) == [point for point in logged(place, tmp_path / "whole") if point[:2] not in last]
 
 
+def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_path: Path, evaluated: Evaluated) -> None:
+    evaluated.stop_in = 2
+    policy = {**FIRST_IS_BEST["checkpoint"], "save_on_preempt": False}
+    with pytest.raises(Preempted, match=r"^stopped after step 2: on from the beginning$"):
+        place.train(tmp_path / "unsaved", **FIRST_IS_BEST | {"checkpoint": policy})
+    assert len(evaluated.sizes) == 2
+    assert place.checkpoints(tmp_path / "unsaved").local_steps() == []
+
+
 def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
     history = [{"step": 2, "eval_loss": 1.5}, {"step": 4, "loss": 2.0}]
     assert [step for step in range(7) if owed(step, 2, history)] == [4, 6]

@@ -1,10 +1,8 @@
 """Runs that heal: memory that runs out, a loss that diverges. The samples that were consumed are compared by their ids."""
 
 import json
-import math
 import resource
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +11,11 @@ import torch
 
 from recipes import train as program
 from recipes.incidents import Diverged, OutOfMemory, read_incidents
-from recipes.results import TrainingFacts
-from recipes.runner import Preempted, Restart
-from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Result
-from recipes.training.objectives import sft
-from recipes.training.samples import SampleOrder
-from tests.recipes.training.place import CHECKPOINTS, Place
+from recipes.runner import Restart
+from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
+from tests.recipes.training.place import CHECKPOINTS, Place, facts
 
 GIB = 1 << 30
-
-
-def facts(result: Result) -> TrainingFacts:
-    return TrainingFacts.model_validate(result.facts)
-
-
-class Recorded:
-    """The rows of a split, and the ids that were asked for."""
-
-    def __init__(self, rows: Any, ids: list[int]) -> None:
-        self.rows = rows
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        self.ids.append(index)
-        return self.rows[index]
-
-
-@pytest.fixture
-def consumed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The ids of the training rows that each call of the program asked for."""
-    calls: list[list[int]] = []
-    packed = sft.packed
-
-    def recorded(split: Any, *given: Any) -> Any:
-        rows = packed(split, *given)
-        if not split.uri.endswith("/train"):
-            return rows
-        calls.append([])
-        return Recorded(rows, calls[-1])
-
-    monkeypatch.setattr(sft, "packed", recorded)
-    return calls
 
 
 @pytest.fixture
@@ -127,34 +86,6 @@ def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_an
         assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation, after=done)
         assert not (work / MEMORY_RAN_OUT).exists()
     assert len(found.incidents) == 2 and len(found.losses) == 8
-
-
-@pytest.fixture
-def poisoned(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One sample of step 5 gives a loss that is not a number. Returns the ids of all samples, in the order of the run."""
-    ids = list(islice(SampleOrder(60, place.recipe.seed).ids(), 60))
-    load, packed = program.load_for_training, sft.packed
-    bad: list[torch.Tensor] = []
-
-    def remembered(split: Any, *given: Any) -> Any:
-        rows = packed(split, *given)
-        if split.uri.endswith("/train"):
-            bad.append(rows[ids[17]]["input_ids"])
-        return rows
-
-    def spoil(module: torch.nn.Module, given: Any, named: dict[str, Any], output: Any) -> Any:
-        if module.training and any(torch.equal(row, bad[-1]) for row in named["input_ids"]):
-            output.loss = output.loss * math.nan
-        return output
-
-    def spoiled(*given: Any) -> Any:
-        model = load(*given)
-        model.register_forward_hook(spoil, with_kwargs=True)
-        return model
-
-    monkeypatch.setattr(sft, "packed", remembered)
-    monkeypatch.setattr(program, "load_for_training", spoiled)
-    return ids
 
 
 @pytest.mark.slow
@@ -233,44 +164,3 @@ def test_another_effective_batch_is_refused_since_its_steps_see_other_samples(pl
     place.train(tmp_path / "other", max_steps=2)
     with pytest.raises(BadConfiguration, match="checkpoint 2 has seen 8 samples, 2 steps of this recipe see 16"):
         place.train(tmp_path / "other", gradient_accumulation=2)
-
-
-@pytest.mark.slow
-def test_a_run_is_repeated_with_the_smaller_parts_that_it_took_from_some_step_on(place: Place, tmp_path: Path) -> None:
-    """Sums in other parts are other sums: only with those does the same come out, bit for bit."""
-    work = tmp_path / "first"
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted):
-        patched.setattr(program.StopOnSignal, "on_step_end", stop_after(4))
-        place.train(work)
-    (work / MEMORY_RAN_OUT).touch()
-    first = place.train(work)
-    (incident,) = facts(first).incidents
-    assert incident == OutOfMemory(step=None, batch_size=2, gradient_accumulation=2, after=4)
-
-    again = tmp_path / "again"
-    with pytest.raises(Restart, match="after step 4 the run that is repeated took smaller micro-batches"):
-        place.train(again, repeats=[incident])
-    assert place.checkpoints(again).local_steps() == [4, 2]
-    repeated = place.train(again, repeats=[incident])
-    assert facts(repeated).incidents == (incident,) and facts(repeated).resumed_from == 4
-    assert facts(repeated).losses == facts(first).losses
-    assert weights(place, repeated) == weights(place, first)
-    assert weights(place, place.train(tmp_path / "otherwise")) != weights(place, first)
-    # From the beginning on: nothing is trained with the micro-batch that did not fit.
-    early = incident.model_copy(update={"after": 0})
-    assert facts(place.train(tmp_path / "early", repeats=[early])).incidents == (early,)
-
-
-def weights(place: Place, result: Result) -> str:
-    (file,) = (file for file in place.store.manifest(result.artifacts["adapter"]).files if file.path.endswith("safetensors"))
-    return file.sha256
-
-
-def stop_after(step: int) -> Any:
-    """As if SIGTERM had come."""
-
-    def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == step:
-            self._signalled = control.should_save = control.should_training_stop = True
-
-    return on_step_end

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from recipes.results import TrainingFacts
 from recipes.schema import Job, Result, Tracking
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import JOB_FILE, RENDEZVOUS_PORT, command
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 from tests.api.server_process import ServerProcess, free_port
 from tests.recipes.training.place import Place
 
@@ -28,12 +27,6 @@ LONG = 240.0
 NODES = 2
 STEPS = 40
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
-        yield process
 
 
 class Gang:

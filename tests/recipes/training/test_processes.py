@@ -1,32 +1,26 @@
-"""Training in two processes, as LocalCompute starts them: the numbers of one process, bit-exact over kills, and with one
-process in between without a row lost or seen twice.
+"""Training in two processes, as LocalCompute starts them: the numbers of one process, bit-exact over kills, and
+with another number of processes in between without a row lost or seen twice.
 """
 
 import os
 import random
-import re
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from safetensors.torch import load_file
 
 from recipes.results import TrainingFacts
-from recipes.schema import Distributed, Job, Result, Tracking
-from resources.compute.base import Follower
-from resources.compute.local import LocalCompute
+from recipes.schema import Distributed
 from resources.detached import read_pid
-from tests.api.server_process import ServerProcess
-from tests.recipes.training.place import Place
+from tests.recipes.training.runs import Runs, children, install, losses_of, step_of, wait_for_line, wait_for_step
+from tests.recipes.training.shapes import CUT, rows_at_once, shape
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[3]
-LONG = 240.0
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 MIXED = FULL | {"dtype": "bfloat16"}
 STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
@@ -39,6 +33,12 @@ STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
     ("deepspeed_zero3", {}, 1e-4),
     ("deepspeed_zero3", FULL, 1e-4),
     ("fsdp", FULL | {"objective": "dpo"}, 1e-4),
+    ("tensor", FULL, 1e-4),
+    ("tensor", MIXED, 1e-2),
+    ("tensor", FULL | {"objective": "dpo"}, 1e-4),
+    ("tensor", FULL | {"objective": "orpo"}, 1e-4),
+    ("hybrid", FULL, 1e-4),
+    ("hybrid", MIXED, 1e-2),
     ("deepspeed_zero2", FULL | {"objective": "dpo"}, 1e-4),
     ("deepspeed_zero3", FULL | {"objective": "dpo"}, 1e-4),
     ("deepspeed_zero3", {"objective": "dpo"}, 1e-4),
@@ -48,13 +48,15 @@ STRATEGIES: list[tuple[str, dict[str, Any], float]] = [
 """With how far their losses may be from those of one process, relative to them."""
 RECORDING = """
 import hashlib
+import torch.distributed as dist
 from recipes.training.objectives.sft import Sft
 
 class Recording(Sft):
-    "Writes down each row that the model learns from, into the file that the recipe's description names."
+    "Writes down each row that the model learns from, once, into the file that the recipe's description names."
 
     def loss(self, model, batch):
-        if model.training:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if model.training and rank % self.recipe.tensor_parallel == 0:
             with open(self.recipe.description, "a") as file:
                 for row in batch["input_ids"]:
                     file.write(hashlib.sha256(row.numpy().tobytes()).hexdigest() + "\\n")
@@ -74,71 +76,61 @@ class Slow(Sft):
             time.sleep(0.5)
         return None
 """
+STOPPED = """
+import os
+import signal
+from pathlib import Path
+
+import torch.distributed as dist
+
+from recipes.training.objectives.sft import Sft
+
+class Stopped(Sft):
+    "Each process writes down its micro-batches; the last is asked to stop in its sixth, if nobody was asked before."
+
+    begun = 0
+
+    def loss(self, model, batch):
+        folder, rank = Path(self.recipe.description), dist.get_rank()
+        if model.training:
+            self.begun += 1
+            with (folder / str(rank)).open("a") as file:
+                file.write(f"{os.getpid()} ")
+            if self.begun == 6 and rank == dist.get_world_size() - 1 and not (folder / "asked").exists():
+                (folder / "asked").touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+        return None
+"""
+WEIGHING = """
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from recipes.training.objectives.sft import Sft
+
+def own(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+class Weighing(Sft):
+    "Each process writes down the bytes of the whole model, and what it holds of weights, and of gradients in between."
+
+    begun = 0
+
+    def loss(self, model, batch):
+        place = Path(self.recipe.description, str(dist.get_rank()))
+        self.begun += model.training
+        weights = list(model.parameters())
+        if model.training and self.begun == 1:
+            storages = [own(weight).untyped_storage() for weight in weights]
+            held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+            place.write_text(f"{sum(weight.nbytes for weight in weights)} {held}")
+        elif model.training and self.begun == 2:
+            gradients = sum(own(weight.grad).nbytes for weight in weights if weight.grad is not None)
+            place.write_text(f"{place.read_text()} {gradients}")
+        return None
+"""
 """Objectives that are installed beside the product, as any other may be."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
-        yield process
-
-
-class Runs:
-    """Training runs by LocalCompute that log to a real server; a name that was used before goes on with that run."""
-
-    def __init__(self, place: Place, server: ServerProcess, folder: Path) -> None:
-        self.place = place
-        self.server = server
-        self.folder = folder
-        self.compute = LocalCompute(source=ROOT, poll_seconds=0.02)
-        self._run_ids: dict[str, str] = {}
-
-    def run_id(self, name: str) -> str:
-        if name not in self._run_ids:
-            answer = httpx.post(f"{self.server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"})
-            self._run_ids[name] = answer.json()["run"]["info"]["run_id"]
-        return self._run_ids[name]
-
-    def job(self, name: str, **changed: Any) -> Job:
-        job = self.place.job(self.folder / name, changed)
-        recipe = self.place.recipe.changed(changed)
-        tracking = Tracking(uri=self.server.url, run_id=self.run_id(name))
-        return job.model_copy(update={"tracking": tracking, "distributed": recipe.distributed})
-
-    def train(self, job: Job, on_line: Callable[[str], None] = lambda line: None) -> Result:
-        lines: list[str] = []
-
-        def line(text: str) -> None:
-            lines.append(text)
-            on_line(text)
-
-        try:
-            return self.compute.run(job, Follower(line=line, phase=lambda observation: None))
-        except Exception as error:
-            raise AssertionError("\n".join(lines)) from error
-
-    def losses(self, name: str, key: str = "train/loss") -> list[tuple[int, float]]:
-        """As the server has them."""
-        query = {"run_id": self.run_id(name), "metric_key": key}
-        answer = httpx.get(f"{self.server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()
-        return [(point["step"], point["value"]) for point in answer["metrics"]]
-
-
-@pytest.fixture(scope="module")
-def runs(place: Place, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(place, server, tmp_path_factory.mktemp("processes"))
-
-
-def shape(strategy: str, processes: int) -> dict[str, Any]:
-    return {"strategy": strategy, "gpus_per_node": processes, "backend": "gloo"}
-
-
-def losses_of(result: Result) -> dict[int, float]:
-    return {step: loss or 0.0 for step, loss in TrainingFacts.model_validate(result.facts).losses.items()}
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
 @pytest.mark.parametrize(("strategy", "method", "tolerance"), STRATEGIES)
@@ -147,11 +139,16 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
 ) -> None:
     name = f"{strategy}-{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     one = runs.train(runs.job(f"{name}-one", batch_size=4, **method))
-    two = runs.train(runs.job(f"{name}-two", batch_size=2, distributed=shape(strategy, 2), **method))
+    two = runs.train(runs.job(f"{name}-two", batch_size=rows_at_once(strategy), distributed=shape(strategy, 2), **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
     validation = [dict(runs.losses(f"{name}-{which}", "eval/loss")) for which in ("one", "two")]
     assert set(validation[0]) == {2, 4, 6, 8} and validation[1] == pytest.approx(validation[0], rel=tolerance)
+    if strategy in CUT and tolerance < 1e-3:
+        folders = [runs.place.store.fetch(made.artifacts["weights"], runs.folder / "cache") for made in (one, two)]
+        whole, cut = (load_file(folder / "model.safetensors") for folder in folders)
+        assert whole.keys() == cut.keys()
+        assert all((cut[name] - weight).norm() < tolerance * weight.norm() for name, weight in whole.items())
 
 
 @pytest.mark.parametrize(
@@ -161,14 +158,15 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
         ("fsdp", FULL),
         ("deepspeed_zero2", FULL),
         ("deepspeed_zero3", MIXED),
-        ("fsdp", FULL | {"objective": "dpo"}),
-        ("deepspeed_zero3", FULL | {"objective": "dpo"}),
+        ("tensor", FULL),
+        ("hybrid", FULL),
     ],
 )
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     runs: Runs, strategy: str, method: dict[str, Any]
 ) -> None:
-    name = f"{strategy}-{method.get('objective', 'sft')}"
+    """With SFT: of the other objectives it is in `test_killed`."""
+    name = f"{strategy}-killed"
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
     whole = runs.train(runs.job(f"{name}-whole", **settings))
     due = [random.randrange(first, first + 4) for first in (1, 7, 13)]
@@ -195,14 +193,14 @@ def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
 
 @pytest.mark.parametrize(
     ("strategy", "method"),
-    [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", FULL)],
+    [("ddp", {}), ("fsdp", FULL), ("tensor", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", FULL)],
 )
 def test_a_run_goes_on_with_one_process_and_with_two_again(
     runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
     install("recording", RECORDING, tmp_path, monkeypatch)
-    settings: dict[str, Any] = {"batch_size": 2, "max_steps": 24, "objective": "recording", **method}
+    settings: dict[str, Any] = {"batch_size": rows_at_once(strategy), "max_steps": 24, "objective": "recording", **method}
     settings["distributed"] = shape(strategy, 2)
     whole = runs.train(runs.job(f"{strategy}-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
 
@@ -217,8 +215,28 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
     assert 8 <= (TrainingFacts.model_validate(result.facts).resumed_from or 0) < 24
     assert losses_of(result) == pytest.approx(losses_of(whole), rel=1e-4)
     consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
-    assert consumed["elastic"] == consumed["undisturbed"]
-    assert sum(consumed["elastic"].values()) == 24 * 4
+    assert sum(consumed["undisturbed"].values()) == 24 * 4
+    # A step that was broken off after its first micro-batch is done anew, and nothing else is.
+    said, _ = runs.compute.log(job, 0)
+    anew = said.count("is broken off") * rows_at_once(strategy)
+    assert consumed["elastic"] >= consumed["undisturbed"]
+    assert sum(consumed["elastic"].values()) == 24 * 4 + anew
+
+
+@pytest.mark.parametrize(("strategy", "share"), [("fsdp", 0.5), ("ddp", 1.0)])
+def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
+    runs: Runs, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("weighing", WEIGHING, tmp_path, monkeypatch)
+    (tmp_path / "held").mkdir()
+    settings: dict[str, Any] = {**FULL, "objective": "weighing", "description": str(tmp_path / "held")}
+    settings |= {"batch_size": 1, "gradient_accumulation": 2, "max_steps": 1, "eval_steps": None}
+    runs.train(runs.job(f"{strategy}-weighed", **settings, distributed=shape(strategy, 2)))
+    for rank in "01":
+        whole, weights, gradients = map(int, (tmp_path / "held" / rank).read_text().split())
+        assert whole > 300_000
+        assert weights / whole == pytest.approx(share, abs=0.05)
+        assert gradients / whole == pytest.approx(share, abs=0.05), "after the first micro-batch of a step"
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero3"])
@@ -255,6 +273,40 @@ def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
         assert runs.losses(f"{strategy}-evaluation-stopped", key) == runs.losses(f"{strategy}-evaluated", key)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("ddp", {"lora_dropout": 0.1}),
+        ("fsdp", FULL),
+        ("deepspeed_zero2", FULL),
+        ("deepspeed_zero3", {"lora_dropout": 0.1}),
+    ],
+)
+def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
+    runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two is asked to stop in the second micro-batch of step 2: neither begins the third."""
+    install("stopped", STOPPED, tmp_path, monkeypatch)
+    settings: dict[str, Any] = {**method, "objective": "stopped", "max_steps": 4, "distributed": shape(strategy, 2)}
+    settings |= {"batch_size": 1, "gradient_accumulation": 4, "eval_steps": None}
+    settings["checkpoint"] = {"interval": "1h", "interval_steps": 100}
+    results = []
+    for name, expected in (("undisturbed", [16]), ("asked", [6, 12])):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "undisturbed":
+            (folder / "asked").touch()
+        results.append(runs.train(runs.job(f"{strategy}-{name}-in-a-step", description=str(folder), **settings)))
+        for rank in "01":
+            assert list(Counter((folder / rank).read_text().split()).values()) == expected
+    whole, result = results
+    assert TrainingFacts.model_validate(result.facts).resumed_from == 1
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
+    assert losses_of(result) == losses_of(whole)
+
+
 def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(runs: Runs) -> None:
     settings: dict[str, Any] = {**FULL, "batch_size": 2, "max_steps": 1}
     start = runs.train(runs.job("zero3-start", **settings)).artifacts["weights"]
@@ -264,36 +316,3 @@ def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_par
     folders = [runs.place.store.fetch(weights, runs.folder / "cache") for weights in (start, made)]
     first, second = (folder.joinpath("model.safetensors").read_bytes() for folder in folders)
     assert first == second
-
-
-def step_of(line: str) -> int:
-    """The step of a line of progress, 0 of any other."""
-    found = re.search(r" step (\d+)/\d+ loss ", line)
-    return int(found[1]) if found else 0
-
-
-def wait_for_step(compute: LocalCompute, job: Job, step: int, offset: int) -> int:
-    """Until the log beyond `offset` says that the step is done. Returns the offset to go on from."""
-    return wait_for_line(compute, job, lambda line: step_of(line) >= step, offset)
-
-
-def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool], offset: int = 0) -> int:
-    end = time.monotonic() + LONG
-    seen = [""]
-    while not any(map(awaited, seen)):
-        assert time.monotonic() < end, seen
-        text, offset = compute.log(job, offset)
-        seen += text.splitlines()
-        time.sleep(0.02)
-    return offset
-
-
-def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an objective: the class of that name in the source of a module."""
-    (folder / f"{name}.py").write_text(source)
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[hanzo_ml.objectives]\n{name} = {name}:{name.capitalize()}\n")
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))

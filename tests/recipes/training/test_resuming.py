@@ -1,13 +1,20 @@
 """Where a run goes on: the best checkpoint outlives the last few, and going back to one loses none."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from hanzo_ml.points import Point, Resumption
+from recipes import train as program
+from recipes.base_model import folder_digest
 from recipes.results import TrainingFacts
-from recipes.schema import BadConfiguration
-from tests.recipes.training.place import Place
+from recipes.schema import BadConfiguration, Result
+from recipes.sent_back import SentBack
+from recipes.training.metrics import PENDING_METRICS
+from tests.recipes.tiny_model import make_tiny_model
+from tests.recipes.training.place import Place, facts
 
 
 def losses(result: object) -> dict[int, float | None]:
@@ -54,3 +61,66 @@ def test_a_machine_that_has_nothing_goes_on_from_a_compressed_upload(place: Plac
     assert TrainingFacts.model_validate(again.facts).resumed_from == 7
     assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
     assert losses(again) == losses(first)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, other = tmp_path / "changed", make_tiny_model(tmp_path / "other", seed=1)
+    targets = place.recipe.lora_target_modules
+    place.train(work, max_steps=2)
+    place.train(work, max_steps=3, lora_target_modules=targets[::-1])
+    monkeypatch.delattr(program, "load_for_training")
+    for changed, named in (
+        ({"lora_rank": 8, "lora_alpha": 16}, "lora_rank was 4 and is 8, lora_alpha was 32 and is 16"),
+        ({"lora_target_modules": ["q_proj"]}, r"lora_target_modules was \[.*\] and is \['q_proj'\]"),
+        ({"base_model": {"uri": other.as_uri(), "sha256": folder_digest(other)}}, "base_model was .* and is .*"),
+        ({"method": "full", "dtype": "float32"}, "method was lora and is full, .*"),
+        ({"optimizer": "adamw_8bit"}, "optimizer was adamw and is adamw_8bit"),
+    ):
+        said = rf"^checkpoint 3 does not fit the recipe: {named}: go on with the recipe as it was, or submit a new job$"
+        with pytest.raises(BadConfiguration, match=said):
+            place.train(work, **changed)
+
+
+def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_used(place: Place, tmp_path: Path) -> None:
+    """8 steps, back to 4, and back to 4 once more: each way has its own checkpoints, and ends as the first one did."""
+    work = tmp_path / "sent-back"
+    first = place.train(work)
+    checkpoints = place.checkpoints(work)
+    kept = {step: folder_digest(checkpoints.folder / str(step)) for step in checkpoints.local_steps()}
+    assert sorted(kept) == [4, 6, 8]
+    sent = [SentBack(step=4, done=8)]
+    used = facts(first).train_seconds
+    job = place.job(work, {})
+
+    def train() -> Result:
+        changed = {**job.parameters, "sent_back": [back.model_dump(mode="json") for back in sent]}
+        return place.run(job.model_copy(update={"parameters": changed}), work)
+
+    for way in (checkpoints.below("from-4"), checkpoints.below("from-4").below("from-4")):
+        again = train()
+        assert facts(again).resumed_from == 4
+        assert facts(again).train_seconds > used
+        used = facts(again).train_seconds
+        assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest and losses(again) == losses(first)
+        assert way.local_steps() == way.stored_steps() == [8, 6]
+        pending = json.loads((way.folder / "8" / PENDING_METRICS).read_text())
+        logged = [point["step"] for point in pending if point["key"] == "train/loss"]
+        assert logged == [1, 2, 3, 4, 5, 6, 7, 8], "what the first way had logged by step 4, and its own"
+        # Killed on its way it goes on there, and does not go back once more.
+        way.discard_from(8)
+        assert facts(train()).resumed_from == 6
+        sent += sent[:1]
+    assert {step: folder_digest(checkpoints.folder / str(step)) for step in checkpoints.local_steps()} == kept
+
+    sent[:] = [SentBack(step=5, done=8)]
+    with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 4, 6, 8"):
+        train()
+
+
+def test_what_it_does_once_more_is_logged_once_more() -> None:
+    sent = SentBack(step=4, done=8)
+    known = Resumption(step=4, newest={"train/loss": 8, "mine": 2}, anew=[sent.steps_done_anew])
+    steps = [step for step in range(12) if not known.is_known(Point("train/loss", 1.0, step, 1))]
+    assert steps == list(range(12)) and Resumption(4, {"train/loss": 8}).is_known(Point("train/loss", 1.0, 5, 1))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from recipes.training.row_files import RowFiles, rows_of
+from recipes.training.group import Group
+from recipes.training.row_files import RowFiles, rows_of, write_rows
 from tests.api.server_process import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from recipes.schema import Distributed
 from recipes.training.group import join
-from recipes.training.sharded import load_optimizer, load_weights, own_rows, save_optimizer, save_weights
+from recipes.training.sharded import load_optimizer, load_weights, own, save_optimizer, save_weights
 from recipes.training.sharded import states_of, weights_of
 
 NODES = int(sys.argv[2])
@@ -51,22 +52,22 @@ optimizer.step()
 optimizer.zero_grad()
 with torch.no_grad():
     model(torch.randn(4, 2049))
-own = sum(own_rows(weight).nbytes for weight in weights_of(model).values()) // MEGABYTE
+held = sum(own(weight).nbytes for weight in weights_of(model).values()) // MEGABYTE
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
 save_weights(model, folder, group)
 save_optimizer(model, optimizer, folder, group)
-print(f"rank {group.rank} holds {own} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
+print(f"rank {group.rank} holds {held} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
 group.collect(None)
 again, theirs = new()
 leaders = Path(sys.argv[1], "0")
-load_weights(again, leaders, group)
-load_optimizer(again, theirs, leaders, group)
+load_weights(again, leaders)
+load_optimizer(again, theirs, leaders)
 for name, weight in weights_of(model).items():
-    assert own_rows(weight).equal(own_rows(weights_of(again)[name])), name
+    assert own(weight).equal(own(weights_of(again)[name])), name
 for name, state in states_of(model, optimizer).items():
     for key, value in state.items():
-        assert own_rows(value).equal(own_rows(states_of(again, theirs)[name][key])), (name, key)
+        assert own(value).equal(own(states_of(again, theirs)[name][key])), (name, key)
 print(f"rank {group.rank} reads them", flush=True)
 """
 
@@ -86,6 +87,17 @@ def test_the_rows_that_some_wrote_are_read_by_others(total: int, writers: int, r
         parts = [files.read("weight", rows_of(total, rank, readers)) for rank in range(readers)]
         assert torch.cat(parts).equal(whole) and files.read("weight").equal(whole)
         assert files.read("step") == 7.0
+
+
+def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
+    """Where weights are cut twice, the second process has no rows that follow those of the first."""
+    whole = torch.arange(8.0).view(4, 2)
+    for process, first in enumerate((0, 2, 1, 3)):
+        group = Group(process, size=1)
+        write_rows({"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, {"weight": first})
+    files = RowFiles(sorted(tmp_path.glob("*")))
+    assert files.read("weight").equal(whole) and files.read("weight", range(1, 3)).equal(whole[1:3])
+    assert torch.cat(list(files.pieces("weight"))).equal(whole)
 
 
 def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:

@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.training.samples import SampleOrder, SamplesOfRun
+from recipes.training.samples import NO_ROW, OncePerProcess, RowsOrNone, SampleOrder, SamplesOfRun
 
 
 def test_each_epoch_has_each_row_once_in_another_order() -> None:
@@ -23,3 +23,38 @@ def test_a_rollback_leaves_out_exactly_the_samples_of_its_steps(rollbacks: list[
         skipped = (*skipped, samples.positions_of_steps(before + 1, before + count))
         after = list(SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=30))
         assert after == (seen[: 2 * before] + seen[2 * (before + count) :])[:60]
+
+
+def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> None:
+    """The library gives each process the next micro-batch, and so on from the first."""
+    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=12, steps=4)
+    dealt = list(OncePerProcess(samples, places=12, batch=3, processes=2))
+    assert len(dealt) == len(OncePerProcess(samples, places=12, batch=3, processes=2))
+    batches = [dealt[first : first + 3] for first in range(0, len(dealt), 3)]
+    hands = [[row for batch in batches[process::4] for row in batch] for process in range(4)]
+    assert hands[0] == hands[1] and hands[2] == hands[3]
+    assert sorted(hands[0] + hands[2]) == sorted(samples)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 2))
+def test_each_step_has_its_samples_once_however_many_share_them(rows: int, processes: int, most: int, together: int) -> None:
+    """`together` processes compute the same micro-batches; a place without a row is one of a step's last."""
+    batch = min(most, -(-rows // processes))
+    times = -(-rows // (batch * processes))
+    samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=rows, steps=3)
+    dealt = list(OncePerProcess(samples, batch * times * processes, batch, together))
+    assert len(dealt) == len(OncePerProcess(samples, batch * times * processes, batch, together))
+    batches = [dealt[first : first + batch] for first in range(0, len(dealt), batch)]
+    hands = [batches[process :: processes * together] for process in range(processes * together)]
+    assert {len(hand) for hand in hands} == {3 * times}, "all compute as often"
+    seen = []
+    for step in range(3):
+        places = [row for turn in range(times) for hand in hands[::together] for row in hand[step * times + turn]]
+        assert places == [*places[:rows], *[NO_ROW] * (len(places) - rows)] and NO_ROW not in places[:rows]
+        seen += places[:rows]
+    assert seen == list(samples)
+
+
+def test_there_is_nothing_in_the_place_of_no_row() -> None:
+    rows = RowsOrNone(["a", "b"])
+    assert (len(rows), rows[0], rows[1], rows[NO_ROW]) == (2, "a", "b", None)

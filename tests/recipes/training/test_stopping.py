@@ -1,14 +1,23 @@
-"""A run that is asked to stop hears of it, whenever the signal comes."""
+"""A run that is asked to stop hears of it, whenever the signal comes, and waits for no more than a micro-batch."""
 
 import os
+import random
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from recipes import train as program
+from recipes.runner import Preempted
 from recipes.training.group import Group
 from recipes.training.stopping import StopOnSignal
+from tests.recipes.training.place import Place, facts
 
 
 class SignalledAsTheyTell(Group):
@@ -29,12 +38,105 @@ def own_handler() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_handler")
 def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -> None:
-    stop = StopOnSignal(SignalledAsTheyTell())
-    state, control = TrainerState(), TrainerControl()
+    stop = StopOnSignal(SignalledAsTheyTell(), saves=True)
+    control = TrainerControl()
     arguments = TrainingArguments(report_to=[])
-    stop.on_train_begin(arguments, state, control)
+    stop.on_train_begin(arguments, TrainerState(), control)
+    state = TrainerState(global_step=1)
     assert not stop.on_step_end(arguments, state, control).should_training_stop
     assert stop.requested
     control = stop.on_step_end(arguments, state, control)
     assert control.should_training_stop
     assert control.should_save
+
+
+class MicroBatches:
+    """How many the model began in training; SIGTERM comes in that of number `stop_in`."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.stop_in = 0
+
+    def begin(self, module: torch.nn.Module, given: Any) -> None:
+        self.begun += module.training
+        if module.training and self.begun == self.stop_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def draw(self, module: torch.nn.Module, given: Any, output: Any) -> Any:
+        """From what dropout does not draw from."""
+        if module.training:
+            output.loss = output.loss * (1 + random.random() / 10 + np.random.random() / 10)
+        return output
+
+
+@pytest.fixture
+def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
+    load = program.load_for_training
+    seen = MicroBatches()
+
+    def watched(*given: Any) -> Any:
+        model = load(*given)
+        model.register_forward_pre_hook(seen.begin)
+        model.register_forward_hook(seen.draw)
+        return model
+
+    monkeypatch.setattr(program, "load_for_training", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("saves", "accumulation", "stop_in", "kept", "saying"),
+    [
+        (True, 1, 3, [3, 2], "^checkpoint 3 holds everything$"),
+        (False, 1, 3, [2], "^stopped after step 3: on from checkpoint 2$"),
+        (False, 4, 15, [2], "^stopped after step 3: on from checkpoint 2$"),
+    ],
+)
+def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
+    place: Place,
+    tmp_path: Path,
+    micro_batches: MicroBatches,
+    saves: bool,
+    accumulation: int,
+    stop_in: int,
+    kept: list[int],
+    saying: str,
+) -> None:
+    micro_batches.stop_in = stop_in
+    policy = {"interval": "1h", "interval_steps": 2, "save_on_preempt": saves}
+    work = tmp_path / f"saves-{saves}-{accumulation}"
+    parts = {"batch_size": 4 // accumulation, "gradient_accumulation": accumulation}
+    with pytest.raises(Preempted, match=saying):
+        place.train(work, eval_steps=None, checkpoint=policy, **parts)
+    assert place.checkpoints(work).local_steps() == kept
+    assert micro_batches.begun == stop_in
+
+
+ACCUMULATING = {"batch_size": 1, "gradient_accumulation": 4, "max_steps": 3, "eval_steps": None, "lora_dropout": 0.1}
+STOPS = [
+    (3, [], "^stopped after step 0: on from the beginning$"),
+    (6, ["1"], "^checkpoint 1 holds everything$"),
+    (1, [], "^checkpoint 1 holds everything$"),
+    (7, ["2"], "^checkpoint 2 holds everything$"),
+]
+"""In which micro-batch of each start SIGTERM comes, what that start saves, and where it says that the run stands."""
+
+
+def test_a_step_that_is_broken_off_is_done_again_as_if_nobody_had(
+    place: Place, tmp_path: Path, micro_batches: MicroBatches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a run that draws random numbers from every source, whose checkpoints are saved for the signal, and by then."""
+    whole = place.train(tmp_path / "undisturbed-steps", **ACCUMULATING)
+    assert micro_batches.begun == 12
+    capsys.readouterr()
+    for stop_in, saves, saying in STOPS:
+        micro_batches.begun, micro_batches.stop_in = 0, stop_in
+        with pytest.raises(Preempted, match=saying):
+            place.train(tmp_path / "broken-off-steps", **ACCUMULATING)
+        assert micro_batches.begun == stop_in
+        assert re.findall(r"checkpoint (\d+) saved", capsys.readouterr().out) == saves
+    micro_batches.begun, micro_batches.stop_in = 0, 0
+    result = place.train(tmp_path / "broken-off-steps", **ACCUMULATING)
+    assert micro_batches.begun == 4
+    assert facts(result).losses == facts(whole).losses
+    assert result.artifacts["adapter"].digest == whole.artifacts["adapter"].digest

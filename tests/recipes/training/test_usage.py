@@ -1,7 +1,18 @@
-"""How fast a step was: tokens a second always, the share of the peak only where somebody stated the peak."""
+"""How fast a step was: tokens a second always, the share of the peak only where somebody stated the peak. And what a run
+used, however often it began again.
+"""
 
-from recipes.training.usage import Work, work_of_step
-from tests.recipes.training.place import Place
+import time
+from pathlib import Path
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from recipes import train as program
+from recipes.runner import Preempted
+from recipes.training.usage import EVERY_SECONDS, Meter, Work, WriteUsage, work_of_step
+from recipes.usage import Usage, read_usage, write_usage
+from tests.recipes.training.place import Place, facts, stop_after
 
 
 def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
@@ -12,3 +23,50 @@ def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
 def test_no_peak_is_invented_for_a_cpu(place: Place) -> None:
     work = work_of_step(place.recipe, place.folder / "model")
     assert work.tokens == 4 * 64 and work.flops and work.peak is None
+
+
+def written(place: Place, folder: str, steps: int) -> Usage:
+    """By the end of so many steps; it is written in the background."""
+    end = time.monotonic() + 60
+    while (found := read_usage(place.store, folder)).steps < steps:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+    return found
+
+
+def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, and all that it had saved is lost: what it used until then is not."""
+    work, folder = tmp_path / "used", "s3://hanzo-ml/runs/used"
+    with monkeypatch.context() as patched, pytest.raises(Preempted):
+        patched.setattr(program.StopOnSignal, "on_step_end", stop_after(3))
+        place.train(work)
+    before = written(place, folder, 3)
+    assert (before.tokens, before.num_checkpoints) == (3 * 4 * 64, 2)
+    assert before.seconds > before.checkpoints > 0 and before.peak_memory > 0
+    place.checkpoints(work).discard_from(1)
+    write_usage(place.store, folder, before.model_copy(update={"seconds": 1000.0, "peak_memory": 1 << 50}))
+    found = facts(place.train(work))
+    assert found.resumed_from is None
+    assert found.train_seconds > 1000 and found.peak_memory == 1 << 50 and found.tokens == 8 * 4 * 64
+    assert written(place, folder, 8).num_checkpoints > 4
+
+
+def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> None:
+    now, folder = [0.0], "s3://hanzo-ml/runs/minutes"
+    writing = WriteUsage(Meter(Usage(), place.recipe, 0), place.store, folder, clock=lambda: now[0])
+
+    def step(number: int, seconds: float) -> None:
+        now[0] = seconds
+        writing.on_step_end(TrainingArguments(report_to=[]), TrainerState(global_step=number), TrainerControl())
+
+    for number, seconds in ((1, EVERY_SECONDS), (2, EVERY_SECONDS + 1), (3, 2 * EVERY_SECONDS - 1)):
+        step(number, seconds)
+    writing._writer.shutdown()
+    assert read_usage(place.store, folder).steps == 1
+
+
+def test_hours_of_gpus_are_counted_with_as_many_as_there_were(place: Place) -> None:
+    """100 s on eight of them, then a while on three."""
+    meter = Meter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), place.recipe, 3)
+    used = meter.read(1)
+    assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))

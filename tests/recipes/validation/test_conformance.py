@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recipes.validation.blocks import RECORDS, block, blocks
+from recipes.schema import BadConfiguration
+from recipes.validation.blocks import RECORDS, block, blocks, lines_in
 from recipes.validation.conformance import Conformance
 from recipes.validation.contract import ChatContract, ColumnContract, Contract
 from recipes.validation.findings import NAMED, Violations
@@ -39,12 +40,15 @@ def reasons(rules: dict[str, Any], *values: Any) -> list[str]:
         ({"type": "integer"}, [1, 1.5, True, "1"], ["2", "3", "4"]),
         ({"type": "number"}, [1, 1.5, True], ["3"]),
         ({"type": "integer"}, [2**70], []),
+        ({"type": "integer", "minimum": 0, "maximum": 5}, [2**63, 10**400, 5, 6, -(2**70)], ["1", "2", "4", "5"]),
+        ({"type": "number", "minimum": 0, "maximum": 5}, [2**63, 10**400, 5, 1e308, -(10**400)], ["1", "2", "4", "5"]),
         ({"type": "boolean", "allowed": [True]}, [True, False], ["2"]),
         ({"type": "number", "minimum": 0, "maximum": 1}, [0, 1, 0.5, -0.1, 1.1], ["4", "5"]),
         ({"type": "string", "min_length": 2, "max_length": 3}, ["a", "ab", "abc", "abcd", "äöü"], ["1", "4"]),
         ({"type": "array", "min_length": 1}, [[], [1], "x"], ["1", "3"]),
         ({"type": "string", "pattern": "[a-z]+"}, ["ab", "a1", "", "a\nb"], ["2", "3", "4"]),
         ({"type": "string", "allowed": ["x", "y"]}, ["x", "z", 1], ["2", "3"]),
+        ({"type": "number", "allowed": [1, 2.5]}, [1, 1.0, 2.5, 2, "1"], ["4", "5"]),
         ({"type": "integer", "unique": True}, [1, 2, 1, 1, 3], ["3", "4"]),
         ({"type": "object"}, [{}, []], ["2"]),
     ],
@@ -58,6 +62,11 @@ def test_a_reason_says_what_is_wanted() -> None:
     assert reasons({"type": "number", "maximum": 5}, 7) == ["1 must be at most 5"]
     assert reasons({"type": "string", "min_length": 3}, "x") == ["1 its length must be at least 3"]
     assert reasons({"type": "string", "unique": True}, "x", "y", "x") == ["3 must be unique: line 1 has the same"]
+
+
+def test_a_column_that_is_not_there_is_told_from_one_that_is_empty() -> None:
+    found = check(Contract(columns={"c": ColumnContract(type="string", min_length=1)}), [{}, {"c": ""}])
+    assert [each.value for each in found.first] == ["(no such column)", ""]
 
 
 def test_a_closed_contract_names_columns_that_it_does_not_know() -> None:
@@ -115,7 +124,7 @@ def test_all_are_counted_and_the_first_few_are_named_over_blocks_and_files(tmp_p
     for name, half in (("a.jsonl", range(count // 2)), ("b.jsonl", range(count // 2, count))):
         (tmp_path / name).write_text("".join(json.dumps({"n": number}) + "\n" for number in half))
     conformance = Conformance(Contract(columns={"n": ColumnContract(type="integer", maximum=99, unique=True)}))
-    for each in blocks(sorted(tmp_path.glob("*.jsonl"))):
+    for each in blocks(lines_in(sorted(tmp_path.glob("*.jsonl")))):
         conformance.see(each)
     found = conformance.violations()
     assert found.count == found.records == count - 100
@@ -126,7 +135,7 @@ def test_the_same_value_in_two_blocks_is_not_unique(tmp_path: Path) -> None:
     numbers = [*range(RECORDS), 5]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"n": number}) + "\n" for number in numbers))
     conformance = Conformance(Contract(columns={"n": ColumnContract(type="integer", unique=True)}))
-    for each in blocks([tmp_path / "a.jsonl"]):
+    for each in blocks(lines_in([tmp_path / "a.jsonl"])):
         conformance.see(each)
     (violation,) = conformance.violations().first
     assert (violation.line, violation.reason) == (RECORDS + 1, "must be unique: line 6 has the same")
@@ -148,11 +157,19 @@ def test_whatever_stands_in_a_column_each_record_is_judged_by_its_own_value(valu
         ({"type": "string", "minimum": 1}, "'minimum' is a rule for integer and number, not for string"),
         ({"type": "string", "pattern": "("}, "not a regular expression"),
         ({"type": "text"}, "string"),
+        ({"type": "integer", "allowed": [1, "2"]}, "'allowed' has '2', which is no integer"),
+        ({"type": "boolean", "allowed": [1]}, "'allowed' has 1, which is no boolean"),
     ],
 )
 def test_a_rule_that_cannot_hold_is_refused_when_the_definition_is_read(rules: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         ColumnContract(**rules)
+
+
+@pytest.mark.parametrize("pattern", ["(?=x)x", r"(a)\1", r"x\Z"])
+def test_a_pattern_that_cannot_be_checked_is_refused_by_its_column(pattern: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"contract\.columns\.c\.pattern: .* cannot be checked: write it without"):
+        reasons({"type": "string", "pattern": pattern}, "x")
 
 
 @pytest.mark.parametrize("order", ["user (assistant", "user; assistant", "+"])

@@ -9,6 +9,7 @@ import pytest
 from recipes.parameters import NearDuplicates
 from recipes.validate import examine
 from recipes.validation import blocks as blocks_module
+from recipes.validation.blocks import lines_in
 from recipes.validation.findings import Statistics
 from recipes.validation.parameters import Measures, Slices, ValidateParameters
 
@@ -18,7 +19,7 @@ TEXT = "The keeper of the lamp walks up the hill each night and comes down again
 def describe(folder: Path, rows: list[dict[str, Any]], **measures: Any) -> Statistics:
     file = folder / "records.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    statistics, violations = examine([file], ValidateParameters(measures=Measures(**measures)), len(rows), folder)
+    statistics, violations = examine(lines_in([file]), ValidateParameters(measures=Measures(**measures)), len(rows), folder)
     assert violations.count == 0
     return statistics
 
@@ -62,7 +63,8 @@ def test_languages(tmp_path: Path) -> None:
 def test_the_newest_record(tmp_path: Path) -> None:
     rows = [{"at": "2024-05-01T00:00:00Z"}, {"at": 1_700_000_000}, {"at": "yesterday"}, {"at": "2024-05-02"}]
     assert describe(tmp_path, rows, timestamp="at").newest == 1_714_608_000_000
-    assert describe(tmp_path, [{"at": "never"}], timestamp="at").newest is None
+    for none in ("never", 10**400, -(10**400), 1e308, True):
+        assert describe(tmp_path, [{"at": none}], timestamp="at").newest is None
 
 
 def test_slices_have_their_share_length_and_labels(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from recipes.find_leaks import find_leaks
 from recipes.parameters import NearDuplicates
 from recipes.schema import Artifact, Job, Program, Result, StoreAddress
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 from recipes.validation import leakage
+from recipes.validation.blocks import lines_in
 from recipes.validation.findings import Leak, Leaks
 from recipes.validation.leakage import HeldOut
 from tests.recipes.limited_memory import run_within
@@ -32,7 +33,7 @@ def file(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def leaks(folder: Path, test: list[dict[str, Any]], train: list[dict[str, Any]], threshold: float = 0.8) -> list[Leak]:
     with HeldOut([file(folder / "test.jsonl", test)], NearDuplicates(threshold=threshold)) as tested:
-        return list(tested.leaks([file(folder / "train.jsonl", train)], "d@1 train"))
+        return list(tested.leaks(lines_in([file(folder / "train.jsonl", train)]), "d@1 train"))
 
 
 def test_an_equal_question_leaks_whatever_its_capitals_and_its_answer(tmp_path: Path) -> None:
@@ -93,6 +94,12 @@ def test_the_program_counts_each_test_record_once_and_keeps_all_leaks(tmp_path: 
     assert found.by_ancestor == {"a@1 train": 25, "b@1 train": 10}
     folder = store.fetch(result.artifacts["leaks"], tmp_path / "cache")
     assert len((folder / "leaks.jsonl").read_text().splitlines()) == 35
+    assert not (tmp_path / "cache" / job.inputs["ancestor-0"].digest).exists(), "what was trained on is read where it lies"
+    other = store.local_path(f"{job.inputs['ancestor-1'].uri}/records.jsonl")
+    assert other is not None
+    other.write_text(other.read_text().replace("word1 ", "word2 "))
+    with pytest.raises(BrokenArtifact, match=r"datasets/b/records\.jsonl has SHA-256"):
+        find_leaks(job, store, tmp_path)
 
 
 def test_two_questions_of_one_hash_are_two_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from resources.compute.gpus import by_type, free, installed, type_of
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 
 KNOWN = Scheduler().gpu_types
 

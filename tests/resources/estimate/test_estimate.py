@@ -29,6 +29,20 @@ def test_tokens_are_those_of_all_steps_and_epochs_those_of_the_dataset() -> None
     assert found.epochs == pytest.approx(32.768)
 
 
+def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
+    """All 7.6 billion, or the adapter's 161 million."""
+    full = Recipe.named("zen-7b-full")
+    found = estimated(recipe=full)
+    assert found.trained == shape_of(full).parameters
+    assert found.tokens_per_parameter == pytest.approx(found.tokens / 7.6e9, rel=0.01)
+    adapter = estimated()
+    assert adapter.trained == sum(t.total for t in SHAPE.adapter(RECIPE.lora_rank, RECIPE.lora_target_modules))
+    assert adapter.tokens_per_parameter == adapter.tokens / adapter.trained
+    odd = RECIPE.changed({"lora_target_modules": ["lm_head"]})
+    unknown = estimate(odd, SHAPE, memory=None, dataset=None, past=[], prices=PRICES)
+    assert unknown.trained is None and unknown.tokens_per_parameter is None
+
+
 def test_without_a_past_run_the_range_is_wide_and_says_that_it_is_assumed() -> None:
     found = estimated()
     assert found.hours is not None and found.source.startswith("assumed")

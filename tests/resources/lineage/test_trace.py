@@ -10,10 +10,10 @@ import pytest
 
 from recipes.fingerprint import canonical_line
 from recipes.record_index import fingerprint_of, index_uri, publish_index
+from recipes.record_lines import record_lines
 from recipes.schema import Artifact, Job, Program, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
-from resources.dataset_records import record_lines
 from resources.ingest.create import create_version
 from resources.lineage.match import trace_matches
 from resources.lineage.record import record

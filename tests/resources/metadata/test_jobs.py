@@ -203,3 +203,18 @@ def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House)
     assert submitted == sorted(submitted, reverse=True)
     with pytest.raises(HanzoError, match="status 'runing' is unknown: use one of queued"):
         house.jobs.list("default", "runing")
+
+
+def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(house: House) -> None:
+    house.submit("kept")
+    house.submit()
+    with pytest.raises(HanzoError, match="job 'j' is queued: cancel it first"):
+        house.jobs.delete("j")
+    house.jobs.start("j")
+    house.complete()
+    for _ in range(2):
+        house.jobs.delete("j")
+    assert [job.id for job in house.jobs.list("default")] == ["kept"]
+    assert house.jobs.list("default", "completed") == []
+    assert house.jobs.read("j").artifact("adapter") == ADAPTER
+    assert house.types().count("job.deleted") == 1

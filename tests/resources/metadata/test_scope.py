@@ -11,7 +11,7 @@ from resources.metadata.scope_events import events_of
 from resources.metadata.tables import artifacts, dataset_versions
 from resources.metadata.totals import DURATION_BUCKETS, read_totals
 from resources.metadata.tracking.tracking import Tracking
-from resources.metadata.tracking_rules import MetricPoint
+from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint
 
 
 def dataset(organization: str) -> dict[str, object]:
@@ -118,6 +118,10 @@ def test_totals(database: Database) -> None:
     tracking = Tracking(database)
     tracking.run_data.log_metric(ids["acme"], MetricPoint("system/total_gpu_hours", 2.5, 0, 1))
     tracking.run_data.set_tag(ids["acme"], "system/gpu_type", "nvidia-h100-80gb")
+    rivals = tracking.experiments.create("boast", "rival").id
+    for _ in range(2):  # what somebody logs is no reason to count nobody's: their sum is no double
+        boasting = tracking.runs.create(rivals).id
+        tracking.run_data.log_metric(boasting, MetricPoint("system/total_gpu_hours", LARGEST_DOUBLE, 0, 1))
     with database.write() as connection:
         for digest, uri in (("1", "s3://hanzo-ml/datasets/a/1"), ("2", "s3://hanzo-ml/runs/r/1"), ("3", "pypi://x")):
             row = {"digest": digest, "kind": "k", "uri": uri, "size_bytes": 7, "recorded_at": 1}

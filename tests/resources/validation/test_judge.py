@@ -19,6 +19,7 @@ from recipes.validation.findings import (
     Violations,
     Vocabulary,
 )
+from recipes.validation.parameters import Measures, Slices
 from resources.validation.judge import judge_splits, judge_version
 from resources.validation.policy import Check, CheckPolicy, Checks
 
@@ -49,7 +50,7 @@ def failed(
     """Check -> why it failed."""
     facts = facts or ValidationFacts(violations=Violations())
     policy = Checks.model_validate(checks or {})
-    verdicts = judge_version(facts, found or statistics(), policy, created_at=NOW - DAY, now=NOW)
+    verdicts = judge_version(facts, found or statistics(), policy, Measures(), created_at=NOW - DAY, now=NOW)
     assert {verdict.check for verdict in verdicts} == set(Check) - {Check.LEAKAGE}
     return {verdict.check: verdict.sentence for verdict in verdicts if not verdict.passed}
 
@@ -141,6 +142,30 @@ def test_a_slice_that_is_too_small_or_labelled_otherwise() -> None:
     assert reasons[1] == "region=s: 45% of its labels differ from those of all, allowed are 30%"
 
 
+def test_a_measure_of_a_column_that_no_record_has_is_a_warning_and_not_a_pass() -> None:
+    def reasons(columns: dict[str, ColumnStatistics], newest: int | None) -> dict[str, str]:
+        measures = Measures(timestamp="at", slices=Slices(columns=("region",), label="label"))
+        found = statistics(columns=columns, newest=newest)
+        facts = ValidationFacts(violations=Violations())
+        verdicts = judge_version(facts, found, Checks(), measures, created_at=NOW, now=NOW)
+        return {verdict.check: verdict.sentence for verdict in verdicts if not verdict.passed}
+
+    column = ColumnStatistics(kinds={"string": 100}, filled=100)
+    assert reasons({"region": column, "label": column}, NOW) == {}
+    assert reasons({"label": column}, None) == {
+        "freshness": "no record says in 'at' when it was made: correct measures.timestamp",
+        "bias": "no record has the column 'region': correct measures.slices",
+    }
+    assert "'label'" in reasons({"region": column}, NOW)["bias"]
+
+
+def test_what_was_not_looked_for_is_not_said_to_be_none() -> None:
+    facts = ValidationFacts(violations=Violations())
+    verdicts = judge_version(facts, statistics(near_duplicates=None), Checks(), Measures(), created_at=NOW, now=NOW)
+    (note,) = (verdict.note for verdict in verdicts if verdict.check == "near_duplicates")
+    assert note.startswith("not looked for")
+
+
 def test_leaks_are_named_with_their_ancestor() -> None:
     leak = Leak(line=3, text="x", match="near", similarity=0.9, ancestor="d@1 train, of m@1", ancestor_line=8)
     found = Leaks(tested=10, searched=2, exact=0, near=1, by_ancestor={"d@1 train, of m@1": 1}, first=(leak,))
@@ -153,10 +178,12 @@ def test_leaks_are_named_with_their_ancestor() -> None:
 
 def test_only_a_blocking_check_that_failed_blocks() -> None:
     broken = ValidationFacts(violations=Violations(count=1, records=1))
-    verdicts = judge_version(broken, statistics(duplicates=50), Checks(), created_at=NOW, now=NOW)
+    verdicts = judge_version(broken, statistics(duplicates=50), Checks(), Measures(), created_at=NOW, now=NOW)
     assert [verdict.check for verdict in verdicts if verdict.blocks] == ["contract"]
     harmless = Checks.model_validate({"contract": {"severity": "warn"}})
-    assert not any(verdict.blocks for verdict in judge_version(broken, statistics(), harmless, created_at=NOW, now=NOW))
+    assert not any(
+        verdict.blocks for verdict in judge_version(broken, statistics(), harmless, Measures(), created_at=NOW, now=NOW)
+    )
 
 
 def test_a_check_that_blocks_is_an_error() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from recipes.schema import Artifact
 from recipes.validate import examine
+from recipes.validation.blocks import lines_in
 from recipes.validation.drift import compare
 from recipes.validation.findings import Leak, Leaks, Statistics, ValidationFacts
 from recipes.validation.parameters import Measures, Slices, ValidateParameters
@@ -38,7 +39,7 @@ def document(tmp_path: Path) -> Iterator[str]:
         first=(Leak(line=1, text=EVIL, match="exact", similarity=1, ancestor=EVIL, ancestor_line=2),),
     )
     checks = Checks.model_validate({"personal_data": {"severity": "error", "blocking": True}})
-    verdicts = judge_version(facts, statistics, checks, created_at=NOW, now=NOW)
+    verdicts = judge_version(facts, statistics, checks, Measures(), created_at=NOW, now=NOW)
     verdicts.append(judge_splits(leaks, checks))
     artifact = Artifact(kind="dataset", uri="s3://hanzo-ml/datasets/d/2", digest="a" * 64, size_bytes=5)
     validation = Validation("id", artifact, facts, leaks, tuple(verdicts), reason_of("d@2", verdicts), NOW, "d@1")
@@ -70,7 +71,7 @@ def described(
     file = folder / "records.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     measures = Measures(slices=Slices(columns=("kind",), label="kind"))
-    statistics, violations = examine([file], ValidateParameters(measures=measures), len(rows), folder)
+    statistics, violations = examine(lines_in([file]), ValidateParameters(measures=measures), len(rows), folder)
     drift = compare("d@1", before, statistics) if before is not None else None
     return statistics, ValidationFacts(violations=violations, drift=drift)
 

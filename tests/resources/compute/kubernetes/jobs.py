@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from recipes.schema import Artifact, Distributed, Hardware, Job, Program, StoreAddress, Tracking
 from resources.compute.kubernetes.render import render
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 
 GPUS = Hardware(gpus=8, gpu_type="nvidia-a100-80gb", memory="512Gi", cpu=64)
 KUEUE = Scheduler()

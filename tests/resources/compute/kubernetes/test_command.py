@@ -6,7 +6,7 @@ import pytest
 
 from recipes.schema import Distributed, Hardware, Program
 from resources.compute.kubernetes.render import render
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import COMMAND, JOBS, KUEUE, PLAIN, a_job, of_kind, program
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.schema import BadConfiguration, Distributed, Hardware, Job
 from resources.compute.kubernetes.render import render
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program
 
 

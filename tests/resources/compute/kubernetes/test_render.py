@@ -11,7 +11,7 @@ from kubernetes_validate import ValidationError
 
 from recipes.schema import Distributed, Job, Program, Schedule, StoreAddress, Tracking
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
-from resources.settings import Scheduler
+from resources.settings_sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import (
     DISTRIBUTED,
     GPUS,
@@ -83,7 +83,7 @@ def test_kueue_is_told_queue_priority_and_duration_and_starts_it(priority: Any, 
 def test_evicted_pods_restart_the_gang_and_bad_configuration_ends_it() -> None:
     spec, policy = child(DISTRIBUTED), of_kind("JobSet", DISTRIBUTED)["spec"]["failurePolicy"]
     assert spec["backoffLimit"] == 0 and pod(DISTRIBUTED)["restartPolicy"] == "Never"
-    assert policy["maxRestarts"] == 5
+    assert policy["maxRestarts"] == 11
     actions = {}
     for rule in policy["rules"]:
         [pattern] = rule["onJobFailureMessagePatterns"]
@@ -107,12 +107,12 @@ def test_pods_that_share_a_preparation_know_their_numbers_and_restart_alone() ->
         assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
     assert [item["kind"] for item in render(job, PLAIN)] == ["ConfigMap", "Job"]
     rules = child(job, PLAIN)["podFailurePolicy"]["rules"]
-    assert (child(job, PLAIN)["backoffLimit"], rules[1]["action"]) == (5, "Ignore")
+    assert (child(job, PLAIN)["backoffLimit"], rules[1]["action"]) == (11, "Ignore")
 
 
 def test_without_crds_a_gang_is_never_restarted_in_part_and_a_single_pod_restarts_itself() -> None:
     gang, single = child(DISTRIBUTED, PLAIN), child(a_job(), PLAIN)
-    assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 5
+    assert gang["backoffLimit"] == 0 and single["backoffLimit"] == 11
     assert [rule["action"] for rule in gang["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
     assert [rule["action"] for rule in single["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
     assert gang["activeDeadlineSeconds"] == 48 * 3600

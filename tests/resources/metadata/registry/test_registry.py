@@ -126,7 +126,21 @@ def test_promoting_archives_the_version_that_was_there_and_says_so(house: House)
     first, second = house.events("model.promoted")
     assert {"name": "m", "version": 1, "stage": "production", "replaced": None}.items() <= first.payload.items()
     assert {"name": "m", "version": 2, "stage": "production", "replaced": 1}.items() <= second.payload.items()
-    assert "timestamp" in second.payload
+
+
+@pytest.mark.parametrize(
+    ("type", "facts"),
+    [
+        ("model.registered", {"name": "m", "version": 1, "run_id": "r1"}),
+        ("model.promoted", {"name": "m", "version": 1, "stage": "production"}),
+    ],
+)
+def test_an_event_of_a_model_carries_what_the_specification_asks(house: House, type: str, facts: dict[str, Any]) -> None:
+    house.register("r1")
+    house.promote(1)
+    (event,) = house.events(type)
+    assert (event.topic, event.key) == ("models", "m")
+    assert {**facts, "timestamp": event.created_at}.items() <= event.payload.items()
 
 
 def test_promoting_what_is_there_already_is_no_second_event(house: House) -> None:

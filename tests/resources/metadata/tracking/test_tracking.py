@@ -7,6 +7,7 @@ import pytest
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.outbox import Event, read_after
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import LARGEST_DOUBLE, MetricPoint, metric_point
 
@@ -99,6 +100,20 @@ def test_a_param_takes_the_same_value_again_and_no_other(tracking: Tracking, run
         tracking.run_data.log_batch(run_id, params=[("new", "1"), ("lr", "0.2")])
     assert refusal.value.code is ErrorCode.INVALID_PARAMETER_VALUE
     assert tracking.run_data.params(run_id) == {"lr": "0.1"}
+
+
+def test_a_refusal_costs_the_connection_none_of_its_statements(tracking: Tracking, run_id: str) -> None:
+    """psycopg deallocates all at a rollback, once it has prepared one of its own, which it does at the sixth query."""
+    for step in range(3):
+        for _ in range(7):
+            tracking.runs.get(run_id)
+            tracking.run_data.params(run_id)
+        tracking.run_data.log_batch(run_id, [metric_point("loss", 1.0, step, step)], [("a", "1")])
+        with pytest.raises(HanzoError, match="Changing param values is not allowed"):
+            tracking.run_data.log_batch(run_id, params=[("a", "2")])
+        with pytest.raises(HanzoError, match="already exists"):
+            tracking.experiments.create("Default", DEFAULT_ORGANIZATION)
+    assert len(tracking.metrics.history(run_id, "loss", 10).points) == 3
 
 
 def test_a_refusal_names_every_param_that_would_change(tracking: Tracking, run_id: str) -> None:

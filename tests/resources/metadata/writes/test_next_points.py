@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from resources.errors import HanzoError
+from resources.metadata.audit import AuditedCall
+from resources.metadata.call_tallies import tally_of
 from resources.metadata.database import Database
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
@@ -186,13 +188,14 @@ def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) 
 
     async def test(_: NextPoints) -> None:
         writer = RunWriter(database)
+        counted = tally_of(AuditedCall("ann", "default", (), "POST", "/log", ("run:short",), 200, "127.0.0.1", 0.0))
         sizes = []
         for step in range(8 * CHECKPOINT):
-            await writer.store(point("short", step))
+            await writer.store(point("short", step).counted_in(counted))
             sizes.append(log.stat().st_size)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
-        assert sizes[4 * CHECKPOINT] == sizes[-1], "and was begun anew since"
+        assert sizes[-1] < 1.1 * sizes[4 * CHECKPOINT], "and was begun anew since"
 
     with_points(database, test)
     assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
@@ -43,6 +44,17 @@ def param(key: str, value: str, run: str = "run") -> RunWrite:
 
 async def answers(writer: RunWriter, writes: Sequence[RunWrite]) -> list[BaseException | None]:
     return await asyncio.gather(*(writer.store(write) for write in writes), return_exceptions=True)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_transaction_whose_connection_is_lost_fails_as_such(database: Database) -> None:
+    """Whoever is told of its rollback must not ask for the connection: the answer would be a 500 instead of a 503."""
+    with pytest.raises(OperationalError), database.write() as connection, database.write() as other:
+        [[pid]] = connection.exec_driver_sql("SELECT pg_backend_pid()")
+        other.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+        connection.exec_driver_sql("SELECT 1")
+    with database.write() as connection:
+        assert list(connection.exec_driver_sql("SELECT 1")) == [(1,)]
 
 
 def test_one_refused_write_spoils_no_other(database: Database, tracking: Tracking) -> None:

@@ -1,0 +1,76 @@
+"""What may be said of a measurement: the goals that were missed, and what nobody measured."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+from benchmarks.tracking.cases import CASES, GOALS, MEMORY_GOAL, START_GOAL, Case
+from benchmarks.tracking.servers import DURABILITY
+
+OURS = ("ours", "ours-workers")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The medians of the rounds: the case's figure, and milliseconds of processor (of the database server too) a call."""
+
+    figure: float
+    processor: float
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A server that nobody has asked for anything yet: seconds until it was healthy, and MB that it holds."""
+
+    ready_after: float
+    memory: float
+
+
+Results = dict[tuple[str, int], dict[str, Result]]
+"""Name and clients of a case -> server -> what was measured."""
+
+
+def times(case: Case, results: dict[str, Result], ours: str, theirs: str) -> float:
+    """How many times better ours is."""
+    mine, rival = results[ours].figure, results[theirs].figure
+    return mine / rival if case.more_is_better else rival / mine
+
+
+def goals_missed(database: str, cases: list[Case], results: Results, idle: dict[str, Idle]) -> list[str]:
+    ratios = [
+        f"  {database}, {case.name}, {case.clients} clients: {ours} is {ratio:.1f}x {name}, the goal is {goal:.0f}x"
+        for case in cases
+        for name, goal in GOALS.items()
+        for ours in OURS
+        if {ours, name} <= (found := results[case.name, case.clients]).keys()
+        and (ratio := times(case, found, ours, name)) < goal
+    ]
+    figures = [
+        (ours, what, figure, goal, unit)
+        for ours in OURS
+        if ours in idle
+        for what, figure, goal, unit in (
+            ("healthy after", idle[ours].ready_after, START_GOAL, "s"),
+            ("idle with", idle[ours].memory, MEMORY_GOAL, "MB"),
+        )
+    ]
+    return ratios + [
+        f"  {database}: {ours} is {what} {figure:.2f} {unit}, the goal is under {goal:g} {unit}"
+        for ours, what, figure, goal, unit in figures
+        if figure >= goal
+    ]
+
+
+def left_out(options: Namespace) -> list[str]:
+    """What goals speak of and the options did not ask for: nothing is known of it."""
+    asked = (
+        ("databases", DURABILITY, options.database),
+        ("servers", (*OURS, *GOALS), options.servers),
+        ("cases", dict.fromkeys(case.name for case in CASES), options.only),
+    )
+    missing = [(what, [name for name in goals if name not in chosen]) for what, goals, chosen in asked]
+    return [f"  {what}: {', '.join(names)}" for what, names in missing if names]
+
+
+def verdict(missed: list[str], unknown: list[str]) -> str:
+    said = ["MISSED:", *missed] if missed else [f"every goal {'that was measured ' if unknown else ''}is met"]
+    return "\n".join([*said, *(["not measured:", *unknown] if unknown else [])])

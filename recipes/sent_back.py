@@ -1,0 +1,25 @@
+"""A run that its user sent back to a checkpoint: from there it goes on along a way of its own. No torch in here.
+
+A way is a folder of checkpoints, and the next one lies below it: what a run did on those before stays as it is.
+"""
+
+from pydantic import Field
+
+from recipes.schema import Frozen
+
+
+class SentBack(Frozen):
+    """To the checkpoint of `step`, of a run whose metrics were known up to step `done`."""
+
+    step: int = Field(ge=1)
+    done: int
+
+    @property
+    def steps_done_anew(self) -> range:
+        """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
+        return range(self.step + 1, self.done + 1)
+
+
+def way_from(step: int) -> str:
+    """The folder, below that of the way before, of checkpoints that come after going back to `step`; 0 is the beginning."""
+    return f"from-{step}"

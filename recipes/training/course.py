@@ -1,0 +1,65 @@
+"""Where a run stands as a process takes it up: with which recipe, among which processes, and after which checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.arithmetic import tell_fallback
+from recipes.checkpoints import Checkpoints
+from recipes.incidents import Incident, Incidents
+from recipes.recipe import Recipe
+from recipes.schema import Job
+from recipes.sent_back import SentBack
+from recipes.store import Store
+from recipes.training.group import Group, join
+from recipes.training.healing import what_happened
+from recipes.training.machine import refuse_what_the_machine_lacks
+from recipes.training.parameters import TrainParameters
+from recipes.training.resuming import check_fits, where_to_resume
+from recipes.training.trainable import refuse_what_is_missing
+
+
+@dataclass(frozen=True)
+class Course:
+    """`recipe` is that of the job, with as many processes as there are and the micro-batch that fits into memory.
+
+    `uri` is where the run's checkpoints lie, `resume` the one to go on from, none at the beginning; `incidents` is what the
+    run was healed of so far, and `repeats` what the one was that it repeats; `sent_back` is where its user sent it back to.
+    """
+
+    recipe: Recipe
+    group: Group
+    checkpoints: Checkpoints
+    uri: str
+    resume: tuple[int, Path] | None
+    incidents: Incidents
+    repeats: tuple[Incident, ...]
+    sent_back: tuple[SentBack, ...]
+
+    @property
+    def steps_done_anew(self) -> tuple[range, ...]:
+        """Steps whose metrics are known and are not those of the weights that the run goes on to."""
+        healed = self.incidents.without(self.repeats).steps_done_anew
+        return (*healed, *(back.steps_done_anew for back in self.sent_back))
+
+
+def take_up(job: Job, store: Store, work: Path) -> Course:
+    """Raises BadConfiguration: nothing could train the recipe here, or the run's checkpoint does not fit it."""
+    parameters = TrainParameters.model_validate(job.parameters)
+    recipe = parameters.recipe
+    refuse_what_is_missing(recipe)
+    refuse_what_the_machine_lacks(recipe)
+    group = join(job.distributed)
+    if group.leads:
+        tell_fallback(recipe.computing_dtype)
+    recipe = recipe.on(group.size)
+    group.tensor_parallel = recipe.tensor_parallel
+    policy, uri = job.checkpoint, job.outputs["checkpoints"]
+    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
+    with group.one_fetches():
+        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from, parameters.sent_back)
+    if resume:
+        check_fits(resume, recipe)
+    done, repeats = resume[0] if resume else 0, parameters.repeats
+    found = what_happened(store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
+    incidents = group.share(found)
+    return Course(incidents.fitted(recipe), group, checkpoints, uri, resume, incidents, repeats, parameters.sent_back)

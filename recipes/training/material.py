@@ -1,0 +1,52 @@
+"""What a run is made of, brought to this machine: the base model's files, its tokenizer, and the rows of both splits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from recipes import base_model
+from recipes.recipe import Recipe
+from recipes.schema import Artifact, BadConfiguration, Job
+from recipes.store import Store
+from recipes.training.group import Group
+from recipes.training.objectives import objective_of
+from recipes.training.objectives.objective import Objective, Rows
+from recipes.training.trainable import refuse_too_long
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Material:
+    """`folder` holds the files of `base`; `rows` are by the name of their split."""
+
+    base: Artifact
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    objective: Objective
+    rows: Mapping[str, Rows]
+
+
+def gather(job: Job, recipe: Recipe, group: Group, store: Store) -> Material:
+    """Raises BadConfiguration: the base model or the data are not what the recipe says, or do not fit it."""
+    cache = Path(job.cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    with group.one_fetches():
+        base = base_model.resolve(recipe.base_model, store, cache)
+        folder = store.fetch(base, cache)
+        for split in SPLITS:
+            store.fetch(job.inputs[split], cache)
+    refuse_too_long(recipe, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    objective = objective_of(recipe)
+    rows = {split: rows_of(split, job, objective, tokenizer, store) for split in SPLITS}
+    return Material(base, folder, tokenizer, objective, rows)
+
+
+def rows_of(split: str, job: Job, objective: Objective, tokenizer: PreTrainedTokenizerBase, store: Store) -> Rows:
+    try:
+        return objective.rows(job.inputs[split], store, Path(job.cache_dir), tokenizer)
+    except BadConfiguration as problem:
+        raise BadConfiguration(f"the {split} split: {problem}") from None

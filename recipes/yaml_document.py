@@ -1,0 +1,44 @@
+"""A YAML file as a document, unless a few lines of it stand for more than a machine can hold ("billion laughs").
+
+PyYAML itself reads such a file at once: what an alias names is there once, however often it is named. Whoever walks through
+the document, or writes it as JSON, meets it again and again.
+"""
+
+import math
+from typing import Any
+
+import yaml
+
+LONGEST = 1_000_000
+"""Characters; a configuration has a few thousand."""
+
+
+class TooLong(yaml.YAMLError):
+    """Its message shows nothing of the document."""
+
+
+def yaml_document(text: str) -> Any:
+    """As `yaml.safe_load`. Raises `TooLong`, a YAMLError, where the document is too long, its aliases written out."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if written_out(node, {}) > LONGEST:
+            raise TooLong(
+                f"with what its aliases (*NAME) stand for, it is longer than {LONGEST:,} characters: write out what you need"
+            )
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def written_out(node: yaml.Node, known: dict[int, float]) -> float:
+    """About as many characters as it takes without aliases; no end where it holds itself. `known` is of nodes, by `id`."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(written_out(part, known) for part in inner)
+    return known[id(node)]

@@ -1,0 +1,17 @@
+"""What became of a job after it had ended: how often it was resumed, and how. Its configuration says so, beside what was
+submitted.
+"""
+
+from recipes.schema import Frozen
+from recipes.sent_back import SentBack
+
+RESUMED = "resumed"
+"""The key of a job's configuration."""
+
+
+class Resumed(Frozen):
+    """`sent_back` is all that the run was sent back to, oldest first; `gpus` how many it goes on with now."""
+
+    times: int = 0
+    sent_back: tuple[SentBack, ...] = ()
+    gpus: int | None = None

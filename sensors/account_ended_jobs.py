@@ -1,0 +1,62 @@
+"""A job failed or was cancelled -> its run says what it had used until then: it has cost that all the same.
+
+The program wrote it down as it went on (`recipes.usage`). It may do so once more while a cancelled job ends, so that its
+run is waited for.
+"""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.used import tell_used
+from recipes.schema import Hardware
+from recipes.store import Store
+from recipes.usage import Usage, read_usage
+from resources.command_jobs import asked_of
+from resources.compute.base import GRACE_SECONDS
+from resources.errors import HanzoError
+from resources.lineage.run_record import read_record
+from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
+from resources.metadata.outbox import Event, now_ms
+from sensors.event_cursor import SELDOM_SECONDS, new_events, position
+from sensors.run_sweeps import NOT_GONE
+from sensors.sensor import sensor
+
+LONGEST_MS = 2 * GRACE_SECONDS * 1000
+"""How long an ended job's run is waited for: one that never ends holds up no other."""
+
+
+@sensor(interval=SELDOM_SECONDS, description="Says what each failed or cancelled run had used.", requests_runs=False)
+def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    cursor = position(context)
+    with control_plane.database.read() as connection:
+        events = new_events(context, connection, "job.failed", "job.cancelled")
+    for event in events:
+        filters = dg.RunsFilter(tags={"dagster/partition": event.key}, statuses=NOT_GONE)
+        if now_ms() - event.created_at < LONGEST_MS and context.instance.get_runs(filters, limit=1):
+            break
+        try:
+            account(event, control_plane)
+        except HanzoError as error:  # its run was deleted
+            context.log.warning(f"job {event.key}: {error.message}")
+        cursor = event.seq
+    return dg.SensorResult(cursor=str(cursor))
+
+
+def account(event: Event, control_plane: ControlPlane) -> None:
+    """Nothing of a job that goes on again, or has not begun."""
+    usage = read_usage(control_plane.store, f"s3://hanzo-ml/runs/{event.key}")
+    job = control_plane.jobs.read(event.key)
+    if usage == Usage() or job.status not in ("failed", "cancelled") or not (job.type == TRAINING or usage.gpus):
+        return
+    gpu_type = hardware_of(job, control_plane.store).gpu_type
+    with control_plane.database.write() as connection:
+        tell_used(connection, job.id, usage, gpu_type, event.created_at, control_plane)
+
+
+def hardware_of(job: JobRecord, store: Store) -> Hardware:
+    """What a job that has run was given."""
+    if job.type == COMMAND:
+        return asked_of(job).resources
+    record = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
+    assert record is not None, "written before its program began"
+    return read_record(store, record).recipe.hardware

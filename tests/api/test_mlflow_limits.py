@@ -1,0 +1,93 @@
+"""MLflow's limits (row F9), each from both sides: what a client may send to the last one, and what comes of one more.
+
+Too many are refused, and so is a long value of an experiment; a run's long param or tag is cut off, as MLflow's server does
+unless it is told otherwise.
+"""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+API = "/api/2.0/mlflow"
+
+
+@pytest.fixture
+def run_id(http: TestClient) -> str:
+    return str(http.post(f"{API}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
+
+
+def batch(metrics: int, params: int, tags: int) -> dict[str, Any]:
+    return {
+        "metrics": [{"key": "m", "value": 1, "timestamp": 1, "step": step} for step in range(metrics)],
+        "params": [{"key": f"p{number}", "value": "v"} for number in range(params)],
+        "tags": [{"key": f"t{number}", "value": "v"} for number in range(tags)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("most", "more", "message"),
+    [
+        ((1000, 0, 0), (1001, 0, 0), "at most 1000 metrics. Got 1001 metrics"),
+        ((0, 100, 0), (0, 101, 0), "at most 100 params. Got 101 params"),
+        ((0, 0, 100), (0, 0, 101), "at most 100 tags. Got 101 tags"),
+        ((900, 100, 0), (901, 100, 0), "at most 1000 metrics, params, and tags. Got 1001"),
+        ((800, 100, 100), (801, 100, 100), "at most 1000 metrics, params, and tags. Got 1001"),
+    ],
+)
+def test_a_batch_has_its_size(
+    http: TestClient, run_id: str, most: tuple[int, int, int], more: tuple[int, int, int], message: str
+) -> None:
+    refused = http.post(f"{API}/runs/log-batch", json={"run_id": run_id, **batch(*more)})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert message in refused.json()["message"]
+    assert stored(http, run_id) == (0, 0, 0)
+    assert http.post(f"{API}/runs/log-batch", json={"run_id": run_id, **batch(*most)}).status_code == 200
+    assert stored(http, run_id) == most
+
+
+def stored(http: TestClient, run_id: str) -> tuple[int, int, int]:
+    """The points, params and tags of a run; the tag that is its name does not count."""
+    data = http.get(f"{API}/runs/get", params={"run_id": run_id}).json()["run"]["data"]
+    history = http.get(f"{API}/metrics/get-history", params={"run_id": run_id, "metric_key": "m"}).json()
+    tags = [tag for tag in data.get("tags", []) if not tag["key"].startswith("mlflow.")]
+    return len(history.get("metrics", [])), len(data.get("params", [])), len(tags)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "limit"), [("runs/log-parameter", "params", 6000), ("runs/set-tag", "tags", 8000)], ids=["param", "tag"]
+)
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "batch"])
+def test_a_long_value_of_a_run_is_cut_off(
+    http: TestClient, run_id: str, path: str, kind: str, limit: int, alone: bool
+) -> None:
+    for key, length in (("whole", limit), ("cut", limit + 1)):
+        entry = {"key": key, "value": "v" * (length - 1) + "e"}
+        target, body = (path, entry) if alone else ("runs/log-batch", {kind: [entry]})
+        assert http.post(f"{API}/{target}", json={"run_id": run_id, **body}).status_code == 200
+    data = http.get(f"{API}/runs/get", params={"run_id": run_id}).json()["run"]["data"]
+    found = {entry["key"]: entry["value"] for entry in data[kind]}
+    assert (found["whole"], found["cut"]) == ("v" * (limit - 1) + "e", "v" * limit)
+
+
+def test_a_long_tag_of_an_experiment_is_refused(http: TestClient) -> None:
+    for length, status in ((20_001, 400), (20_000, 200)):
+        body = {"experiment_id": "0", "key": "note", "value": "v" * length}
+        answer = http.post(f"{API}/experiments/set-experiment-tag", json=body)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or "exceeds the maximum length of 20000 characters" in answer.json()["message"]
+        found = http.get(f"{API}/experiments/get", params={"experiment_id": "0"}).json()["experiment"]
+        assert len(found.get("tags", [])) == (status == 200)
+
+
+@pytest.mark.parametrize("none", ["../etc", "a b", "-a", "_a", "a" * 257, "ä", "a\n"])
+def test_a_run_id_that_is_none_is_told_apart_from_one_that_is_not_there(http: TestClient, none: str) -> None:
+    refused = http.post(f"{API}/runs/log-batch", json={"run_id": none, **batch(1, 1, 1)})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "Invalid run ID" in refused.json()["message"]
+
+
+@pytest.mark.parametrize("missing", ["a", "0-_", "a" * 256])
+def test_a_run_id_that_is_not_there_is_not_found(http: TestClient, missing: str) -> None:
+    answer = http.post(f"{API}/runs/log-batch", json={"run_id": missing, **batch(1, 1, 1)})
+    assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")

@@ -1,0 +1,70 @@
+"""POST /v1/jobs/{id}/resume: what an ended job goes on with, and with what status the others are refused."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.dependencies import from_own_user
+from recipes.schema import Manifest
+from recipes.store import Store
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.settings import Settings
+
+
+@pytest.fixture
+def cancelled(settings: Settings) -> str:
+    jobs = Jobs(Database(settings.database_url))
+    jobs.submit(id="j", name="n", config={"model": "sandbox", "dataset": "d@1"}, user="u", organization="default")
+    jobs.cancel("j")
+    return "j"
+
+
+def answer(http: TestClient, **body: Any) -> tuple[int, dict[str, Any]]:
+    got = http.post("/v1/jobs/j/resume", json=body)
+    return got.status_code, got.json()
+
+
+def test_a_cancelled_job_is_queued_with_what_it_was_asked_to_go_on_with(http: TestClient, cancelled: str) -> None:
+    status, job = answer(http, gpus=24)
+    assert (status, job["id"], job["status"], job["config"]["resumed"]["gpus"]) == (200, cancelled, "queued", 24)
+    assert http.get(f"/v1/jobs/{cancelled}").json()["status"] == "queued"
+    (event,) = http.get("/v1/events", params={"type": "job.resumed"}).json()["events"]
+    assert (event["key"], event["payload"]["gpus"], event["payload"]["resume_from"]) == (cancelled, 24, "latest")
+
+
+def test_without_a_body_it_goes_on_from_its_newest_checkpoint(http: TestClient, cancelled: str) -> None:
+    job = http.post(f"/v1/jobs/{cancelled}/resume").json()
+    assert (job["status"], job["config"]["resumed"]) == ("queued", {"times": 1, "sent_back": [], "gpus": None})
+
+
+def test_one_that_runs_or_waits_is_a_conflict(http: TestClient, cancelled: str) -> None:
+    assert answer(http)[0] == 200
+    status, said = answer(http)
+    assert (status, said["error_code"]) == (409, "RESOURCE_CONFLICT")
+    assert said["message"] == "job 'j' is queued: cancel it first, if it is to go on otherwise"
+
+
+def test_what_is_not_there_is_said(http: TestClient, settings: Settings, cancelled: str) -> None:
+    assert http.post("/v1/jobs/nothing/resume").status_code == 404
+    Store(settings.store).put_manifest("s3://hanzo-ml/checkpoints/j/8", Manifest(kind="checkpoint", files=()))
+    status, said = answer(http, resume_from=3)
+    assert (status, said["message"]) == (400, "there is no checkpoint of step 3: there are checkpoints of steps 8")
+    for wrong in ({"resume_from": "newest"}, {"gpus": 0}, {"processes": 2}):
+        assert answer(http, **wrong)[0] == 400, wrong
+    assert http.get(f"/v1/jobs/{cancelled}").json()["status"] == "cancelled"
+
+
+def test_a_command_is_resumed_by_the_server_s_own_user_alone(
+    http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is submitted: it has that user's rights."""
+    jobs = Jobs(Database(settings.database_url))
+    jobs.submit(id="c", name="n", config={"command": ["true"]}, user="u", organization="default", type="command")
+    jobs.cancel("c")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(http.app.dependency_overrides, from_own_user, lambda: False)  # type: ignore[attr-defined]
+        refused = http.post("/v1/jobs/c/resume")
+    assert (refused.status_code, refused.json()["error_code"]) == (403, "PERMISSION_DENIED")
+    assert http.post("/v1/jobs/c/resume").json()["status"] == "queued"

@@ -1,0 +1,151 @@
+"""A training run is what it was when it was started."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from sqlalchemy import select
+
+from hanzo_ml_assets import dry_run
+from hanzo_ml_assets.checkpoint import complete, ensure_job, log_params, make_plan, training_job
+from hanzo_ml_assets.control_plane import ControlPlane
+from recipes import recipe as recipes
+from recipes.results import TrainingFacts
+from recipes.schema import BadConfiguration, Job, Result
+from recipes.sent_back import SentBack
+from recipes.training.parameters import TrainParameters
+from resources.lineage.run_record import NO_COMMIT
+from resources.metadata.resumed import Resumed
+from resources.metadata.tables import latest_metrics
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
+
+__all__ = ["home"]
+
+
+def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control_plane = ControlPlane()
+
+    def rank_of(run_id: str) -> int:
+        control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=run_id)
+        return make_plan(dry_run.definition("ellarin-assistant"), run_id, control_plane).record.recipe.lora_rank
+
+    before = rank_of("begun")
+    text = (recipes.FOLDER / "smollm2-135m-lora.yaml").read_text()
+    (tmp_path / "smollm2-135m-lora.yaml").write_text(text.replace(f"lora_rank: {before}", "lora_rank: 99"))
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    assert (rank_of("begun"), rank_of("new")) == (before, 99)
+    control_plane.database.close()
+
+
+def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(home: Path) -> None:
+    control_plane = ControlPlane()
+    for again in range(2):
+        ensure_job("first", "ellarin-assistant", {}, control_plane)
+        assert control_plane.jobs.read("first").config["model"] == "ellarin-assistant", again
+    with pytest.raises(
+        dg.Failure, match="run first is of another job, 'ellarin-assistant': add a partition of another name"
+    ):
+        ensure_job("first", "sandbox", {}, control_plane)
+    control_plane.database.close()
+
+
+def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
+    control_plane = ControlPlane()
+
+    def tags_of_code(commit: str) -> list[str]:
+        control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id=commit)
+        plan = make_plan(dry_run.definition("ellarin-assistant"), commit, control_plane)
+        environment = plan.record.environment.model_copy(update={"git_commit": commit})
+        log_params(replace(plan, record=plan.record.model_copy(update={"environment": environment})), control_plane)
+        tags = RunData(control_plane.database).tags(commit)
+        return [value for key, value in tags.items() if key == COMMIT_TAG]
+
+    assert tags_of_code("c0ffee") == ["c0ffee"]
+    assert tags_of_code(NO_COMMIT) == [], "the code lies in no checkout"
+    control_plane.database.close()
+
+
+def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was_sent_back(home: Path) -> None:
+    """Its recipe stays what it was when it was started; of 32 GPUs, 24 are left."""
+    control_plane = ControlPlane()
+    four_nodes = {"strategy": "ddp", "num_nodes": 4, "gpus_per_node": 8}
+    hardware = {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}
+    parameters = {"distributed": four_nodes, "hardware": hardware, "batch_size": 4, "gradient_accumulation": 1}
+    config = {**ASSISTANT, "parameters": parameters}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="left")
+
+    def job() -> Job:
+        return training_job(make_plan(dry_run.definition("ellarin-assistant"), "left", control_plane), control_plane)
+
+    first = job()
+    control_plane.jobs.cancel("left")
+    control_plane.jobs.resume("left", Resumed(times=1, gpus=24), {})
+    fewer = job()
+    assert fewer.distributed is not None and (fewer.distributed.num_nodes, fewer.distributed.gpus_per_node) == (3, 8)
+    assert (first.gpus, fewer.gpus, fewer.hardware.gpu_type) == (32, 24, "nvidia-a100-80gb")
+    assert fewer.parameters == first.parameters and fewer.work_digest == first.work_digest
+    control_plane.jobs.cancel("left")
+    back = SentBack(step=20, done=45)
+    control_plane.jobs.resume("left", Resumed(times=2, gpus=24, sent_back=(back,)), {})
+    assert job().gpus == 24 and job().work_digest != first.work_digest, "a result from before is none of it"
+    assert TrainParameters.model_validate(job().parameters).sent_back == (back,)
+    control_plane.jobs.cancel("left")
+    control_plane.jobs.resume("left", Resumed(times=3, gpus=129), {})
+    with pytest.raises(BadConfiguration, match="the 128 rows of a step are too few for 129 processes"):
+        job()
+    control_plane.database.close()
+
+
+def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
+    """Half an hour on two GPUs of three dollars an hour each."""
+    control_plane = ControlPlane()
+    hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
+    config = {**ASSISTANT, "parameters": {"hardware": hardware}}
+    control_plane.jobs.submit(
+        name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="used", status="running"
+    )
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("weights")
+    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/used/adapter", "adapter")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "used", control_plane)
+    facts = TrainingFacts(
+        train_seconds=1800.0,
+        gpu_seconds=3600.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 2.0},
+        published_step=1,
+        tokens=4096,
+        peak_memory=5_000_000_000,
+        checkpoint_seconds=9.0,
+        longest_checkpoint=9.0,
+        checkpoint_share=0.005,
+    )
+    result = Result(
+        work_digest="0" * 64,
+        artifacts={"adapter": made},
+        metrics={"total_steps": 1.0},
+        facts=facts.model_dump(mode="json"),
+    )
+    complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
+    with control_plane.database.read() as connection:
+        rows = connection.execute(
+            select(latest_metrics.c.key, latest_metrics.c.value).where(latest_metrics.c.run_id == "used")
+        )
+        used = {row.key: row.value for row in rows}
+    assert used == {
+        "system/gpu_count": 2.0,
+        "system/total_gpu_hours": 1.0,
+        "system/total_steps": 1.0,
+        "system/dollars": 3.0,
+        "system/total_tokens_processed": 4096.0,
+        "system/peak_memory_gb": 5.0,
+        "system/checkpoint_share": 0.005,
+    }
+    assert control_plane.jobs.read("used").status == "completed"
+    control_plane.database.close()

@@ -1,0 +1,20 @@
+"""Which languages are told apart, and that no other is asked for."""
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.languages import CODES
+from recipes.parameters import FilterParameters
+from recipes.preparation.language import open_model
+
+
+def test_the_known_codes_are_those_of_the_model() -> None:
+    labels, _ = open_model().predict("hello", k=1000, threshold=-1.0)
+    assert {label.removeprefix("__label__") for label in labels} == CODES
+
+
+@pytest.mark.parametrize("language", ["xx", "english", ("en", "EN"), ""])
+def test_another_code_would_reject_every_record_and_is_refused(language: str | tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="is none of the languages that are told apart: write en, de"):
+        FilterParameters(language=language)
+    assert FilterParameters(language=("en", "de")).languages == ("en", "de")

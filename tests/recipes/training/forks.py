@@ -1,0 +1,113 @@
+"""The processes of a run as forks of one that has the libraries loaded: they begin to train in a second, not in ten."""
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from recipes import train as program
+from recipes.runner import main
+from recipes.schema import Job, Result
+from resources.compute.local import ENVIRONMENT, TOGETHER
+from tests.ports import free_port
+from tests.recipes.training.place import Place
+from tests.recipes.training.runs import LONG, step_of
+
+LOADED = [
+    __name__,
+    "deepspeed",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
+]
+"""Nothing here may start threads: a fork has none of them."""
+
+
+class Forks:
+    """Each job is trained by new processes until they end, or one of them is killed."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(LOADED)
+
+    def train(self, job: Job) -> Result:
+        processes = self._start(job)
+        for process in processes:
+            process.join(LONG)
+        assert [process.exitcode for process in processes] == [0] * len(processes), log_of(job).read_text()
+        return Result.model_validate_json(self.place.store.get_bytes(job.result_uri))
+
+    def kill(self, job: Job, step: int, chance: Random) -> None:
+        """Train until some time after that step, when there is a checkpoint; then a process dies, and the others with it."""
+        before = log_of(job).stat().st_size if log_of(job).exists() else 0
+        processes = self._start(job)
+        wait_for_step(job, step, before, processes)
+        time.sleep(chance.uniform(0, 0.05))
+        for process in chance.sample(processes, len(processes)):
+            process.kill()
+            process.join()
+            assert process.exitcode, "it was over before it was killed"
+
+    def _start(self, job: Job) -> Sequence[BaseProcess]:
+        Path(job.work_dir).mkdir(parents=True, exist_ok=True)
+        size = job.distributed.gpus_per_node if job.distributed else 1
+        port = free_port()
+        processes = [
+            self._context.Process(target=begin, args=(job.model_dump_json(), rank, size, port)) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        return processes
+
+
+@contextmanager
+def forks(place: Place) -> Iterator[Forks]:
+    """They have the environment of programs that LocalCompute starts."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (ENVIRONMENT | TOGETHER).items():
+            patched.setenv(name, value)
+        yield Forks(place)
+
+
+def begin(described: str, rank: int, size: int, port: int) -> None:
+    """In a new process: what torchrun tells one of `size`, and then the program as it is."""
+    gc.freeze()  # whatever looks at a page that it shares with the others gets a copy: a collection took a second
+    job = Job.model_validate_json(described)
+    with log_of(job).open("ab", buffering=0) as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    if size > 1:
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in ranks.items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": job.id}
+    program.METRICS_GRACE_SECONDS = 0  # nobody tracks it
+    file = Path(job.work_dir, f"job-{rank}.json")
+    file.write_text(described)
+    sys.argv = ["train", str(file)]
+    main(program.train)
+
+
+def log_of(job: Job) -> Path:
+    return Path(job.work_dir, "log.txt")
+
+
+def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess]) -> None:
+    end = time.monotonic() + LONG
+    while True:
+        text = log_of(job).read_bytes()[offset:].decode() if log_of(job).exists() else ""
+        steps = (step_of(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
+        if max(steps, default=0) >= step and " saved" in text:  # checkpoints are made whole while training goes on
+            return
+        assert time.monotonic() < end and all(process.is_alive() for process in processes), text
+        time.sleep(0.002)

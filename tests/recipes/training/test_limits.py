@@ -1,0 +1,57 @@
+"""How often a run is healed: three times of each kind, and then it ends with what is known."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.divergence import Divergence
+from recipes.incidents import Diverged, OutOfMemory, read_incidents, write_incident
+from recipes.runner import Restart
+from recipes.schema import BadConfiguration
+from recipes.training.healing import restart_smaller, roll_back
+from recipes.training.samples import SampleOrder, SamplesOfRun
+from tests.recipes.training.place import CHECKPOINTS, Place
+
+STEPS = 100
+
+
+def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
+    uri = CHECKPOINTS.format("often-halved")
+    recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
+    for step, batch in ((5, 8), (6, 4), (7, 2)):
+        restart_smaller(place.store, uri, read_incidents(place.store, uri).fitted(recipe), step)
+        newest = read_incidents(place.store, uri).out_of_memory[-1]
+        assert newest == OutOfMemory(step=step, batch_size=batch, gradient_accumulation=16 // batch)
+    known = read_incidents(place.store, uri)
+    with pytest.raises(BadConfiguration, match="with batch_size 2, after it was made smaller 3 times: give a shorter"):
+        restart_smaller(place.store, uri, known.fitted(recipe), 8)
+    assert read_incidents(place.store, uri) == known
+
+
+def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(place: Place, tmp_path: Path) -> None:
+    uri = CHECKPOINTS.format("often-diverged")
+    recipe = place.recipe.changed({"divergence": {"action": "skip"}})
+
+    def diverge(step: int) -> None:
+        known = read_incidents(place.store, uri)
+        samples = SamplesOfRun(SampleOrder(60, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
+        found = Divergence(step, step, f"the loss of step {step} is nan")
+        checkpoints = place.checkpoints(tmp_path / "often-diverged")
+        assert roll_back(place.store, uri, recipe, checkpoints, None, samples, found, ()) is None
+
+    for step in (10, 20, 30):
+        with pytest.raises(Restart, match=f"the loss of step {step} is nan; on from the beginning without samples"):
+            diverge(step)
+    diverge(40)
+    skipped = [entry.skipped for entry in read_incidents(place.store, uri).diverged]
+    assert skipped == [(32, 40), (80, 88), (128, 136), None]
+
+
+def test_the_kinds_are_counted_apart(place: Place) -> None:
+    """Three divergences leave a run its three smaller micro-batches."""
+    uri = CHECKPOINTS.format("of-both-kinds")
+    for step in (10, 20, 30):
+        skipped = (4 * step, 4 * step + 8)
+        write_incident(place.store, uri, Diverged(step=step, noticed=step, reason="r", rolled_back_to=None, skipped=skipped))
+    restart_smaller(place.store, uri, place.recipe, 31)
+    assert len(read_incidents(place.store, uri).out_of_memory) == 1

@@ -1,0 +1,23 @@
+"""What a run logs: every number of every step, and how long each checkpoint took."""
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+from recipes.training.metrics import PENDING_METRICS
+from tests.recipes.training.place import Place
+
+OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
+
+
+def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place, tmp_path: Path) -> None:
+    """By the last checkpoint, whose own time is not in it yet."""
+    place.train(tmp_path / "logged", max_steps=4, eval_steps=None)
+    newest = place.checkpoints(tmp_path / "logged").latest()
+    assert newest is not None and newest[0] == 4
+    steps = defaultdict(list)
+    for point in json.loads((newest[1] / PENDING_METRICS).read_text()):
+        assert math.isfinite(point["value"]), point
+        steps[point["key"]].append(point["step"])
+    assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}

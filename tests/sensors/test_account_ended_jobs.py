@@ -1,0 +1,111 @@
+"""What a job had used that failed or was cancelled: its run says it, and its experiment counts it, once."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from hanzo_ml_assets import dry_run
+from hanzo_ml_assets.checkpoint import make_plan
+from recipes.command_job import CommandJob
+from recipes.usage import Usage, write_usage
+from resources.command_jobs import submit_command
+from resources.metadata.totals import read_totals
+from resources.metadata.tracking.gpu_hours import gpu_hours_of
+from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.runs import Runs
+from sensors.account_ended_jobs import account_ended_jobs
+from tests.sensors.test_decisions import MODEL, House, house, repository
+
+__all__ = ["house", "repository"]  # fixtures
+
+GPUS: dict[str, Any] = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
+HALF_AN_HOUR = Usage(seconds=1800, gpus=2, gpu_seconds=3600, checkpoints=9, peak_memory=5_000_000_000, steps=7, tokens=448)
+TOLD = {
+    "system/gpu_count": 2.0,
+    "system/total_gpu_hours": 1.0,
+    "system/dollars": 3.0,
+    "system/total_steps": 7.0,
+    "system/total_tokens_processed": 448.0,
+    "system/peak_memory_gb": 5.0,
+    "system/checkpoint_share": 0.005,
+}
+
+
+def training(house: House, id: str, usage: Usage) -> str:
+    """A job that trains, and has used that so far."""
+    house.submit(id, parameters={"hardware": GPUS})
+    house.plane.jobs.start(id)
+    make_plan(dry_run.definition(MODEL), id, house.plane)
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{id}", usage)
+    return id
+
+
+def said(house: House, run: str) -> dict[str, float]:
+    """By name, each value of what was said of the run; fails where one was said twice."""
+    history = Metrics(house.plane.database).history
+    points = [point for key in TOLD for point in history(run, key, 10).points]
+    found = {point.key: point.value for point in points}
+    assert len(found) == len(points)
+    return found
+
+
+def end(house: House, id: str, status: str) -> None:
+    if status == "cancelled":
+        house.plane.jobs.cancel(id)
+    else:
+        house.plane.jobs.fail(id, "its run failed")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House, status: str) -> None:
+    house.dataset()
+    job = training(house, "ended", HALF_AN_HOUR.model_copy(update={"seconds": 60.0}))
+    definition = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, "checkpoint"])])
+    assert definition is not None
+    run = house.instance.create_run_for_job(definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED)
+    end(house, job, status)
+    house.tick(account_ended_jobs)
+    assert said(house, job) == {}, "its program may still write more"
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", HALF_AN_HOUR)
+    house.instance.report_run_canceled(run)
+    for _ in range(2):
+        house.reset()
+        house.tick(account_ended_jobs)
+        assert said(house, job) == TOLD
+    experiment = Runs(house.plane.database).get(job).experiment_id
+    with house.plane.database.read() as connection:
+        assert gpu_hours_of(connection, [experiment]) == {experiment: 1.0}
+        assert read_totals(connection).gpu_hours == {("nvidia-a100-80gb", "default"): 1.0}
+
+
+def test_of_a_job_that_has_not_trained_or_goes_on_nothing_is_said(house: House) -> None:
+    house.dataset()
+    unused, resumed = training(house, "unused", Usage()), training(house, "resumed", HALF_AN_HOUR)
+    for job in (unused, resumed):
+        end(house, job, "failed")
+    house.plane.jobs.start(resumed)
+    house.tick(account_ended_jobs)
+    assert said(house, unused) == said(house, resumed) == {}
+    end(house, resumed, "failed")
+    house.tick(account_ended_jobs)
+    assert said(house, resumed) == TOLD
+
+
+def test_one_whose_run_was_deleted_holds_up_no_other(house: House) -> None:
+    house.dataset()
+    first, second = training(house, "first", HALF_AN_HOUR), training(house, "second", HALF_AN_HOUR)
+    for job in (first, second):
+        end(house, job, "cancelled")
+    Runs(house.plane.database).delete(first)
+    house.tick(account_ended_jobs)
+    assert (said(house, first), said(house, second)) == ({}, TOLD)
+
+
+def test_a_command_has_used_its_gpus_and_nothing_that_it_did_not_tell_of(house: House) -> None:
+    asked = CommandJob.model_validate({"name": "mine", "command": ["python", "train.py"], "resources": GPUS})
+    job = submit_command(house.plane.database, house.plane.store, asked, "ann", "default").id
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", Usage(seconds=1800, gpus=2, gpu_seconds=3600))
+    end(house, job, "failed")
+    house.tick(account_ended_jobs)
+    assert said(house, job) == {key: TOLD[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")}
