@@ -75,6 +75,11 @@ def step_of(line: str) -> int:
     return int(found[1]) if found else 0
 
 
+def steps_broken_off(said: str) -> int:
+    """How often a log says that a step was; it says so of evaluations too, which consume no row."""
+    return len(re.findall(r" step \d+ is broken off", said))
+
+
 def wait_for_step(compute: LocalCompute, job: Job, step: int, offset: int) -> int:
     """Until the log beyond `offset` says that the step is done. Returns the offset to go on from."""
     return wait_for_line(compute, job, lambda line: step_of(line) >= step, offset)
