@@ -36,11 +36,15 @@ STORED = b"INSERT 0 1"
 
 
 class NextPoints:
-    """One connection, one statement at a time, all from one event loop; only `close` may be called from elsewhere."""
+    """One connection, one statement at a time, all from one event loop; only `close` may be called from elsewhere.
+
+    The loop watches the connection for as long as there is one: to ask it for each answer anew took nine system calls.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pooled: PoolProxiedConnection | None = None
+        self._connection: _Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False
         self._closed = False
 
@@ -50,9 +54,11 @@ class NextPoints:
             return False
         self._busy = True
         try:
-            if self._pooled is None:
-                self._pooled = await asyncio.to_thread(self._connect)
-            return await _tag(self._pooled, _values(write)) == STORED
+            if self._connection is None or self._connection.is_lost:
+                self._disconnect()
+                self._loop = asyncio.get_running_loop()
+                self._connection = _Connection(await asyncio.to_thread(self._connect), self._loop)
+            return await self._connection.tag(_values(write)) == STORED
         except (SQLAlchemyError, psycopg.Error):
             self._disconnect()
             return False
@@ -66,15 +72,21 @@ class NextPoints:
                 self._disconnect()
 
     def close(self) -> None:
-        """A statement that is under way ends first."""
+        """A statement that is under way ends first. The connection is let go of by the loop that watches it."""
         self._closed = True
+        if self._loop is None or self._loop.is_closed():
+            self._disconnect_unless_busy()
+        else:
+            self._loop.call_soon_threadsafe(self._disconnect_unless_busy)
+
+    def _disconnect_unless_busy(self) -> None:
         if not self._busy:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        pooled, self._pooled = self._pooled, None
-        if pooled is not None:
-            pooled.invalidate()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.give_up()
 
     def _connect(self) -> PoolProxiedConnection:
         pooled = self._engine.raw_connection()
@@ -85,50 +97,71 @@ class NextPoints:
         return pooled
 
 
+class _Connection:
+    """Watched by the loop, and never closed while it is: the loop would miss whatever has the same number next."""
+
+    def __init__(self, pooled: PoolProxiedConnection, loop: asyncio.AbstractEventLoop) -> None:
+        self._pooled = pooled
+        self._pgconn = _pgconn(pooled)
+        self._loop = loop
+        self._socket: int = self._pgconn.socket
+        self._answered: asyncio.Future[None] | None = None
+        self._watched = True
+        loop.add_reader(self._socket, self._read)
+
+    @property
+    def is_lost(self) -> bool:
+        """It broke while nobody waited for an answer."""
+        return not self._watched
+
+    async def tag(self, values: list[bytes | None]) -> bytes:
+        """Execute the statement in a transaction of its own. Returns what PostgreSQL says that it did.
+
+        Raises:
+            psycopg.Error: it did nothing, or the connection is lost.
+        """
+        self._answered = self._loop.create_future()
+        self._pgconn.send_query_prepared(NAME, values)
+        if self._pgconn.flush():
+            raise psycopg.OperationalError("the connection does not take a few hundred bytes")
+        await self._answered
+        tag = b""
+        while (result := self._pgconn.get_result()) is not None:
+            if result.status != ExecStatus.COMMAND_OK:
+                raise error_from_result(result)
+            tag = result.command_status
+        return tag
+
+    def give_up(self) -> None:
+        self._unwatch()
+        self._pooled.invalidate()
+
+    def _read(self) -> None:
+        """Called when there is something to read: an answer, or the end of the connection."""
+        answered = self._answered
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            self._unwatch()
+            if answered is not None and not answered.done():
+                answered.set_exception(error)
+        else:
+            if answered is not None and not answered.done() and not self._pgconn.is_busy():
+                answered.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket)
+
+
 def _values(write: RunWrite) -> list[bytes | None]:
     [(key, [(step, timestamp, value, is_nan)])] = write.points.items()
     organization = None if write.organization is None else write.organization.encode()
     number = [repr(part).encode() for part in (step, timestamp, value, is_nan)]
     tally = [part.encode() for part in write.tally] if write.tally else [None, None]
     return [write.run_id.encode(), organization, key.encode(), *number, *tally]
-
-
-async def _tag(pooled: PoolProxiedConnection, values: list[bytes | None]) -> bytes:
-    """Execute the statement in a transaction of its own. Returns what PostgreSQL says that it did.
-
-    Raises:
-        psycopg.Error: it did nothing, or the connection is lost.
-    """
-    pgconn = _pgconn(pooled)
-    pgconn.send_query_prepared(NAME, values)
-    if pgconn.flush():
-        raise psycopg.OperationalError("the connection does not take a few hundred bytes")
-    tag = b""
-    while True:
-        while pgconn.is_busy():
-            await _readable(pgconn.socket)
-            pgconn.consume_input()
-        result = pgconn.get_result()
-        if result is None:
-            return tag
-        if result.status != ExecStatus.COMMAND_OK:
-            raise error_from_result(result)
-        tag = result.command_status
-
-
-async def _readable(socket: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(socket, wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(socket)
 
 
 def _pgconn(pooled: PoolProxiedConnection) -> Any:

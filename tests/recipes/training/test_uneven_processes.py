@@ -8,7 +8,7 @@ import pytest
 
 from recipes.schema import Distributed
 from tests.recipes.training.place import facts
-from tests.recipes.training.runs import Runs, install, losses_of, wait_for_step
+from tests.recipes.training.runs import Runs, install, losses_of, steps_broken_off, wait_for_step
 from tests.recipes.training.shapes import shape
 from tests.recipes.training.test_processes import FULL, RECORDING
 

@@ -111,21 +111,43 @@ def test_whatever_comes_ends_as_the_group_writer_ends_it(database: Database, tra
     assert 50 < took < 250
 
 
-@on_postgresql
-def test_a_connection_that_was_lost_costs_no_point(database: Database, tracking: Tracking) -> None:
-    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
+END_ALL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 
-    def end_all() -> None:
-        with database.write() as connection:
-            connection.exec_driver_sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND pid <> pg_backend_pid()"
-            )
+
+@on_postgresql
+def test_a_connection_that_is_lost_under_a_statement_costs_no_point(database: Database, tracking: Tracking) -> None:
+    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
 
     async def test(points: NextPoints) -> None:
         assert await points.store(point("short", 1))
-        await asyncio.to_thread(end_all)
-        assert not await points.store(point("short", 2))
+        with database.write() as holds_the_run:
+            holds_the_run.exec_driver_sql("SELECT 1 FROM runs WHERE id = 'short' FOR UPDATE")
+            call = asyncio.ensure_future(points.store(point("short", 2)))
+            await asyncio.sleep(0.1)
+            holds_the_run.exec_driver_sql(END_ALL)
+            assert not await call
+        assert await points.store(point("short", 2))
+
+    with_points(database, test)
+    assert len(tracking.metrics.history("short", "loss", 10).points) == 3
+
+
+@on_postgresql
+def test_a_connection_that_is_lost_while_nobody_asks_is_replaced_before_the_next_point(
+    database: Database, tracking: Tracking
+) -> None:
+    """And is watched no more: the loop would be told of its end again and again."""
+    tracking.run_data.log_metric("short", metric_point("loss", 1.0, 0, 0))
+
+    async def test(points: NextPoints) -> None:
+        assert await points.store(point("short", 1))
+        connection = points._connection  # type: ignore[attr-defined]
+        with database.write() as other:
+            other.exec_driver_sql(END_ALL)
+        while not connection.is_lost:
+            await asyncio.sleep(0.01)
+        assert not asyncio.get_running_loop().remove_reader(connection._socket)
         assert await points.store(point("short", 2))
 
     with_points(database, test)
@@ -195,7 +217,8 @@ def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) 
             sizes.append(log.stat().st_size)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
-        assert sizes[-1] < 1.1 * sizes[4 * CHECKPOINT], "and was begun anew since"
+        # Not quite equal: in one round more pages split than in another.
+        assert sizes[-1] < 1.02 * sizes[4 * CHECKPOINT], "and was begun anew since"
 
     with_points(database, test)
     assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT
