@@ -82,6 +82,7 @@ def services(settings: Settings) -> list[Service]:
             f"{settings.dagster_url}/server_info",
             after=("code-server",),
         ),
+        *([Service("relay", (python, "-m", "resources.relay"))] if settings.stream.brokers else []),
     ]
 
 

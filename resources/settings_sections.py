@@ -132,7 +132,14 @@ class Storage(Section):
 
 class Stream(Section):
     brokers: str | None = Field(None, description="Kafka brokers; events stay in the database when unset")
-    topic_prefix: str = "hanzo.ml"
+    topic_prefix: str = Field("hanzo.ml", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+
+    @field_validator("brokers")
+    @classmethod
+    def are_addresses(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*", value):
+            raise ValueError(f"{value!r} is no list of addresses such as kafka-0:9092,kafka-1:9092")
+        return value
 
 
 class Auth(Section):

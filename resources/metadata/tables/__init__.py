@@ -3,6 +3,7 @@
 from resources.metadata.tables.base import SEQUENCE, schema
 from resources.metadata.tables.call_tallies import call_tallies
 from resources.metadata.tables.datasets import chunk_claims, dataset_holders, dataset_problems, dataset_versions, datasets
+from resources.metadata.tables.event_positions import event_positions
 from resources.metadata.tables.heartbeats import heartbeats
 from resources.metadata.tables.hpo import sweep_trials, sweeps
 from resources.metadata.tables.jobs import events, job_tokens, jobs
@@ -39,6 +40,7 @@ __all__ = [
     "dataset_versions",
     "datasets",
     "deployments",
+    "event_positions",
     "events",
     "experiment_tags",
     "experiments",

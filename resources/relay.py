@@ -1,0 +1,226 @@
+"""`python -m resources.relay`: events to Kafka, at least once and in order for each key (rows Q1-Q3, Q7, Q9).
+
+The events table is the log, Kafka has a copy. How far it has one stands in the database, and moves only when the brokers
+have acknowledged all before: killed at any moment, the relay sends again what it had not noted. `seq`, in every message,
+tells a consumer what it knows already. While no broker answers, the events wait where they are, and nothing waits for them.
+
+What belongs here: reading, sending, remembering. What does not: what an event says, which is whoever emits it.
+"""
+
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.detached import lock
+from resources.metadata.database import Database
+from resources.metadata.event_positions import move, position_of
+from resources.metadata.outbox import Event, read_after
+from resources.settings import Settings
+
+log = logging.getLogger(__name__)
+
+READER = "kafka"
+BATCH = 200
+POLL_SECONDS = 0.5
+AGAIN_SECONDS = 2.0
+ACKNOWLEDGED_WITHIN_SECONDS = 20.0
+MAX_VALUE = 900_000
+"""Bytes of a message: brokers take 1 MB, with its key and headers, unless they are told otherwise."""
+POSTGRES_RELAY_LOCK = 57_000_002
+
+
+@dataclass(frozen=True)
+class Record:
+    """A message of Kafka. The key decides the partition, and so what stays in order."""
+
+    topic: str
+    key: str
+    value: bytes
+
+
+class Undelivered(Exception):
+    """Some of the messages were not acknowledged; the text says why."""
+
+
+def record_of(event: Event, prefix: str) -> Record:
+    """The event's payload, with its name and number beside it.
+
+    One that no broker would take says how large it is, and where it can be read: without it, all behind it would wait.
+    """
+    named = {"event": event.type, "seq": event.seq}
+    value = json.dumps({**event.payload, **named}, separators=(",", ":")).encode()
+    if len(value) > MAX_VALUE:
+        told = {"key": event.key, "timestamp": event.created_at, "too_large": len(value)}
+        value = json.dumps({**told, "read_at": f"/v1/events?after={event.seq - 1}&limit=1", **named}).encode()
+    return Record(f"{prefix}.{event.topic}", event.key, value)
+
+
+class Kafka:
+    """The brokers. A producer that failed is given up with all that it still holds, so that nothing of it comes late."""
+
+    def __init__(self, brokers: str) -> None:
+        self._brokers = brokers
+        self._producer: Producer | None = None
+        self._trouble = ""
+
+    def send(self, records: Iterable[Record]) -> None:
+        """Returns when the brokers have acknowledged all of them, each written to all replicas that are in sync.
+
+        Raises:
+            Undelivered: they have not. Some may be there, in order and without a gap for each key.
+        """
+        problems: list[str] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                problems.append(f"{message.topic()}: {error.str()}")
+
+        try:
+            if self._producer is None:
+                self._producer = self._connected()
+            for record in records:
+                self._producer.produce(record.topic, value=record.value, key=record.key, on_delivery=delivered)
+            waiting = self._producer.flush(ACKNOWLEDGED_WITHIN_SECONDS + 5)
+        except (KafkaException, BufferError) as error:
+            self.close()
+            raise Undelivered(str(error)) from error
+        if problems or waiting:
+            self.close()
+            raise Undelivered(self._trouble or (problems or ["no answer"])[0])
+        self._trouble = ""
+
+    def close(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+
+    def _connected(self) -> Producer:
+        return Producer(
+            {
+                "bootstrap.servers": self._brokers,
+                "client.id": "hanzo-ml",
+                "enable.idempotence": True,  # a retry within the producer neither doubles nor overtakes
+                "message.timeout.ms": int(ACKNOWLEDGED_WITHIN_SECONDS * 1000),
+                "compression.type": "zstd",
+                "error_cb": self._note,
+            },
+            logger=log,
+        )
+
+    def _note(self, error: KafkaError) -> None:
+        """What is wrong with the connections: a message itself only says that it was not acknowledged in time."""
+        self._trouble = error.str()
+
+
+class Relay:
+    def __init__(self, database: Database, kafka: Kafka, prefix: str) -> None:
+        self._database = database
+        self._kafka = kafka
+        self._prefix = prefix
+
+    def send_next(self) -> int:
+        """Send the next events, and note that they were sent. Returns how many there were.
+
+        Raises:
+            Undelivered, SQLAlchemyError: how far Kafka is was not noted: the same come first the next time.
+        """
+        with self._database.read() as connection:
+            events = read_after(connection, position_of(connection, READER), limit=BATCH)
+        if events:
+            self._kafka.send(record_of(event, self._prefix) for event in events)
+            with self._database.write() as connection:
+                move(connection, READER, events[-1].seq)
+        return len(events)
+
+
+@contextmanager
+def alone(database: Database, folder: Path, stopped: threading.Event) -> Iterator[Callable[[], None]]:
+    """While the block runs, no other relay of this database sends: two would put one key's events out of order.
+
+    It begins when the other one ended, or when it is stopped. What it yields raises SQLAlchemyError where the database was
+    lost, and with it the lock: before each batch is soon enough, as it takes the other one longer to notice.
+    """
+    if database.engine.dialect.name != "postgresql":
+        folder.mkdir(parents=True, exist_ok=True)
+        while not stopped.is_set():
+            with lock(folder) as descriptor:
+                if descriptor is not None:
+                    yield lambda: None
+                    return
+            stopped.wait(POLL_SECONDS)
+        yield lambda: None
+        return
+    with database.read() as connection:
+        try:
+            ask = text("SELECT pg_try_advisory_lock(:lock)")
+            while not connection.execute(ask, {"lock": POSTGRES_RELAY_LOCK}).scalar_one() and not stopped.is_set():
+                stopped.wait(POLL_SECONDS)
+            yield lambda: connection.execute(text("SELECT 1")).close()
+        finally:
+            connection.invalidate()  # the lock is the session's, which the pool would keep
+
+
+def run(settings: Settings, stopped: threading.Event) -> None:
+    """Until it is stopped. Whatever fails is tried again, and said once.
+
+    Raises:
+        BadConfiguration: no broker is set.
+    """
+    if settings.stream.brokers is None:
+        raise BadConfiguration("no Kafka: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
+    database = Database(settings.database_url)
+    kafka = Kafka(settings.stream.brokers)
+    relay = Relay(database, kafka, settings.stream.topic_prefix)
+    trouble = ""
+    while not stopped.is_set():
+        try:
+            with alone(database, settings.home / "relay", stopped) as check:
+                while not stopped.is_set():
+                    check()
+                    sent = relay.send_next()
+                    if trouble and sent:
+                        log.info("events are sent again")
+                        trouble = ""
+                    if not sent:
+                        stopped.wait(POLL_SECONDS)
+        except (Undelivered, SQLAlchemyError) as error:
+            problem = str(error).splitlines()[0]
+            if problem != trouble:
+                log.warning("events wait in the database, and are sent when this is over: %s", problem)
+            trouble = problem
+            stopped.wait(AGAIN_SECONDS)
+    kafka.close()
+    database.close()
+
+
+def main() -> int:
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        run(Settings.load(), stopped)
+    except BadConfiguration as problem:
+        print(f"hanzo-ml: {problem}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""What stands in the events table reaches Kafka: all of it, in order for each key, whatever dies on the way."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.schema import EXIT_BAD_CONFIGURATION
+from resources.metadata.database import Database
+from resources.metadata.event_positions import position_of
+from resources.metadata.outbox import Event, emit
+from resources.relay import MAX_VALUE, READER, Kafka, Relay, Undelivered, record_of
+from resources.services import services
+from resources.settings import Settings
+from tests.api.server_process import REPOSITORY, free_port
+from tests.kafka import Brokers, brokers
+from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.resources.metadata.registry.test_registry import House
+
+__all__ = ["brokers", "database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+
+DEADLINE = 60.0
+
+
+def position(database: Database) -> int:
+    with database.read() as connection:
+        return position_of(connection, READER)
+
+
+def write(database: Database, keys: list[str], topic: str = "jobs") -> None:
+    """An event for each of the keys, with its place among them."""
+    with database.write() as connection:
+        for number, key in enumerate(keys):
+            emit(connection, topic, "test.counted", key, {"number": number})
+
+
+def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(database: Database, brokers: Brokers) -> None:
+    house = House(database)
+    house.register("r1")
+    house.promote(1)
+    relay = Relay(database, Kafka(brokers.addresses), "hanzo.ml")
+    assert relay.send_next() > 0
+    assert relay.send_next() == 0
+    received = {message.value["event"]: message for message in brokers.received("hanzo.ml.models")}
+    for event, facts in (
+        ("model.registered", {"name": "m", "version": 1, "run_id": "r1"}),
+        ("model.promoted", {"name": "m", "version": 1, "stage": "production"}),
+    ):
+        [written] = house.events(event)
+        assert received[event].key == "m"
+        assert facts.items() <= received[event].value.items()
+        assert received[event].value == {**written.payload, "event": event, "seq": written.seq}
+        assert abs(received[event].value["timestamp"] / 1000 - time.time()) < DEADLINE
+
+
+def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
+    sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.relay.ACKNOWLEDGED_WITHIN_SECONDS", 1.0)
+    database = Database(sqlite_url)
+    write(database, ["a", "b"])
+    nobody = Kafka(f"127.0.0.1:{free_port()}")
+    for _ in range(2):
+        with pytest.raises(Undelivered, match="refused"):
+            Relay(database, nobody, "hanzo.ml").send_next()
+        assert position(database) == 0
+    write(database, ["c"])
+    assert Relay(database, Kafka(brokers.addresses), "hanzo.ml").send_next() == 3
+    assert sorted(message.key for message in brokers.received("hanzo.ml.jobs")) == ["a", "b", "c"]
+
+
+def test_an_event_that_no_broker_would_take_says_where_it_is_and_holds_up_nothing(sqlite_url: str, brokers: Brokers) -> None:
+    database = Database(sqlite_url)
+    with database.write() as connection:
+        large = emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2 * MAX_VALUE})
+        emit(connection, "jobs", "job.submitted", "small", {"config": "x" * (MAX_VALUE - 1000)})
+    assert Relay(database, Kafka(brokers.addresses), "hanzo.ml").send_next() == 2
+    received = {message.key: message.value for message in brokers.received("hanzo.ml.jobs")}
+    assert len(received["small"]["config"]) == MAX_VALUE - 1000
+    assert received["large"]["seq"] == large and received["large"]["event"] == "job.submitted"
+    assert received["large"]["read_at"] == f"/v1/events?after={large - 1}&limit=1"
+    assert received["large"]["too_large"] > 2 * MAX_VALUE
+
+
+def test_a_payload_cannot_pass_for_another_event() -> None:
+    record = record_of(Event(7, "audit", "acme/ann", "audit.call", {"event": "model.promoted", "seq": 1}, 0), "hanzo.ml")
+    assert (record.topic, record.key) == ("hanzo.ml.audit", "acme/ann")
+    assert record.value == b'{"event":"audit.call","seq":7}'
+
+
+class Relays:
+    """Relays as processes, over one database."""
+
+    def __init__(self, database: Database, brokers: Brokers, home: Path) -> None:
+        url = database.engine.url.set(drivername=database.engine.dialect.name).render_as_string(hide_password=False)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+        self._environment = {
+            **clean,
+            "HANZO_ML_HOME": str(home),
+            "HANZO_ML_DATABASE_URL": url,
+            "HANZO_ML_STREAM_BROKERS": brokers.addresses,
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "resources.relay"]
+        self.processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=self._environment))
+
+    def kill(self) -> None:
+        victim = self.processes.pop(random.randrange(len(self.processes)))
+        victim.kill()
+        victim.wait()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            assert process.wait(DEADLINE) in (0, -signal.SIGTERM), "the latter while it was still loading"
+
+
+@pytest.fixture
+def relays(database: Database, brokers: Brokers, tmp_path: Path) -> Iterator[Relays]:
+    relays = Relays(database, brokers, tmp_path)
+    yield relays
+    for process in relays.processes:
+        process.kill()
+
+
+def wait_until_sent(database: Database, written: int) -> None:
+    end = time.monotonic() + DEADLINE
+    while position(database) < written:
+        assert time.monotonic() < end, f"{position(database)} of {written}"
+        time.sleep(0.05)
+
+
+def test_a_relay_that_is_asked_to_end_does(database: Database, relays: Relays) -> None:
+    relays.start()
+    write(database, ["a"])
+    wait_until_sent(database, 1)
+    [process] = relays.processes
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE) == 0
+
+
+def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_each_key(
+    database: Database, brokers: Brokers, relays: Relays
+) -> None:
+    """One of the two waits for the other to end. A message may come twice, and its number says so."""
+    relays.start()
+    relays.start()
+    keys = [f"k{number}" for number in range(7)]
+    written = 0
+    for _ in range(8):
+        for _ in range(random.randrange(1, 40)):
+            write(database, keys)
+            written += len(keys)
+        time.sleep(random.uniform(0, 1.5))
+        relays.kill()
+        relays.start()
+    wait_until_sent(database, written)
+    relays.stop()
+    received = brokers.received("hanzo.ml.jobs")
+    assert len({message.value["seq"] for message in received}) == written
+    for key in keys:
+        numbers = [message.value["seq"] for message in received if message.key == key]
+        fresh = [number for place, number in enumerate(numbers) if number not in numbers[:place]]
+        assert fresh == sorted(fresh), key
+
+
+def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "relay" not in [service.name for service in services(Settings.load())]
+    monkeypatch.setenv("HANZO_ML_STREAM_BROKERS", "kafka:9092")
+    assert "relay" in [service.name for service in services(Settings.load())]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("HANZO_ML_HOME", "/tmp", "set stream.brokers"),
+        ("HANZO_ML_STREAM_BROKERS", "kafka", "kafka-0:9092,kafka-1:9092"),
+        ("HANZO_ML_STREAM_TOPIC_PREFIX", "hanzo ml", "topic_prefix"),
+    ],
+)
+def test_a_relay_that_cannot_know_where_to_send_says_what_to_set(variable: str, value: str, said: str) -> None:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("HANZO_ML_")}
+    command = [sys.executable, "-m", "resources.relay"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env={**clean, variable: value}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == EXIT_BAD_CONFIGURATION, done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
