@@ -137,7 +137,7 @@ class Stream(Section):
     @field_validator("brokers")
     @classmethod
     def are_addresses(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*", value):
+        if value is not None and not re.fullmatch(r"[^\s,:/]+(:\d{1,5})?(,[^\s,:/]+(:\d{1,5})?)*", value):
             raise ValueError(f"{value!r} is no list of addresses such as kafka-0:9092,kafka-1:9092")
         return value
 

@@ -183,7 +183,7 @@ def test_only_where_brokers_are_named_is_there_a_relay(monkeypatch: pytest.Monke
     ("variable", "value", "said"),
     [
         ("HANZO_ML_HOME", "/tmp", "set stream.brokers"),
-        ("HANZO_ML_STREAM_BROKERS", "kafka", "kafka-0:9092,kafka-1:9092"),
+        ("HANZO_ML_STREAM_BROKERS", "kafka 9092", "kafka-0:9092,kafka-1:9092"),
         ("HANZO_ML_STREAM_TOPIC_PREFIX", "hanzo ml", "topic_prefix"),
     ],
 )

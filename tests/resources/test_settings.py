@@ -173,8 +173,8 @@ def test_the_client_s_variables_are_no_settings(tmp_path: Path) -> None:
 
 
 def test_a_variable_s_value_cannot_add_structure(tmp_path: Path) -> None:
-    loaded = load(tmp_path, 'stream: {brokers: "${B}:9092"}\n', B='x"}\nserver: {port: 1}\n#')
-    assert loaded.stream.brokers == 'x"}\nserver: {port: 1}\n#:9092'
+    loaded = load(tmp_path, 'storage: {kms_key: "${B}:9092", encryption: "aws:kms"}\n', B='x"}\nserver: {port: 1}\n#')
+    assert loaded.storage.kms_key == 'x"}\nserver: {port: 1}\n#:9092'
     assert loaded.server.port == 8057
 
 
