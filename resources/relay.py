@@ -35,10 +35,12 @@ READER = "kafka"
 BATCH = 200
 POLL_SECONDS = 0.5
 AGAIN_SECONDS = 2.0
-ACKNOWLEDGED_WITHIN_SECONDS = 20.0
+ANSWERS_WITHIN_SECONDS = 5.0
+ACKNOWLEDGED_WITHIN_SECONDS = 10.0
 MAX_VALUE = 900_000
 """Bytes of a message: brokers take 1 MB, with its key and headers, unless they are told otherwise."""
 POSTGRES_RELAY_LOCK = 57_000_002
+SENDING = "events are sent"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Kafka:
         Raises:
             Undelivered: they have not. Some may be there, in order and without a gap for each key.
         """
+        self._trouble = ""
         problems: list[str] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -95,11 +98,10 @@ class Kafka:
             waiting = self._producer.flush(ACKNOWLEDGED_WITHIN_SECONDS + 5)
         except (KafkaException, BufferError) as error:
             self.close()
-            raise Undelivered(str(error)) from error
+            raise Undelivered(self._trouble or str(error)) from error
         if problems or waiting:
             self.close()
             raise Undelivered(self._trouble or (problems or ["no answer"])[0])
-        self._trouble = ""
 
     def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -107,7 +109,8 @@ class Kafka:
             producer.purge()
 
     def _connected(self) -> Producer:
-        return Producer(
+        """Raises KafkaException where no broker answers: an address that is wrong is noticed before there is an event."""
+        producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
                 "client.id": "hanzo-ml",
@@ -115,9 +118,14 @@ class Kafka:
                 "message.timeout.ms": int(ACKNOWLEDGED_WITHIN_SECONDS * 1000),
                 "compression.type": "zstd",
                 "error_cb": self._note,
-            },
-            logger=log,
+                "log_level": 0,  # it would log every attempt to connect
+            }
         )
+        try:
+            producer.list_topics(timeout=ANSWERS_WITHIN_SECONDS)
+        finally:
+            producer.poll(0)  # calls `_note`
+        return producer
 
     def _note(self, error: KafkaError) -> None:
         """What is wrong with the connections: a message itself only says that it was not acknowledged in time."""
@@ -138,8 +146,8 @@ class Relay:
         """
         with self._database.read() as connection:
             events = read_after(connection, position_of(connection, READER), limit=BATCH)
+        self._kafka.send(record_of(event, self._prefix) for event in events)
         if events:
-            self._kafka.send(record_of(event, self._prefix) for event in events)
             with self._database.write() as connection:
                 move(connection, READER, events[-1].seq)
         return len(events)
@@ -183,23 +191,23 @@ def run(settings: Settings, stopped: threading.Event) -> None:
     database = Database(settings.database_url)
     kafka = Kafka(settings.stream.brokers)
     relay = Relay(database, kafka, settings.stream.topic_prefix)
-    trouble = ""
+    said = ""
     while not stopped.is_set():
         try:
             with alone(database, settings.home / "relay", stopped) as check:
                 while not stopped.is_set():
                     check()
                     sent = relay.send_next()
-                    if trouble and sent:
-                        log.info("events are sent again")
-                        trouble = ""
+                    if said != SENDING:
+                        log.info("%s to %s, as topics %s.*", SENDING, settings.stream.brokers, settings.stream.topic_prefix)
+                        said = SENDING
                     if not sent:
                         stopped.wait(POLL_SECONDS)
         except (Undelivered, SQLAlchemyError) as error:
             problem = str(error).splitlines()[0]
-            if problem != trouble:
+            if problem != said:
                 log.warning("events wait in the database, and are sent when this is over: %s", problem)
-            trouble = problem
+            said = problem
             stopped.wait(AGAIN_SECONDS)
     kafka.close()
     database.close()

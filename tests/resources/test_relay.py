@@ -62,7 +62,7 @@ def test_a_model_s_events_are_on_their_topic_with_what_the_specification_names(d
 def test_what_no_broker_acknowledged_is_sent_again_before_anything_newer(
     sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.relay.ACKNOWLEDGED_WITHIN_SECONDS", 1.0)
+    monkeypatch.setattr("resources.relay.ANSWERS_WITHIN_SECONDS", 1.0)
     database = Database(sqlite_url)
     write(database, ["a", "b"])
     nobody = Kafka(f"127.0.0.1:{free_port()}")
