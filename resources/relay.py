@@ -155,10 +155,10 @@ class Relay:
 
 @contextmanager
 def alone(database: Database, folder: Path, stopped: threading.Event) -> Iterator[Callable[[], None]]:
-    """While the block runs, no other relay of this database sends: two would put one key's events out of order.
+    """While the block runs, no other relay of this database sends: everything would be sent twice, each time in order.
 
     It begins when the other one ended, or when it is stopped. What it yields raises SQLAlchemyError where the database was
-    lost, and with it the lock: before each batch is soon enough, as it takes the other one longer to notice.
+    lost, and with it the lock: asked before each batch, so that no more than one is sent twice.
     """
     if database.engine.dialect.name != "postgresql":
         folder.mkdir(parents=True, exist_ok=True)

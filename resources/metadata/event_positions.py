@@ -12,6 +12,8 @@ def position_of(connection: Connection, reader: str) -> int:
 
 
 def move(connection: Connection, reader: str, seq: int) -> None:
-    """Note, in the caller's transaction, that the reader is done with all events up to this one."""
+    """Note, in the caller's transaction, that the reader is done with all events up to this one. It never goes back."""
     row = insert_into(connection, table).values(reader=reader, seq=seq)
-    connection.execute(row.on_conflict_do_update(index_elements=["reader"], set_={"seq": seq}))
+    connection.execute(
+        row.on_conflict_do_update(index_elements=["reader"], set_={"seq": seq}, where=table.c.seq < row.excluded.seq)
+    )
