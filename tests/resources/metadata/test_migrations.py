@@ -1,15 +1,18 @@
 """Migrations make exactly the tables that the code knows, once, and whoever comes second finds them."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
+import alembic.command
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
-from resources.metadata.database import Database
+from resources.metadata.database import MIGRATIONS, Database
 from resources.metadata.tables import schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +57,30 @@ def test_migrating_again_changes_nothing(tmp_path: Path) -> None:
     database.migrate()
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
+
+
+def test_a_database_of_an_earlier_day_gets_what_is_new_and_keeps_what_it_has(database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.downgrade(config, "0001")
+        connection.exec_driver_sql("INSERT INTO artifacts VALUES ('d', 'k', 'u', 1, 1)")
+    with database.read() as connection:
+        assert set(schema.tables) - set(inspect(connection).get_table_names())
+    database.migrate()
+    with database.read() as connection:
+        assert set(schema.tables) <= set(inspect(connection).get_table_names())
+        assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
+
+
+@pytest.mark.parametrize(
+    ("migration", "sha256"),
+    [("0001_first_tables.py", "08e9999b6832b53d3eaccfbea51b5033dfe366025236b880ac014a0ffc41e343")],
+)
+def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:
+    """A database that has it would lack what is added to it, and nothing would ever say so: write the next one."""
+    assert hashlib.sha256((MIGRATIONS / "versions" / migration).read_bytes()).hexdigest() == sha256
 
 
 @pytest.mark.slow

@@ -35,16 +35,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("digest"),
     )
     op.create_table(
-        "call_tallies",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("call", sa.Text(), nullable=False),
-        sa.Column("number", sa.BigInteger(), nullable=False),
-        sa.Column("taken_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id"),
-        postgresql_with={"fillfactor": 50},
-        sqlite_with_rowid=False,
-    )
-    op.create_table(
         "dataset_holders",
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("organization", sa.String(length=250), nullable=False),
@@ -95,14 +85,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("organization", "name", "content_sha256"),
         sa.UniqueConstraint("organization", "name", "version"),
-    )
-    op.create_table(
-        "dataset_problems",
-        sa.Column("dataset_id", sa.String(length=36), nullable=False),
-        sa.Column("problem", sa.Text(), nullable=False),
-        sa.Column("told_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["dataset_id"], ["dataset_versions.id"], ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("dataset_id"),
     )
     op.create_table(
         "dataset_validations",
@@ -622,7 +604,6 @@ def downgrade() -> None:
 
     op.drop_table("deployments")
     op.drop_table("dataset_validations")
-    op.drop_table("dataset_problems")
     op.drop_table("dataset_versions")
     op.drop_table("datasets")
     with op.batch_alter_table("chunk_claims", schema=None) as batch_op:
@@ -633,7 +614,6 @@ def downgrade() -> None:
         batch_op.drop_index("dataset_holders_by_age")
 
     op.drop_table("dataset_holders")
-    op.drop_table("call_tallies")
     op.drop_table("artifacts")
     with op.batch_alter_table("artifact_files", schema=None) as batch_op:
         batch_op.drop_index("artifact_files_by_uri")
