@@ -14,7 +14,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -112,9 +113,25 @@ def definitions_problem(settings: Settings) -> str | None:
 
 def launch(service: Service, place: Path, env: dict[str, str]) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    with lock(place) as descriptor:
+    with lock(place) as descriptor, interrupts_heeded():
         if descriptor is not None:
             start(service.command, place, descriptor, cwd=SOURCE, env={**env, **service.env})
+
+
+@contextmanager
+def interrupts_heeded() -> Iterator[None]:
+    """For what is started meanwhile. Whatever a shell starts in the background ignores SIGINT, and so do its children.
+
+    Dagster gives SIGTERM the meaning that SIGINT has: its code server ended by SIGKILL only, when the grace was over.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def migrate_dagster(settings: Settings, console: Console) -> None:

@@ -1,14 +1,19 @@
 """What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
+from resources.detached import LOG, is_running
+from resources.services import Service
+from resources.stack import launch
 from tests.api.server_process import REPOSITORY, free_port
 
 VARIABLES = (
@@ -52,3 +57,23 @@ def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert "HANZO_ML_SERVER_PROT" in done.stderr
     assert not (tmp_path / "home").exists()
+
+
+TELLS = "import signal; print([repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)])"
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background(
+    in_background: bool, tmp_path: Path
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
+    try:
+        launch(Service("tells", (sys.executable, "-c", TELLS)), tmp_path / "tells", {})
+        assert (signal.getsignal(signal.SIGINT) == signal.SIG_IGN) is in_background
+    finally:
+        signal.signal(signal.SIGINT, before)
+    end = time.monotonic() + 30
+    while is_running(tmp_path / "tells"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "SIG_IGN" not in (tmp_path / "tells" / LOG).read_text()
