@@ -270,7 +270,7 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record(connection, artifact, control_plane.store.manifest(artifact))
-        if control_plane.jobs.get(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
+        if control_plane.jobs.held(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
             tell_used(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         tell_incidents(connection, job.id, facts.incidents)
         control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)

@@ -4,6 +4,7 @@ Dagster's own run retries read the failed run's record while it is still being w
 whose worker and daemon were killed together was lost. This one looks at the state, as often as it takes.
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -39,7 +40,8 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
             if not context.instance.get_runs(dg.RunsFilter(tags={RETRY_OF: run.run_id}), limit=1):
                 requests.append(retry(run))
         else:
-            fail_job(context.instance, run, control_plane)
+            with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
+                fail_job(context.instance, run, control_plane)
     return dg.SensorResult(run_requests=requests)
 
 
@@ -72,10 +74,7 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
     others = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}))
     if others[0].run_id != run.run_id or any(not other.is_finished for other in others):
         return
-    try:
-        job = control_plane.jobs.read(partition)
-    except HanzoError:
-        return
+    job = control_plane.jobs.read(partition)
     if steps & {"checkpoint", "command"}:
         if job.status == "running":
             control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")

@@ -8,6 +8,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.version_tag import VERSION_TAG
+from resources.errors import HanzoError
 from resources.metadata.validations import NOT_CHECKED
 from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
 from sensors.sensor import sensor
@@ -20,7 +21,10 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
     with control_plane.database.read() as connection:
         for event in new_events(context, connection, "dataset.created"):
             cursor = event.seq
-            version = control_plane.datasets.get(event.payload["dataset_id"], connection)
+            try:
+                version = control_plane.datasets.get(event.payload["dataset_id"], connection)
+            except HanzoError:  # deleted since
+                continue
             standing = control_plane.validations.standings([version.id], connection)[version.id]
             if standing.blocked or (version.splits and standing != NOT_CHECKED):
                 continue

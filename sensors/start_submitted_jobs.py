@@ -4,6 +4,7 @@ A command of the user's own waits for nothing.
 The run key is the job's id: exactly once; of one that was resumed, once more each time.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import dagster as dg
@@ -45,7 +46,8 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
         if decision.fail:
-            control_plane.jobs.fail(job.id, decision.fail)
+            with suppress(HanzoError):  # somebody was faster, and others wait to be started
+                control_plane.jobs.fail(job.id, decision.fail)
         elif decision.wait and decision.wait != job.reason:
             control_plane.jobs.wait_for(job.id, decision.wait)
         elif decision.start and new < MAX_NEW_RUNS:

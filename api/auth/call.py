@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any
 
 from starlette.types import Scope
@@ -10,7 +11,7 @@ from starlette.types import Scope
 from api.auth.permissions import Caller
 from api.auth.routes import Match
 from api.auth.table import Audit
-from resources.metadata.audit import AuditedCall
+from resources.metadata.audit import MAX_OBJECTS, AuditedCall
 from resources.metadata.scope import Kind, Reference
 
 
@@ -52,7 +53,7 @@ class Call:
         run_id = self.state.get("run_id")
         run = (str(Reference(Kind.RUN, str(run_id))),) if run_id else ()
         # Each logged metric comes by here, and names its run alone.
-        return tuple(sorted({*map(str, self.references), *run})) if self.references else run
+        return tuple(nsmallest(MAX_OBJECTS, {*map(str, self.references), *run})) if self.references else run
 
 
 def call_of(scope: Scope, match: Match | None) -> Call:

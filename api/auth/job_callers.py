@@ -16,7 +16,7 @@ from api.auth.permissions import JOB, Caller
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
-from resources.metadata.scope import Kind, Reference
+from resources.metadata.scope import Kind, Reference, stored_id
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
 FRESH_SECONDS = 5.0
@@ -104,6 +104,8 @@ def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Refere
 
 
 def is_own(connection: Connection, grant: JobGrant, reference: Reference) -> bool:
+    if stored_id(reference) is None:
+        return False
     match reference.kind:
         case Kind.RUN:
             return descends(connection, reference.id, grant.run_id)

@@ -1,5 +1,6 @@
 """In front of all routes: a call that is plain is answered here, anything else goes on to the route of its path."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -9,6 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth.permissions import Caller
 from api.errors import answer_to
 from api.headers import header
+from resources.errors import ErrorCode, HanzoError
+
+BODY_SECONDS = 60
+"""For a megabyte at most: whoever logs waits for room, which a body takes that came in part."""
 
 
 class HotCall(Protocol):
@@ -54,19 +59,27 @@ def is_json(scope: Scope) -> bool:
     return value == b"application/json" or value.startswith(b"application/json;")
 
 
-async def whole_body(receive: Receive) -> bytes | None:
-    """The body of a request, or None where the client went away."""
-    message = await receive()
+async def whole_body(message: Message, receive: Receive) -> bytes | None:
+    """The body of a request, whose first message was received; None where the client went away.
+
+    Raises:
+        HanzoError: its rest does not come.
+    """
     if message["type"] != "http.request":
         return None
     if not message.get("more_body", False):
         return bytes(message["body"])
     parts = [message["body"]]
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message["body"])
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                parts.append(message["body"])
+    except TimeoutError:
+        told = f"The rest of the request did not come within {BODY_SECONDS} s: send it again"
+        raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, told) from None
     return b"".join(parts)
 
 

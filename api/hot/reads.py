@@ -105,7 +105,7 @@ class HotSearch:
     async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
             return others
-        body = await whole_body(receive)
+        body = await whole_body(await receive(), receive)
         if body is None:
             return None
         answer = self._ask(caller(scope), body)

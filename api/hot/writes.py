@@ -29,8 +29,9 @@ class HotWrite:
     async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
             return others
+        first = await receive()  # whoever sends nothing holds up nobody
         async with self._writer.room:
-            body = await whole_body(receive)
+            body = await whole_body(first, receive)
             if body is None:
                 return None
             write = self._decode(body, caller(scope).organization)

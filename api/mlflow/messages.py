@@ -8,7 +8,7 @@ from fastapi import Response
 
 from resources.errors import HanzoError, invalid
 from resources.metadata.tracking.experiments import Experiment
-from resources.metadata.tracking_rules import MetricPoint, printable
+from resources.metadata.tracking_rules import MAX_INT64, MetricPoint, printable
 
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}
 
@@ -20,9 +20,12 @@ def answer(**fields: Any) -> Response:
 
 def experiment_number(text: str) -> int:
     """MLflow's experiment ids are strings; those of a database are numbers. A negative one is a number that nobody has."""
-    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 19:
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
         raise bad_experiment_id(text)
-    return int(text)
+    number = int(text)
+    if abs(number) > MAX_INT64:
+        raise bad_experiment_id(text)
+    return number
 
 
 def bad_experiment_id(text: str) -> HanzoError:

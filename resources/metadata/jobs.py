@@ -135,6 +135,15 @@ class Jobs:
             raise not_found(f"there is no job '{identifier}': see `hanzo-ml job list`")
         return found
 
+    def held(self, identifier: str, connection: Connection) -> JobRecord:
+        """`get`, and nobody else changes the job until the transaction ends: what is decided by its state stays true.
+
+        Whoever holds a job's run too holds the job first.
+        """
+        lock = select(table.c.id).where(table.c.id == identifier).with_for_update(key_share=True)
+        connection.execute(lock)
+        return self.get(identifier, connection)
+
     def read(self, identifier: str) -> JobRecord:
         """`get` in a transaction of its own."""
         with self._database.read() as connection:
@@ -177,7 +186,7 @@ class Jobs:
     def start(self, identifier: str) -> JobRecord:
         """Queued or failed -> running. One that runs or is completed stays as it is: its supervisor came back, or again."""
         with self._database.write() as connection:
-            job = self.get(identifier, connection)
+            job = self.held(identifier, connection)
             if job.status == "cancelled":
                 raise conflict(f"job '{identifier}' was cancelled: `hanzo-ml job resume {identifier}` goes on with it")
             if job.status not in ("running", "completed"):
@@ -193,7 +202,7 @@ class Jobs:
         Its run stays as it ended until the job starts, and keeps the time of its first start.
         """
         with self._database.write() as connection:
-            job = self.get(identifier, connection)
+            job = self.held(identifier, connection)
             if job.status not in ("failed", "cancelled") or job.resumed.times + 1 != resumed.times:
                 raise conflict(f"job '{identifier}' is {job.status}: somebody else was faster")
             if self._is_deleted(identifier, connection):
@@ -213,7 +222,7 @@ class Jobs:
         gpu_hours: float = 0.0,
     ) -> None:
         """Running -> completed, in the caller's transaction. A job that has ended already, cancelled too, stays as it is."""
-        job = self.get(identifier, connection)
+        job = self.held(identifier, connection)
         if job.status in ENDED:
             return
         ended = now_ms()
@@ -228,7 +237,7 @@ class Jobs:
     def fail(self, identifier: str, reason: str) -> None:
         """Any state but an ended one -> failed."""
         with self._database.write() as connection:
-            job = self.get(identifier, connection)
+            job = self.held(identifier, connection)
             if job.status in ENDED:
                 return
             values = {"status": "failed", "ended_at": now_ms(), "reason": reason}
@@ -241,7 +250,7 @@ class Jobs:
     ) -> JobRecord:
         """Any state but an ended one -> cancelled; whoever runs it is told by the event."""
         with writing(self._database, connection) as writer:
-            job = self.get(identifier, writer)
+            job = self.held(identifier, writer)
             if job.status in ENDED:
                 raise conflict(f"job '{identifier}' is {job.status} already")
             values = {"status": "cancelled", "ended_at": now_ms(), "reason": reason}
@@ -265,7 +274,7 @@ class Jobs:
 
     def _tell_run(self, job: JobRecord, status: str, connection: Connection) -> None:
         if job.type in TRACKED:
-            self._runs.set_status(job.id, status, connection=connection)
+            self._runs.follow_job(job.id, status, connection)
 
     def start_evaluation(self, identifier: str) -> None:
         """Tell everybody that a completed job is being evaluated."""
@@ -276,7 +285,7 @@ class Jobs:
     def fail_evaluation(self, identifier: str, reason: str) -> None:
         """A completed job whose evaluation, registration or export ended in an error: it says why, once for each reason."""
         with self._database.write() as connection:
-            job = self.get(identifier, connection)
+            job = self.held(identifier, connection)
             if job.status != "completed" or job.reason == reason:
                 return
             connection.execute(update(table).where(table.c.id == identifier).values(reason=reason))

@@ -29,7 +29,9 @@ class Reference:
     id: str
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.id[:100]}"
+        """Of a name that nobody can have, too: one U+0000 in the audit log, and PostgreSQL reads no field of that row."""
+        name = UNSTORABLE.sub("\ufffd", self.id[:100])
+        return f"{self.kind}:{name}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The short way of the hot calls against the comfortable one: the same answers, and the same rows afterwards."""
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,13 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.auth.permissions import LOCAL
 from api.hot import bodies
+from api.hot.calls import whole_body
+from api.hot.writes import HotWrite
+from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.writes.run_writer import RunWriter
 
 RUNS = "/api/2.0/mlflow/runs"
 SHORT = {"Content-Type": "application/json"}
@@ -127,3 +135,36 @@ def test_the_name_tag_renames(http: TestClient) -> None:
     run = new_run(http)
     http.post(f"{RUNS}/set-tag", json={"run_id": run, "key": "mlflow.runName", "value": "second"})
     assert http.get(f"{RUNS}/get", params={"run_id": run}).json()["run"]["info"]["run_name"] == "second"
+
+
+async def nothing() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> None:
+    """A request that logs waits for room before its body is taken: one that announces a body and is silent takes none."""
+    scope = {"headers": [(b"content-type", b"application/json")], "state": {"caller": LOCAL}}
+
+    async def something() -> Any:
+        return {"type": "http.request", "body": b"no JSON", "more_body": False}
+
+    async def others(*_: Any) -> None:
+        raise AssertionError
+
+    async def test() -> None:
+        writer = RunWriter(Database(f"sqlite:///{tmp_path}/metadata.db"))
+        writer.room = asyncio.Semaphore(1)
+        call = HotWrite(bodies.log_metric, writer)
+        silent = asyncio.ensure_future(call(scope, nothing, others))
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(call(scope, something, others), 20) is not None
+        silent.cancel()
+
+    asyncio.run(test())
+
+
+def test_a_body_whose_rest_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.hot.calls.BODY_SECONDS", 0.01)
+    with pytest.raises(HanzoError, match="send it again") as refused:
+        asyncio.run(whole_body({"type": "http.request", "body": b"{", "more_body": True}, nothing))
+    assert refused.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE

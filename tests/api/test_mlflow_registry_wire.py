@@ -255,6 +255,7 @@ MISSING: list[tuple[str, str, dict[str, Any]]] = [
     ("DELETE", "registered-models/alias", {"name": "nobody", "alias": "a"}),
     ("GET", "registered-models/get-latest-versions", {"name": "nobody"}),
     ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": "1"}),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": "9999999999999999999"}),
     ("POST", "model-versions/create", {"name": "nobody", "source": "runs:/x/y", "run_id": "x"}),
     ("GET", "model-versions/get", {"name": "m", "version": "1"}),
     ("GET", "model-versions/get", {"name": "m", "version": "9999999999"}),

@@ -86,6 +86,7 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
         ("runs/log-parameter", {"run_id": None, "key": "k"}, "Missing value for required parameter 'run_id'"),
         ("experiments/create", {"name": "x" * 501}, "'name' exceeds the maximum length of 500 characters"),
         ("experiments/delete", {"experiment_id": "abc"}, "Experiment ID must be a valid integer"),
+        ("runs/search", {"experiment_ids": ["9999999999999999999"]}, "Experiment ID must be a valid integer"),
         ("runs/search", {"experiment_ids": ["0"], "filter": "x = 'y'"}, "Invalid attribute key 'x'"),
         (
             "runs/search",

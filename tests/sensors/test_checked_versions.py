@@ -80,9 +80,10 @@ def test_a_prepared_version_is_checked_once_though_it_has_its_splits_and_jobs_wa
 
 
 def test_a_version_that_was_deleted_since_holds_up_nothing(house: House) -> None:
-    gone, version = house.dataset("gone"), house.dataset()
+    gone, version = house.dataset("gone", split=False), house.dataset(split=False)
     request(house, gone)
     seq = request(house, version)
     with house.plane.database.write() as connection:
         connection.execute(delete(dataset_versions).where(dataset_versions.c.id == gone.id))
     assert [asked.run_key for asked in house.tick(check_versions_again)] == [f"check-{seq}"]
+    assert [asked.run_key for asked in house.tick(split_new_versions)] == [f"split-{version.id}"]

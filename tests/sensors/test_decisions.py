@@ -1,6 +1,7 @@
 """What the sensors decide, on the real graph and a real database: once each, never again, and never past what waits."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.retry_dead_runs import FAILURE_REASON, fail_job
+from sensors.retry_dead_runs import FAILURE_REASON, SETTLED, fail_job, retry_dead_runs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -493,6 +494,17 @@ def test_a_failed_run_says_nothing_while_another_goes_on(house: House) -> None:
     assert newer is not None
     fail_job(house.instance, older, house.plane)
     assert house.plane.jobs.read("job-1").status == "running"
+
+
+def test_a_failed_run_whose_job_is_no_more_keeps_no_other_from_its_reason(house: House) -> None:
+    for job in ("job-1", "job-2"):
+        house.submit(job)
+        house.plane.jobs.start(job)
+        failed_run(house, ("checkpoint",), job)
+        failed_run(house, ("checkpoint",), f"gone-{job}")
+    time.sleep(SETTLED.total_seconds() + 0.1)
+    assert house.tick(retry_dead_runs) == []
+    assert [house.plane.jobs.read(job).status for job in ("job-1", "job-2")] == ["failed", "failed"]
 
 
 # A cancelled job is stopped.

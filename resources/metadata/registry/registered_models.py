@@ -13,6 +13,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_version_rules import (
+    MAX_VERSION,
     checked_alias,
     checked_description,
     checked_model_name,
@@ -136,7 +137,8 @@ class RegisteredModels:
         checked_new_alias(alias)
         with writing(self._database, None) as writer:
             lock_model(writer, model)
-            if find_version(writer, model.of(versions), versions.c.version == number) is None:
+            known = 0 < number <= MAX_VERSION
+            if not known or find_version(writer, model.of(versions), versions.c.version == number) is None:
                 raise no_version(model.name, number)
             row = insert_into(writer, aliases).values(**model.row, alias=alias, version=number)
             keys = ["organization", "name", "alias"]

@@ -93,6 +93,11 @@ class Runs:
         """Move a run to one of `STATUSES`; nothing happens, and no event is written, when it is there already."""
         return self.update(run_id, status=status, end_time=end_time, connection=connection)
 
+    def follow_job(self, run_id: str, status: str, connection: Connection) -> Run:
+        """`set_status` of a job's run, also of one that somebody has deleted: its job starts and ends all the same."""
+        run = _get(connection, run_id)
+        return self._change(connection, run, status_change(run, status, None))
+
     def update(
         self,
         run_id: str,

@@ -14,11 +14,13 @@ from sqlalchemy import event
 
 from api.app import create_app
 from api.audit import AuditTrail
+from api.auth.call import Call
 from api.auth.routes import Routes
-from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
 from resources.metadata.call_tallies import take
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
+from resources.metadata.scope import Kind, Reference
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
@@ -267,3 +269,10 @@ def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> No
     with database.read() as connection:
         assert [row.payload["route"] for row in calls_of(connection, "o")] == ["/change", "/log"]
     database.close()
+
+
+def test_of_a_call_that_names_very_many_objects_some_are_on_record() -> None:
+    """All of them were kept in memory, for as long as such calls were counted."""
+    named = frozenset(Reference(Kind.RUN, f"{number:05}") for number in range(50_000))
+    call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)
+    assert call.audited(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))

@@ -12,6 +12,7 @@ from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.call_tallies import PERIOD_MS, count, is_due, take, tally_of
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
+from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 from resources.metadata.writes.run_writer import RunWriter
@@ -114,6 +115,17 @@ def test_a_name_that_is_no_text_is_counted_too(database: Database) -> None:
     with database.write() as connection:
         [found] = take(connection, NOW)
     assert (found.objects, found.count) == (odd.objects, 2)
+
+
+def test_a_name_that_nobody_can_have_leaves_the_log_readable(database: Database) -> None:
+    """PostgreSQL reads no field of a row with U+0000 in it: one such call had closed the log to everybody."""
+    named = str(Reference(Kind.RUN, "a\x00b\ud800"))
+    with database.write() as connection:
+        record(connection, [replace_objects(call("ann"), [named]), call("bob")])
+    with database.read() as connection:
+        found = calls_of(connection, call("ann").organization)
+    assert [event.payload["user"] for event in found] == ["ann", "bob"]
+    assert found[0].payload["objects"] == ["run:a\ufffdb\ufffd"]
 
 
 def replace_objects(of: AuditedCall, objects: Sequence[str]) -> AuditedCall:

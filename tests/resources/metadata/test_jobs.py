@@ -1,5 +1,6 @@
 """Jobs: every change is one transaction with its event, repeating one changes nothing, what has ended stays ended."""
 
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -218,3 +219,44 @@ def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(hou
     assert house.jobs.list("default", "completed") == []
     assert house.jobs.read("j").artifact("adapter") == ADAPTER
     assert house.types().count("job.deleted") == 1
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled", "completed"])
+def test_a_job_whose_run_somebody_deleted_starts_and_ends_all_the_same(house: House, end: str) -> None:
+    house.submit()
+    Runs(house.database).delete("j")
+    house.jobs.start("j")
+    assert house.status() == ("running", "running")
+    match end:
+        case "failed":
+            house.jobs.fail("j", "no room")
+        case "cancelled":
+            house.jobs.cancel("j")
+        case _:
+            house.complete()
+    assert house.status() == (end, end)
+    assert Runs(house.database).get("j").lifecycle_stage == "deleted"
+
+
+def test_a_job_that_completes_just_now_is_not_cancelled(house: House) -> None:
+    """Who comes second waits for the first to commit, and sees what became of the job."""
+    house.submit()
+    house.jobs.start("j")
+    refused: list[str] = []
+
+    def cancel() -> None:
+        try:
+            house.jobs.cancel("j")
+        except HanzoError as error:
+            refused.append(error.message)
+
+    second = threading.Thread(target=cancel)
+    with house.database.write() as connection:
+        house.jobs.complete(connection, "j", {}, 1.5)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+    second.join(30)
+    assert refused == ["job 'j' is completed already"]
+    assert house.status() == ("completed", "completed")
+    assert house.types()[-1] == "job.completed"
