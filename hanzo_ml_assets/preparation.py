@@ -11,8 +11,10 @@ from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.parameters import PrepareParameters
 from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
 from resources.compute.base import JobFailed
-from resources.derived_versions import SPLITS, Derivation, add_prepared, outputs_at
+from resources.derived_versions import SPLITS, Derivation, add_prepared, outputs_at, storage_path_of
+from resources.errors import HanzoError
 from resources.ingest.place import place_of
+from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
@@ -39,9 +41,10 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         try:
             derivation = wanted(context, definition, asked, control_plane)
             job = preparation_job(derivation, asked, control_plane)
+            end_deletion(derivation, job, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
             version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
-        except (BadConfiguration, JobFailed) as error:
+        except (BadConfiguration, JobFailed, HanzoError) as error:
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
@@ -59,6 +62,13 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         )
 
     return prepared
+
+
+def end_deletion(derivation: Derivation, job: Job, control_plane: ControlPlane) -> None:
+    """The same was prepared before, and whoever deleted it was killed: its files are no result of this job."""
+    organization = derivation.parent.organization
+    claims = ChunkClaims(control_plane.database, organization, place_of(organization, derivation.name))
+    claims.end_deletion(control_plane.store, storage_path_of(job.outputs["dataset"]))
 
 
 def wanted(

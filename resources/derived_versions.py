@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from recipes.parameters import PrepareParameters
 from recipes.schema import Artifact, Result
 from recipes.store import Store
+from resources.ingest.place import place_of
 from resources.lineage.record import record
+from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import JobRecord, Jobs
@@ -19,6 +21,11 @@ def outputs_at(place: str) -> dict[str, str]:
     """Where a preparation leaves what it makes: the splits below the records, which are those of all splits."""
     records = f"{place}{DATASET_SUFFIX}"
     return {"dataset": records, **{name: f"{records}/{name}" for name in SPLITS}, "rejected": f"{place}/rejected"}
+
+
+def storage_path_of(records: str) -> str:
+    """The place of a prepared version, whose records lie at a URI."""
+    return records.removesuffix(DATASET_SUFFIX) + "/"
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,9 @@ def add_prepared(
     """Record the version, its splits, its lineage and the end of its job, in one transaction.
 
     Returns it, and whether it is new: content that a version of that name has already is that version.
+
+    Raises:
+        HanzoError: 409 where an earlier version of this preparation is just being deleted.
     """
     datasets, parent = Datasets(database), derivation.parent
     artifact = result.artifacts["dataset"]
@@ -51,7 +61,7 @@ def add_prepared(
             organization=parent.organization,
             created_at=now_ms(),
             created_by=derivation.user,
-            storage_path=artifact.uri.removesuffix(DATASET_SUFFIX) + "/",
+            storage_path=storage_path_of(artifact.uri),
             format="arrow" if derivation.parameters.tokenize else "jsonl",
             size_bytes=artifact.size_bytes,
             num_records=sum(int(result.metrics[name]) for name in SPLITS),
@@ -67,6 +77,8 @@ def add_prepared(
             artifact=artifact,
         )
         if found is None:
+            claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
+            claims.check_not_being_deleted(connection, version.storage_path)
             for role, made in result.artifacts.items():
                 record(connection, made, manifests[role])
             datasets.add(connection, version)

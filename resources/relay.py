@@ -39,7 +39,7 @@ ANSWERS_WITHIN_SECONDS = 5.0
 ACKNOWLEDGED_WITHIN_SECONDS = 10.0
 MAX_VALUE = 900_000
 """Bytes of a message: brokers take 1 MB, with its key and headers, unless they are told otherwise."""
-POSTGRES_RELAY_LOCK = 57_000_002
+POSTGRES_RELAY_LOCK = 57_000_003
 SENDING = "events are sent"
 
 

@@ -80,6 +80,21 @@ class ChunkClaims:
         for holder, place in self._condemn(old):
             self._release(store, place, holder)
 
+    def end_deletion(self, store: Store, place: str) -> None:
+        """End what was killed while it deleted the version at a place, before another is made there."""
+        for holder, _ in self._condemn((holders.c.organization == self._organization) & (holders.c.place == place)):
+            self._release(store, place, holder)
+
+    def check_not_being_deleted(self, connection: Connection, place: str) -> None:
+        """In the transaction that makes a version at a place where there was one before.
+
+        Raises:
+            HanzoError: 409 where that one's files are still being removed, and the new one's with them.
+        """
+        at_place = (holders.c.organization == self._organization) & (holders.c.place == place)
+        if connection.execute(select(holders.c.id).where(at_place)).first() is not None:
+            raise conflict("the same was prepared before, and is being deleted just now: ask for it again")
+
     def _condemn(self, which: ColumnElement[bool]) -> list[tuple[str, str]]:
         """Declare holders that are no versions dead, and nothing brings them back. Returns their ids and places."""
         lives = exists().where(dataset_versions.c.id == holders.c.id)

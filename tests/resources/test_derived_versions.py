@@ -2,19 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import update
 
 from recipes.parameters import PrepareParameters
 from recipes.schema import Artifact, Result, StoreAddress
 from recipes.store import Store
+from resources.dataset_deletion import delete_version
 from resources.derived_versions import Derivation, add_prepared
+from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.record import parents
+from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import PREPARATION, Jobs
 from resources.metadata.outbox import read_after
+from resources.metadata.tables import dataset_holders
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
@@ -95,3 +101,26 @@ def test_its_job_ends_in_the_same_transaction(
     with database.read() as connection:
         types = [event.type for event in read_after(connection, 0, ("job.completed", "dataset.created"), 10)]
     assert types == ["dataset.created", "dataset.created", "job.completed"]
+
+
+def test_a_version_is_not_made_where_one_is_just_being_deleted(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deleted the first one was killed before its files were gone: a day later they took the second one's along."""
+    derivation = Derivation(parent, "d", PARAMETERS, "ann")
+    result = prepared(store, parent, tmp_path, "a")
+    first, _ = add_prepared(database, store, derivation, result)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(ChunkClaims, "release", Mock(side_effect=KeyboardInterrupt))
+        delete_version(database, store, first.id, "ann")
+    with pytest.raises(HanzoError, match="being deleted"):
+        add_prepared(database, store, derivation, result)
+    claims = ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d")
+    claims.end_deletion(store, first.storage_path)
+    assert store.find(result.artifacts["train"].uri) is None
+    second, is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
+    assert is_new and second.storage_path == first.storage_path
+    with database.write() as connection:
+        connection.execute(update(dataset_holders).values(updated_at=1))
+    claims.release_dead(store)
+    assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
