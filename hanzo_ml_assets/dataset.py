@@ -173,7 +173,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     parameters = definition.split.model_dump(mode="json")
     label = hashlib.sha256(canonical_json([FORM, parameters])).hexdigest()[:12]
     place = f"{version.storage_path}splits/{label}"
-    identifier = f"split-{version.name}-{version.version}-{label}"
+    identifier = f"split-{version.id}-{label}"
     return Job(
         id=identifier,
         program=Program.SPLIT,

@@ -161,7 +161,7 @@ def side_job(
     asked = {"parameters": dict(parameters), "inputs": {role: source.digest for role, source in inputs.items()}}
     label = hashlib.sha256(canonical_json(asked)).hexdigest()[:12]
     place = f"{version.storage_path}{program}/{label}"
-    identifier = f"{program}-{version.name}-{version.version}-{label}".replace("_", "-")
+    identifier = f"{program}-{version.id}-{label}".replace("_", "-")
     return Job(
         id=identifier,
         program=program,

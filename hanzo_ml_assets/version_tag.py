@@ -8,6 +8,12 @@ from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 VERSION_TAG = "hanzo_ml/dataset_version"
 """Run tag that pins a dataset version, as NAME@VERSION."""
+ORGANIZATION_TAG = "hanzo_ml/organization"
+"""Run tag with whose dataset that is: each organization counts its own versions of a name."""
+
+
+def tags_of(version: DatasetVersion) -> dict[str, str]:
+    return {VERSION_TAG: version.reference, ORGANIZATION_TAG: version.organization}
 
 
 def group_name(kind: str, name: str) -> str:
@@ -17,5 +23,6 @@ def group_name(kind: str, name: str) -> str:
 
 def pinned(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> DatasetVersion | None:
     """The version that a sensor asked for; None on a click, which means the definition's own files."""
-    reference = context.run.tags.get(VERSION_TAG)
-    return control_plane.datasets.read(reference, DEFAULT_ORGANIZATION) if reference else None
+    tags = context.run.tags
+    reference = tags.get(VERSION_TAG)
+    return control_plane.datasets.read(reference, tags.get(ORGANIZATION_TAG, DEFAULT_ORGANIZATION)) if reference else None

@@ -4,10 +4,10 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
-from hanzo_ml_assets.version_tag import VERSION_TAG
+from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.validations import CHECK_REQUESTED
-from sensors.event_cursor import SELDOM_SECONDS, home_of, new_events, position
+from sensors.event_cursor import SELDOM_SECONDS, home_of_version, new_events, position
 from sensors.sensor import sensor
 
 
@@ -22,12 +22,12 @@ def check_versions_again(context: dg.SensorEvaluationContext, control_plane: Con
                 version = control_plane.datasets.get(event.payload["dataset_id"], connection)
             except HanzoError:  # deleted since
                 continue
-            home = home_of(context, "datasets", version.name)
+            home = home_of_version(context, version)
             requests.append(
                 dg.RunRequest(
                     run_key=f"check-{event.seq}",
                     asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
-                    tags={VERSION_TAG: version.reference},
+                    tags=tags_of(version),
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))

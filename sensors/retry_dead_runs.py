@@ -11,7 +11,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from hanzo_ml_assets.version_tag import VERSION_TAG
+from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
 from resources.errors import HanzoError
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.sensor import sensor
@@ -53,7 +53,7 @@ def may_be_retried(run: dg.DagsterRun) -> bool:
 
 def retry(run: dg.DagsterRun) -> dg.RunRequest:
     """The same work once more: programs go on from what is there, and work that is done is not done again."""
-    kept = {tag: run.tags[tag] for tag in (VERSION_TAG, PREPARATION_TAG) if tag in run.tags}
+    kept = {tag: run.tags[tag] for tag in (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG) if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),

@@ -7,10 +7,10 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
-from hanzo_ml_assets.version_tag import VERSION_TAG
+from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.validations import NOT_CHECKED
-from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.event_cursor import INTERVAL_SECONDS, home_of_version, new_events, position
 from sensors.sensor import sensor
 
 
@@ -28,12 +28,12 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
             standing = control_plane.validations.standings([version.id], connection)[version.id]
             if standing.blocked or (version.splits and standing != NOT_CHECKED):
                 continue
-            home = home_of(context, "datasets", version.name)
+            home = home_of_version(context, version)
             requests.append(
                 dg.RunRequest(
                     run_key=f"split-{version.id}",
                     asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
-                    tags={VERSION_TAG: version.reference},
+                    tags=tags_of(version),
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))

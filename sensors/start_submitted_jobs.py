@@ -13,9 +13,10 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.checkpoint import DATASET_METADATA
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.version_tag import VERSION_TAG
+from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
+from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, TRACKED, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS, home_of
@@ -102,7 +103,7 @@ def decide(
     if blocked := control_plane.validations.blocked(version.id, connection):
         return Decision(fail=f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
     if not version.splits or not control_plane.validations.judged(version.id, connection):
-        if run := failed_split(context.instance, version.reference):
+        if run := failed_split(context.instance, version):
             problem = problems_of(connection, [version.id]).get(version.id)
             reason = problem.problem if problem else f"could not be checked and split: see run {run} in Dagster"
             return Decision(fail=f"dataset {version.reference} {reason}")
@@ -110,9 +111,9 @@ def decide(
     return Decision(start=True)
 
 
-def failed_split(instance: dg.DagsterInstance, reference: str) -> str | None:
+def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:
     """The run that failed to split a version for good; None while one runs, will be retried, or has never been."""
-    newest = next(iter(instance.get_runs(dg.RunsFilter(tags={VERSION_TAG: reference}), limit=1)), None)
+    newest = next(iter(instance.get_runs(dg.RunsFilter(tags=tags_of(version)), limit=1)), None)
     if newest is None or newest.status != dg.DagsterRunStatus.FAILURE or may_be_retried(newest):
         return None
     return str(newest.run_id)
