@@ -12,9 +12,10 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -53,7 +54,11 @@ class Record:
 
 
 class Undelivered(Exception):
-    """Some of the messages were not acknowledged; the text says why."""
+    """Some of the messages were not acknowledged; the text says why. Before the first of those, `delivered` others were."""
+
+    def __init__(self, reason: str, delivered: int = 0) -> None:
+        super().__init__(reason)
+        self.delivered = delivered
 
 
 def record_of(event: Event, prefix: str) -> Record:
@@ -77,36 +82,42 @@ class Kafka:
         self._producer: Producer | None = None
         self._trouble = ""
 
-    def send(self, records: Iterable[Record]) -> None:
+    def send(self, records: Sequence[Record]) -> None:
         """Returns when the brokers have acknowledged all of them, each written to all replicas that are in sync.
 
         Raises:
-            Undelivered: they have not. Some may be there, in order and without a gap for each key.
+            Undelivered: they have not. Of those behind the first one that is not there, some may be.
         """
         self._trouble = ""
-        problems: list[str] = []
+        missing = dict(enumerate(records))
+        problems: dict[int, str] = {}
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is not None:
-                problems.append(f"{message.topic()}: {error.str()}")
+        def told(number: int, error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                del missing[number]
+            else:
+                problems[number] = f"{message.topic()}: {error.str()}"
 
         try:
             if self._producer is None:
                 self._producer = self._connected()
-            for record in records:
-                self._producer.produce(record.topic, value=record.value, key=record.key, on_delivery=delivered)
-            waiting = self._producer.flush(ACKNOWLEDGED_WITHIN_SECONDS + 5)
+            for number, record in missing.copy().items():
+                on_delivery = partial(told, number)
+                self._producer.produce(record.topic, value=record.value, key=record.key, on_delivery=on_delivery)
+            self._producer.flush(ACKNOWLEDGED_WITHIN_SECONDS + 5)
         except (KafkaException, BufferError) as error:
             self.close()
             raise Undelivered(self._trouble or str(error)) from error
-        if problems or waiting:
+        if missing:
             self.close()
-            raise Undelivered(self._trouble or (problems or ["no answer"])[0])
+            first = min(missing)
+            raise Undelivered(problems.get(first) or self._trouble or "no answer", first)
 
     def close(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
+            producer.poll(0)  # what it would have called keeps it alive
 
     def _connected(self) -> Producer:
         """Raises KafkaException where no broker answers: an address that is wrong is noticed before there is an event."""
@@ -137,20 +148,32 @@ class Relay:
         self._database = database
         self._kafka = kafka
         self._prefix = prefix
+        self._batch = BATCH
 
     def send_next(self) -> int:
         """Send the next events, and note that they were sent. Returns how many there were.
 
+        Where one is not delivered, fewer are sent at once until all are again: else the others would be sent anew each time.
+
         Raises:
-            Undelivered, SQLAlchemyError: how far Kafka is was not noted: the same come first the next time.
+            Undelivered, SQLAlchemyError: what was not noted comes first the next time.
         """
         with self._database.read() as connection:
-            events = read_after(connection, position_of(connection, READER), limit=BATCH)
-        self._kafka.send(record_of(event, self._prefix) for event in events)
-        if events:
-            with self._database.write() as connection:
-                move(connection, READER, events[-1].seq)
+            events = read_after(connection, position_of(connection, READER), limit=self._batch)
+        try:
+            self._kafka.send([record_of(event, self._prefix) for event in events])
+        except Undelivered as error:
+            self._batch = 1
+            self._note(events[: error.delivered])
+            raise
+        self._batch = min(2 * self._batch, BATCH)
+        self._note(events)
         return len(events)
+
+    def _note(self, sent: Sequence[Event]) -> None:
+        if sent:
+            with self._database.write() as connection:
+                move(connection, READER, sent[-1].seq)
 
 
 @contextmanager

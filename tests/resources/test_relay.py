@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,28 @@ def test_an_event_that_no_broker_would_take_says_where_it_is_and_holds_up_nothin
     assert received["large"]["seq"] == large and received["large"]["event"] == "job.submitted"
     assert received["large"]["read_at"] == f"/v1/events?after={large - 1}&limit=1"
     assert received["large"]["too_large"] > 2 * MAX_VALUE
+
+
+def test_what_is_in_front_of_an_event_that_is_not_delivered_is_sent_and_noted(
+    sqlite_url: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them were sent again each time, for as long as one topic took nothing."""
+    database = Database(sqlite_url)
+    write(database, ["a", "b"])
+    with database.write() as connection:
+        emit(connection, "jobs", "job.submitted", "large", {"config": "x" * 2_000_000})
+    write(database, ["c"])
+    relay = Relay(database, Kafka(brokers.addresses), "hanzo.ml")
+    with monkeypatch.context() as refused:
+        refused.setattr("resources.relay.MAX_VALUE", 10_000_000)  # what the brokers refuse then
+        for _ in range(10):
+            with suppress(Undelivered):
+                relay.send_next()
+        assert position(database) == 2
+    while position(database) < 4:
+        relay.send_next()
+    received = [message.key for message in brokers.received("hanzo.ml.jobs")]
+    assert set(received) == {"a", "b", "large", "c"} and len(received) < 8
 
 
 def test_a_payload_cannot_pass_for_another_event() -> None:
