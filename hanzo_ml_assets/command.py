@@ -73,7 +73,7 @@ def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlP
     with control_plane.database.write() as connection:
         for artifact in made.values():
             record(connection, artifact, control_plane.store.manifest(artifact))
-        current = control_plane.jobs.get(asked.id, connection)
+        current = control_plane.jobs.held(asked.id, connection)
         if current.status not in ENDED and usage.gpus:  # told once: the time of a point is part of it
             tell_used(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         control_plane.jobs.complete(connection, asked.id, made, usage.seconds, usage.gpu_hours)
