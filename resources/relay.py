@@ -3,6 +3,7 @@
 The events table is the log, Kafka has a copy. How far it has one stands in the database, and moves only when the brokers
 have acknowledged all before: killed at any moment, the relay sends again what it had not noted. `seq`, in every message,
 tells a consumer what it knows already. While no broker answers, the events wait where they are, and nothing waits for them.
+Only behind a message that the brokers themselves refuse may another of its key come first.
 
 What belongs here: reading, sending, remembering. What does not: what an event says, which is whoever emits it.
 """

@@ -217,8 +217,8 @@ def test_the_log_does_not_grow_for_ever(database: Database, tracking: Tracking) 
             sizes.append(log.stat().st_size)
         await asyncio.to_thread(writer.close)
         assert max(sizes) == sizes[-1] > 1000 * 4096, "it was long enough to be checkpointed"
-        # Not quite equal: in one round more pages split than in another.
-        assert sizes[-1] < 1.02 * sizes[4 * CHECKPOINT], "and was begun anew since"
+        # To a few pages, and not to the last one: in one round more of the index splits than in another.
+        assert sizes[-1] - sizes[4 * CHECKPOINT] < 10 * 4096, "and was begun anew since"
 
     with_points(database, test)
     assert len(tracking.metrics.history("short", "loss", 10_000).points) == 8 * CHECKPOINT
