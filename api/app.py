@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -36,8 +37,10 @@ from api.mlflow import (
     metrics,
     model_versions,
     multipart,
+    not_served,
     outputs,
     presigned_urls,
+    promptlab,
     registered_models,
     runs,
     server_info,
@@ -50,6 +53,7 @@ from api.prometheus.totals import DatabaseTotals
 from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, sign_in, static_files
 from api.ui.read_only import ReadOnlyPages
+from api.unexpected import AnswersUnexpected
 from api.v1 import audit, estimate, events, heartbeats, hpo, jobs, models, replay
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
@@ -65,6 +69,7 @@ from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
+from resources.metadata.file_owners import organization_of
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.writes.run_writer import RunWriter
 from resources.settings import Settings
@@ -84,6 +89,7 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
     registered_models.router,
     model_versions.router,
     outputs.router,
+    promptlab.router,
     metric_sampling.router,
 )
 """Served below both of `MLFLOW_PREFIXES`."""
@@ -114,6 +120,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
     files.router,
     graphql.router,
+    not_served.router,
 )
 """Served as they are."""
 
@@ -156,7 +163,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database = database
     app.state.store = store
     app.state.tracking = Tracking(database)
-    app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database))
+    app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
@@ -193,6 +200,7 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
         trail=trail,
         max_body_bytes=settings.server.max_body_bytes,
     )
+    app.add_middleware(AnswersUnexpected)
     app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
     app.add_middleware(RequestTimes, routes=routes, histogram=histogram)
     app.add_middleware(LeadingSlashes)

@@ -49,7 +49,7 @@ def install(app: FastAPI) -> None:
     """Give the application its one way to answer errors."""
     for kind, answer in ANSWERS.items():
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 def answer_to(error: Exception, request: Request) -> JSONResponse:
@@ -58,6 +58,12 @@ def answer_to(error: Exception, request: Request) -> JSONResponse:
         if kind in ANSWERS:
             return ANSWERS[kind](request, error)
     raise error
+
+
+def told(request: Request, error: Exception) -> str:
+    """What the answer to an error says, for who answers in a form of his own. What nobody expects is in the server's log."""
+    answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), unexpected)(request, error)
+    return str(json.loads(bytes(answer.body))["message"])
 
 
 def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
@@ -115,7 +121,7 @@ def _unavailable(_: Request, error: Exception) -> JSONResponse:
     return error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, "The metadata database is unavailable: try again later")
 
 
-def _unexpected(request: Request, error: Exception) -> JSONResponse:
+def unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     return error_response(ErrorCode.INTERNAL_ERROR, "Unexpected error in the server: its log says more")
 

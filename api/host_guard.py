@@ -17,7 +17,11 @@ from resources.errors import ErrorCode
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PROBES = frozenset({"/alive", "/ready", "/health"})
-NO_SNIFF = (b"x-content-type-options", b"nosniff")
+MARKS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAMEORIGIN"))
+"""On every answer, as in MLflow. Whatever the policy of a page forbids besides (`api.ui.static_files`) stays forbidden."""
+MARKED = frozenset(name for name, _ in MARKS)
+REFUSALS = {"Host": "Invalid Host header", "Origin": "Cross-origin request blocked"}
+"""How MLflow's refusals begin: its clients and test suites look for the words."""
 
 
 class HostGuard:
@@ -31,7 +35,7 @@ class HostGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        marked = no_sniff(send)
+        marked = marking(send)
         host, origin = header(scope, b"host") or b"", header(scope, b"origin")
         if scope["path"] not in PROBES and host_name(f"//{host.decode('latin-1')}") not in self._allowed:
             await self._refuse("Host", scope, receive, marked)
@@ -42,16 +46,14 @@ class HostGuard:
 
     async def _refuse(self, header: str, scope: Scope, receive: Receive, send: Send) -> None:
         names = ", ".join(sorted(self._allowed))
-        message = f"The {header} header does not name this server: use {names}, or set server.allowed_hosts"
+        message = f"{REFUSALS[header]}: it does not name this server. Use {names}, or set server.allowed_hosts"
         await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
 
 
-def no_sniff(send: Send) -> Send:
+def marking(send: Send) -> Send:
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = message.get("headers", ())
-            if NO_SNIFF not in headers:
-                message["headers"] = [*(pair for pair in headers if pair[0] != NO_SNIFF[0]), NO_SNIFF]
+            message["headers"] = [*(pair for pair in message.get("headers", ()) if pair[0] not in MARKED), *MARKS]
         await send(message)
 
     return marked

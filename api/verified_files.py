@@ -52,11 +52,16 @@ class VerifiedFile:
 
 
 class VerifiedFiles:
-    """Uploaded files of an object store, and those that the asset graph published there."""
+    """Uploaded files of an object store, and those that the asset graph published there.
 
-    def __init__(self, store: Store, records: ArtifactFiles) -> None:
+    Args:
+        organization_of: whose the file at a URI is, for the audit log.
+    """
+
+    def __init__(self, store: Store, records: ArtifactFiles, organization_of: Callable[[str], str]) -> None:
         self.store = store
         self._records = records
+        self._organization_of = organization_of
 
     async def receive(
         self, uri: str, body: AsyncIterator[bytes], promised: Promised, declared_size: int | None = None
@@ -129,7 +134,7 @@ class VerifiedFiles:
                 self._records.first_seen(uri, found, stored.size)
                 return VerifiedFile(stored, found, content)
             if self.store.open(uri).version == stored.version:
-                self._records.report_broken(uri, owner, sorted(expected), found)
+                self._records.report_broken(uri, owner, self._organization_of(uri), sorted(expected), found)
                 raise broken(uri)
         raise replaced()
 
@@ -166,7 +171,8 @@ class VerifiedFiles:
             return self.store.manifest(artifact)
         except BrokenArtifact:
             where = f"{artifact.uri}/{MANIFEST}"
-            self._records.report_broken(where, owner, [artifact.digest], self._hash_or_nothing(where))
+            found = self._hash_or_nothing(where)
+            self._records.report_broken(where, owner, self._organization_of(where), [artifact.digest], found)
             raise broken(where) from None
 
     def _hash_or_nothing(self, uri: str) -> str:

@@ -21,12 +21,13 @@ from recipes.usage import Usage
 from resources.lineage.record import record
 from resources.lineage.run_record import NO_COMMIT, RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
-from resources.metadata.jobs import ENDED, JobRecord
+from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
 from resources.metadata.sweeps import START_KEY
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.run_alerts import tell_incidents
 from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.resume import settle
 
 DATASET_METADATA = "hanzo_ml/dataset"
 
@@ -73,9 +74,10 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     ) -> dg.MaterializeResult:
         run_id = context.partition_key
         ensure_job(run_id, model.name, config.given, control_plane)
-        control_plane.jobs.start(run_id)
+        settle(control_plane.database, control_plane.jobs.start(run_id))
         try:
             plan = make_plan(model, run_id, control_plane)
+            control_plane.jobs.specify(run_id, DATASET, plan.version.reference)
             job = training_job(plan, control_plane)
             log_params(plan, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
@@ -129,11 +131,19 @@ def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane:
         raise dg.Failure(
             f"run {run_id} is of another job, '{job.name}': add a partition of another name", allow_retries=False
         )
-    if any(job.config.get(key) != value for key, value in given.items()):
+    known = {**job.config, DATASET: as_given(job, given)}
+    if any(known.get(key) != value for key, value in given.items()):
         raise dg.Failure(
             f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
             allow_retries=False,
         )
+
+
+def as_given(job: JobRecord, given: Mapping[str, Any]) -> str | None:
+    """The dataset of a job; its name alone, where the launchpad gives that: which version it was is pinned by now."""
+    reference = job.config.get(DATASET)
+    name = str(reference).partition("@")[0]
+    return name if name == given.get(DATASET) else reference
 
 
 def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:

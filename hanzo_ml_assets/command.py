@@ -6,12 +6,12 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.used import tell_used
 from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage
-from resources.command_jobs import CODE, DATASET, command_work
+from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed
 from resources.errors import HanzoError
 from resources.lineage.record import record
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import ENDED, JobRecord
+from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
 
 KEY = ["jobs", "command"]

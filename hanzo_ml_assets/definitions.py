@@ -7,6 +7,7 @@ import dagster as dg
 from hanzo_ml_assets.command import build_command
 from hanzo_ml_assets.control_plane import ControlPlane
 from sensors.account_ended_jobs import account_ended_jobs
+from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
@@ -33,6 +34,7 @@ def definitions() -> dg.Definitions:
         deploy_promotions,
         retry_dead_runs,
         stop_cancelled_jobs,
+        cancel_terminated_jobs,
         account_ended_jobs,
         watch_training,
         withdraw_deployments,

@@ -57,6 +57,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 **{f"{name}_accuracy": got["accuracy"] for name, got in scores.items()},
                 **{f"{name}_perplexity": got["perplexity"] or float("nan") for name, got in scores.items()},
                 "report": dg.MetadataValue.md(report_table(scores, verdict)),
+                "records_left_out": report.left_out,
                 "answers": dg.MetadataValue.json(report.samples[:10]),
                 "uri": artifact.uri,
                 "digest": artifact.digest,

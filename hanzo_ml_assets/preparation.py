@@ -57,6 +57,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
                 "uri": version.storage_path,
                 **{name: int(result.metrics[name]) for name in SPLITS},
                 **{name: dg.MetadataValue.json(result.facts[name]) for name in ("rejected", "masked", "oversampled")},
+                "truncated": version.metadata.get("truncated"),
             },
             data_version=dg.DataVersion(version.content_sha256),
         )

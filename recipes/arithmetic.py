@@ -19,10 +19,16 @@ INSTRUCTIONS = {
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def computing_dtype(wanted: str) -> torch.dtype:
-    """The type to compute in where a recipe wants that one."""
+def computing_device() -> torch.device:
+    """Where a model computes on this machine: on its GPU, if it has one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def computing_dtype(wanted: str, device: torch.device | None = None) -> torch.dtype:
+    """The type to compute in where a recipe wants that one; on that device, or on this machine's."""
     found: torch.dtype = getattr(torch, wanted)
-    here = torch.cuda.is_available() or computes(wanted, CPUINFO.read_text() if CPUINFO.is_file() else "")
+    on_gpu = (device or computing_device()).type == "cuda"
+    here = on_gpu or computes(wanted, CPUINFO.read_text() if CPUINFO.is_file() else "")
     return found if here else torch.float32
 
 

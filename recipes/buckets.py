@@ -29,6 +29,10 @@ class StoreUnavailable(Exception):
     """The object store does not answer, or refuses what it was asked."""
 
 
+class Replaced(FileNotFoundError):
+    """What was being read is no more: another object lies at its place."""
+
+
 def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> Bucket:
     """A bucket on the server of an address, or its folder, which is made. Every put asks for encryption at rest (row X1)."""
     root = local_root(address)
@@ -59,7 +63,7 @@ def readable_errors(uri: str, *, writing: bool = False) -> Iterator[None]:
     try:
         yield
     except PreconditionError:
-        raise FileNotFoundError(f"{uri} was replaced while it was read") from None
+        raise Replaced(f"{uri} was replaced while it was read") from None
     except FileNotFoundError as error:
         if writing or "NoSuchBucket" in str(error):
             raise StoreUnavailable(f"{uri}: its bucket does not exist") from None

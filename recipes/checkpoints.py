@@ -7,27 +7,23 @@ the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_compression import compress, decompress, is_compressed
-from recipes.checkpoint_folder import broken, seal, tell, with_facts
+from recipes.checkpoint_compression import decompress, is_compressed
+from recipes.checkpoint_folder import broken, seal, tell
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
-from recipes.schema import Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.stored_checkpoints import StoredCheckpoints
 
 DOWNLOAD = ".download"
-UPLOAD = ".upload"
-"""What is uploaded in another form than it has here; one thread uploads."""
-RETRY_SECONDS = (1.0, 4.0)
-"""Pauses before an upload that failed is tried again; after the last it has failed for good."""
 
 
 class Checkpoints:
@@ -38,25 +34,32 @@ class Checkpoints:
         store, uri: where uploads go, and where a new machine finds them.
         keep_last: how many of the newest stay, locally and in the store, besides the best one.
         compression: of what is uploaded.
+        before: those that the run has come from, and the step at which it left them.
     """
 
     def __init__(
-        self, folder: Path, store: Store, uri: str, keep_last: int, compression: Literal["zstd"] | None = None
+        self,
+        folder: Path,
+        store: Store,
+        uri: str,
+        keep_last: int,
+        compression: Literal["zstd"] | None = None,
+        before: "tuple[Checkpoints, int] | None" = None,
     ) -> None:
         self.folder = folder
         self.store = store
         self.uri = uri
         self.keep_last = keep_last
-        self.compression = compression
+        self.before = before
+        self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
-        self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
         self._newest: Future[None] | None = None
-        self._newest_upload: Future[None] | None = None
         self._scratch: Path | None = None
 
-    def below(self, name: str) -> "Checkpoints":
-        """Checkpoints of their own in a folder below these, which stay as they are."""
-        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, self.compression)
+    def below(self, name: str, left_at: int = 0) -> "Checkpoints":
+        """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
+        compression, before = self.stored.compression, (self, left_at)
+        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, compression, before)
 
     @contextmanager
     def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None, saying: str | None = None) -> Iterator[Path]:
@@ -89,9 +92,8 @@ class Checkpoints:
             raise
         if saying:
             say(saying)
-        self._newest_upload = self._uploader.submit(self._upload, step, lambda: self._upload_once(step, manifest))
-        for old in set(self.local_steps()) - self._kept_locally():
-            shutil.rmtree(self.folder / str(old))
+        self.stored.upload(step, manifest, partial(self._is_wanted, step), self._prune)
+        self._prune()
 
     def settle(self) -> None:
         """Wait until what was written is a checkpoint here. Raises what kept it from becoming one, once."""
@@ -102,56 +104,28 @@ class Checkpoints:
     def _kept_locally(self) -> set[int]:
         return kept({step: self._local_loss(step) for step in self.local_steps()}, self.keep_last)
 
+    def _prune(self) -> None:
+        """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
+        with self.stored.taking:
+            for old in set(self.local_steps()) - self._kept_locally() - {self.stored.busy_with}:
+                shutil.rmtree(self.folder / str(old))
+
+    def _is_wanted(self, step: int, slow: bool) -> bool:
+        """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
+        losses = {known: self._local_loss(known) for known in self.local_steps()}
+        return step in kept(losses, 1 if slow else self.keep_last)
+
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
         """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
         self.settle()
         if (self.folder / str(step) / MANIFEST).exists():
             tell(self.folder / str(step), facts)
-        self._newest_upload = self._uploader.submit(self._upload, step, lambda: self._tell_stored(step, facts))
-
-    def _tell_stored(self, step: int, facts: Mapping[str, JsonValue]) -> None:
-        uri = f"{self.uri}/{step}"
-        if artifact := self.store.find(uri):
-            self.store.put_manifest(uri, with_facts(self.store.manifest(artifact), facts))
-
-    def _upload(self, step: int, attempt: Callable[[], None]) -> None:
-        """Upload, again after each pause if it fails. Raises what the last attempt raised."""
-        for pause in (*RETRY_SECONDS, None):
-            try:
-                attempt()
-                return
-            except Exception as error:
-                then = "given up" if pause is None else f"again in {pause:.0f} s"
-                say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
-                if pause is None:
-                    raise
-            time.sleep(pause)
-
-    def _upload_once(self, step: int, manifest: Manifest) -> None:
-        folder = self.folder / str(step)
-        try:
-            if self.compression:
-                plain, folder = folder, self.folder / UPLOAD
-                shutil.rmtree(folder, ignore_errors=True)
-                manifest = compress(plain, manifest, folder)
-            self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
-        except FileNotFoundError:
-            if step in self._kept_locally():
-                raise
-            # Retention was faster than the upload: a newer one is queued behind it, and nobody else would ever find what
-            # has arrived, since it has no manifest.
-            self.store.delete(f"{self.uri}/{step}")
-        finally:
-            shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
-        stored = {found: self._stored_loss(found) for found in self.stored_steps()}
-        for old in set(stored) - kept(stored, self.keep_last):
-            self.store.delete(f"{self.uri}/{old}")
+        self.stored.tell(step, facts)
 
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
         self.settle()
-        if self._newest_upload:  # one thread uploads in order: when the newest is done, all are
-            self._newest_upload.result()
+        self.stored.wait()
 
     def local_steps(self) -> list[int]:
         """Steps of the local checkpoints, newest first, valid or not."""
@@ -160,8 +134,7 @@ class Checkpoints:
 
     def stored_steps(self) -> list[int]:
         """Steps of the uploaded checkpoints, newest first."""
-        found = (uri.removeprefix(self.uri + "/").split("/") for uri in self.store.list(self.uri))
-        return sorted({int(step) for step, *rest in found if rest == [MANIFEST] and step.isdigit()}, reverse=True)
+        return self.stored.steps()
 
     def latest(self) -> tuple[int, Path] | None:
         """The newest valid checkpoint, from the local folder or else from the store; None when there is none.
@@ -173,11 +146,28 @@ class Checkpoints:
         return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
-        """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated."""
+        """The valid checkpoint with the lowest validation loss; None when no checkpoint was evaluated.
+
+        Of all that the run has come by: one that was sent back may never be as good again as where it went back to.
+        """
         self.settle()
-        losses = {step: self._stored_loss(step) for step in self.stored_steps()}
+        known = self._evaluated()
+        steps = from_the_best({step: loss for step, (loss, _) in known.items()})
+        return next((found for step in steps if (found := known[step][1].at(step))), None)
+
+    def best_step(self) -> int | None:
+        """Its step, by what the manifests say: nothing is fetched or checked."""
+        return next(iter(from_the_best({step: loss for step, (loss, _) in self._evaluated().items()})), None)
+
+    def _evaluated(self) -> "dict[int, tuple[float | None, Checkpoints]]":
+        """The validation losses of all that the run has come by, with where each checkpoint lies."""
+        passed = {}
+        if self.before:
+            earlier, left_at = self.before
+            passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
+        losses = {step: self.stored.loss(step) for step in self.stored_steps()}
         losses |= {step: self._local_loss(step) for step in self.local_steps()}
-        return self._first_whole(from_the_best(losses))
+        return passed | {step: (loss, self) for step, loss in losses.items()}
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
@@ -187,23 +177,17 @@ class Checkpoints:
     def discard_from(self, step: int) -> None:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
         self.settle()
-        self._uploader.submit(lambda: None).result()  # one thread uploads in order: nothing arrives after this
+        self.stored.finish()
         for bad in self.local_steps():
             if bad >= step:
                 shutil.rmtree(self.folder / str(bad))
         for bad in self.stored_steps():
             if bad >= step:
-                self.store.delete(f"{self.uri}/{bad}")
+                self.stored.delete(bad)
 
     def _local_loss(self, step: int) -> float | None:
         try:
             return validation_loss((self.folder / str(step) / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            return None
-
-    def _stored_loss(self, step: int) -> float | None:
-        try:
-            return validation_loss(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
         except FileNotFoundError:
             return None
 
@@ -246,6 +230,8 @@ class Checkpoints:
         manifest = self.store.manifest(artifact)
         if is_compressed(manifest):
             manifest = decompress(source, manifest, scratch)
+        elif source.is_relative_to(self.folder):
+            os.replace(source, scratch)  # it was downloaded; else it lies in the store itself
         else:
             shutil.copytree(source, scratch)
         (scratch / MANIFEST).write_bytes(manifest.to_bytes())

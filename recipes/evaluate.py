@@ -14,20 +14,27 @@ from peft import PeftModel
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from recipes.arithmetic import computing_dtype, tell_fallback
+from recipes.arithmetic import computing_device, computing_dtype, tell_fallback
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, read_records
 from recipes.results import trained_role
-from recipes.runner import main
-from recipes.schema import Job, Result
-from recipes.scoring import Scores, score
+from recipes.runner import main, say
+from recipes.schema import BadConfiguration, Job, Result
+from recipes.scoring import Scores, answerable, score
 from recipes.store import Store
 
 
 def load(folder: Path, recipe: Recipe) -> PreTrainedModel:
-    """A whole model in the type that the recipe computes in."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=computing_dtype(recipe.computing_dtype)).eval()
+    """A whole model in the type that the recipe computes in, on the GPU where there is one.
+
+    It is spread over all GPUs, and over the machine's memory where they are too small: what was trained in NF4 or in shards
+    is whole here, and need not fit on one.
+    """
+    device = computing_device()
+    dtype = computing_dtype(recipe.computing_dtype, device)
+    place = "auto" if device.type == "cuda" else None
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=place).eval()
 
 
 def finite(value: float) -> float | None:
@@ -36,14 +43,25 @@ def finite(value: float) -> float | None:
 
 
 def evaluate(job: Job, store: Store, work: Path) -> Result:
-    """Score. Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) when a version was accepted before."""
+    """Score. Inputs: `base`, `adapter` or `weights`, `test`, and `accepted` (either) when a version was accepted before.
+
+    Records that the chat template refuses are left out, as they were in training: what was trained would be lost for them.
+
+    Raises:
+        BadConfiguration: no record of the test split is left.
+    """
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     tell_fallback(parameters.recipe.computing_dtype)
     torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
-    records = read_records(store.fetch(job.inputs["test"], cache))
+    given = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    records, refused = answerable(tokenizer, given, parameters.recipe.system_prompt)
+    if refused:
+        say(f"{len(refused)} of {len(given)} test records left out: the first {refused[0]}")
+    if not records:
+        raise BadConfiguration(f"no record of the test split can be asked{f': the first {refused[0]}' if refused else ''}")
     model = load(folder, parameters.recipe)
     scores = {"base": score("base", model, tokenizer, records, parameters)}
     tuned = {"accepted": job.inputs.get("accepted"), "tuned": job.inputs[trained_role(job.inputs)]}
@@ -57,7 +75,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
             adapted = PeftModel.from_pretrained(model, place).eval()
             scores[name] = score(name, adapted, tokenizer, records, parameters)
             model = adapted.unload()
-    report = build_report(records[: parameters.samples], scores, parameters)
+    report = build_report(records[: parameters.samples], scores, parameters) | {"left_out": len(refused)}
     out = work / "evaluation"
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True))

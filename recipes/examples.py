@@ -63,11 +63,13 @@ def encode(
         raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
     examples = []
     refused: list[Unfit] = []
+    cut = 0
     for found in tokenize(tokenizer, records, system_prompt):
         if isinstance(found, Unfit):
             refused.append(found)
         elif (tokens := found.cut(max_length)).teaches:
             examples.append(example_of(tokens))
+            cut += len(tokens) < len(found)
     if refused:
         say(f"{len(refused)} of {len(records)} records left out: the first {refused[0]}")
     if not examples and refused:
@@ -75,8 +77,18 @@ def encode(
     if not examples:
         raise BadConfiguration(f"no answer fits into sequence_length {max_length}: raise it in the recipe")
     if left_out := len(records) - len(examples) - len(refused):
-        say(f"{left_out} of {len(records)} records left out: their prompts alone fill sequence_length {max_length}")
+        say(f"{left_out} of {len(records)} records {filled_by_prompts(max_length)}")
+    if cut:
+        say(f"{cut} of {len(records)} records {cut_at(max_length)}")
     return examples
+
+
+def cut_at(length: int) -> str:
+    return f"cut at sequence_length {length}: what they say behind it is not learned"
+
+
+def filled_by_prompts(length: int) -> str:
+    return f"left out: their prompts alone fill sequence_length {length}"
 
 
 def prompt_of(tokens: Tokens) -> list[int]:

@@ -3,6 +3,7 @@
 A record may hold more keys than its layout's: they go with it, and nothing is learned from them.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
@@ -46,6 +47,7 @@ def layout_of(row: Mapping[str, Any]) -> Layout:
         if all(key in row for key in keys):
             if layout is Layout.MESSAGES:
                 check_conversation(row["messages"])
+                tools_of(row)
             else:
                 for key in keys:
                     if not isinstance(row[key], str) or not row[key].strip():
@@ -67,6 +69,25 @@ def check_conversation(messages: Any) -> None:
             raise Unfit(f"message {number} needs a content that is a text")
     if not any(message["role"] == "assistant" for message in messages):
         raise Unfit("'messages' has no turn of the assistant: there is nothing to learn")
+
+
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """What the assistant of a conversation may call, as JSON schemas; none where there is nothing.
+
+    Raises:
+        Unfit: they are something else.
+    """
+    tools = row.get("tools")
+    if isinstance(tools, str):  # as tables have them, where a column has one type
+        try:
+            tools = json.loads(tools or "null")
+        except ValueError as error:
+            raise Unfit(f"'tools' is a text that is not JSON: {error}") from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Unfit("'tools' must be a list of JSON schemas")
+    return tools
 
 
 def laid_out(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Layout]]:

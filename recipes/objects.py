@@ -16,7 +16,7 @@ from typing import Self
 import obstore
 
 from recipes.addresses import Location, local_root, locate, refuse_links
-from recipes.buckets import Bucket, open_bucket, readable_errors
+from recipes.buckets import Bucket, Replaced, open_bucket, readable_errors
 from recipes.schema import StoreAddress
 from recipes.stored_object import StoredObject
 
@@ -92,8 +92,13 @@ class Objects:
             )
 
     def get_bytes(self, uri: str) -> bytes:
-        """Raises FileNotFoundError when nothing lies there."""
-        return b"".join(self.open(uri).chunks())
+        """What lies there now, whole. Raises FileNotFoundError when nothing does.
+
+        Read as not there while another process replaced it, a list of incidents was begun anew.
+        """
+        while True:
+            with suppress(Replaced):
+                return b"".join(self.open(uri).chunks())
 
     def open(self, uri: str) -> StoredObject:
         """The object that lies at `uri` now. Raises FileNotFoundError."""

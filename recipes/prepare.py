@@ -20,7 +20,7 @@ from recipes.preparation.delivery import TOGETHER, Delivery, deliver
 from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
-from recipes.preparation.pods import POLL_SECONDS, Pods, PodsOfMany
+from recipes.preparation.pods import POLL_SECONDS, Pods, PodsOfMany, ResultIsThere
 from recipes.preparation.source import Source
 from recipes.preparation.tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
@@ -58,8 +58,9 @@ def prepare(
     # Another job's files in the same folder, or those of another number of pods, are no half-done work of this one.
     name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}"
     given = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}"
-    pods = Pods() if rank is None or count == 1 else PodsOfMany(store, given, work / name, rank, count)
-    if pods.count > 1 and has_result(job, store):
+    is_over = partial(has_result, job, store)
+    pods = Pods() if rank is None or count == 1 else PodsOfMany(store, given, work / name, rank, count, is_over)
+    if pods.count > 1 and is_over():
         leave(job, store, pods, given)
         return None
     source = Source(store, job.inputs["dataset"], cache)
@@ -68,14 +69,17 @@ def prepare(
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
             list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
-    with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
-        parts, prepared = run(plan, source, workers, pods)
-    deliver(job, store, plan, parts, pods)
-    if prepared is None:
+    try:
+        with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
+            parts, prepared = run(plan, source, workers, pods)
+        deliver(job, store, plan, parts, pods)
+        delivery = Delivery(job, store, plan, parts, pods) if prepared else None
+    except ResultIsThere:
+        prepared = delivery = None
+    if prepared is None or delivery is None:
         leave(job, store, pods, given)
         return None
     say(describe(prepared))
-    delivery = Delivery(job, store, plan, parts, pods)
     artifacts = publish(job, store, plan, prepared, delivery)
     shutil.rmtree(plan.work)
     return Result(
@@ -108,7 +112,7 @@ def describe(prepared: Prepared) -> str:
     kept = ", ".join(f"{name} {count}" for name, count in prepared.records.items())
     gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
     hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
-    return f"{prepared.lines} lines -> {kept}; rejected: {gone}; masked: {hidden}"
+    return f"{prepared.lines} lines -> {kept}; rejected: {gone}; masked: {hidden}; cut at max_length: {prepared.truncated}"
 
 
 def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
@@ -117,6 +121,7 @@ def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
         "masked": dict(prepared.masked),
         "oversampled": dict(prepared.oversampled),
         "leaked": prepared.leaked,
+        "truncated": prepared.truncated,
     }
 
 
@@ -134,9 +139,13 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: De
     100 % of both. Only in the order of the input (`shuffle_seed: null`) it was 27 to 30 %. For that, whoever trains from a
     folder would have to put a copy together first, instead of reading the files where they lie.
     """
-    facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json")}
+    # Where they lie makes the same, prepared under two names, two artifacts: of two with one digest lineage knew one place,
+    # and with the version at that place went what the other one, and its models, are proved by.
+    place = job.outputs[TOGETHER]
+    facts: dict[str, JsonValue] = {"parameters": plan.parameters.model_dump(mode="json"), "place": place}
     if plan.parameters.tokenize is not None:
         facts["tokenizer"] = read_frozen(plan.work / TOKENIZER_FOLDER).fingerprint
+        facts["truncated"] = prepared.truncated  # of all splits: told where they are trained on
     artifacts = {}
     for name in SPLITS:
         counted = {"num_records": prepared.records[name], "leaked": prepared.leaked}

@@ -53,9 +53,13 @@ class ModelScores(Frozen):
 
 
 class EvaluationReport(Frozen):
-    """`Result.facts["report"]` of the program evaluate: scores by model, and every question with each model's answer."""
+    """`Result.facts["report"]` of the program evaluate: scores by model, and every question with each model's answer.
+
+    `left_out` are the records that the chat template refused; `num_records` are those that were asked.
+    """
 
     scores: dict[str, ModelScores]
     num_records: int
+    left_out: int = 0
     samples: list[dict[str, JsonValue]]
     questions: list[dict[str, JsonValue]]

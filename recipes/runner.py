@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from recipes.buckets import StoreUnavailable
 from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
@@ -83,6 +84,9 @@ def main(program: Work) -> None:
         fail(f"starting again: {error}", EXIT_RESTART)
     except Failed as error:
         fail(str(error), 1)
+    except StoreUnavailable as error:
+        traceback.print_exc()
+        fail(f"starting again: {error}", EXIT_RESTART)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.examples import encode, prompt_of, tokenize
 from recipes.layouts import Layout, Unfit
-from recipes.pairs import Pair, encode_pairs, mean_log_probabilities, of_pairs, stack
+from recipes.pairs import Batch, Pair, encode_pairs, mean_log_probabilities, of_pairs, stack
 from recipes.parameters import EvaluateParameters
+from recipes.preparation.tokens import Tokens
 from recipes.recipe import Recipe
 from recipes.records import Record, is_correct
 from recipes.runner import say
@@ -60,7 +61,7 @@ def likelihood(
         recipe.sequence_length,
         tokenizer.eos_token_id,
     ):
-        batch = collate([vars(row)])
+        batch = placed(collate([vars(row)]), model)
         del batch["labels"]
         targets = batch.pop("shift_labels")
         # A cache switches the mask between packed neighbours off (transformers 5.23).
@@ -76,7 +77,7 @@ def preferred(model: PreTrainedModel, pairs: Sequence[Pair]) -> float:
     """The share of pairs of which the model finds the chosen answer likelier than the rejected one."""
     right = 0
     for pair in pairs:
-        chosen, rejected = mean_log_probabilities(model, stack([pair])).tolist()
+        chosen, rejected = mean_log_probabilities(model, placed(stack([pair]), model)).tolist()
         right += chosen > rejected
     return right / len(pairs)
 
@@ -93,8 +94,7 @@ def generate(
         tokens = torch.tensor([[tokenizer.eos_token_id] * (longest - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
         out = model.generate(
-            input_ids=tokens,
-            attention_mask=mask,
+            **placed({"input_ids": tokens, "attention_mask": mask}, model),
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.eos_token_id,
@@ -104,13 +104,34 @@ def generate(
     return answers
 
 
+def placed(batch: Batch, model: PreTrainedModel) -> Batch:
+    """The batch where the model is."""
+    return {name: tensor.to(model.device) for name, tensor in batch.items()}
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+) -> list[Tokens | Unfit]:
+    """What each record asks with what should be answered, or why the chat template refuses it."""
+    asked = [of_pairs(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
+    return tokenize(tokenizer, asked, system_prompt)
+
+
+def answerable(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
+) -> tuple[list[Record], list[Unfit]]:
+    """The records that the chat template does not refuse, and of the others why it does."""
+    found = encoded(tokenizer, records, system_prompt)
+    fit = [record for record, tokens in zip(records, found, strict=True) if not isinstance(tokens, Unfit)]
+    return fit, [tokens for tokens in found if isinstance(tokens, Unfit)]
+
+
 def prompts_of(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None) -> list[list[int]]:
     """What each record asks, as tokens. Raises BadConfiguration where the chat template refuses one."""
-    asked = [of_pairs(record)[0] if record.layout is Layout.PREFERENCE else record for record in records]
     prompts = []
-    for tokens in tokenize(tokenizer, asked, system_prompt):
+    for tokens in encoded(tokenizer, records, system_prompt):
         if isinstance(tokens, Unfit):
-            raise BadConfiguration(f"a test record {tokens}")
+            raise BadConfiguration(f"a question {tokens}")
         prompts.append(prompt_of(tokens) or [tokenizer.eos_token_id])  # a plain text is asked for from nothing
     return prompts
 
@@ -122,10 +143,10 @@ def score(
     records: Sequence[Record],
     parameters: EvaluateParameters,
 ) -> Scores:
-    """Scores on records of one layout; the answers are those to the first `samples` of them, then those to the questions.
+    """Scores on `answerable` records of one layout; the answers are to the first `samples` of them, then to the questions.
 
     Raises:
-        BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses one.
+        BadConfiguration: no record fits into the recipe's sequence_length, or the chat template refuses a question.
     """
     recipe, layout = parameters.recipe, records[0].layout
     found = likelihood(model, tokenizer, records, recipe)

@@ -9,15 +9,15 @@ from recipes.schema import Frozen
 
 
 class SentBack(Frozen):
-    """To the checkpoint of `step`, of a run whose metrics were known up to step `done`."""
+    """To the checkpoint of `step`, of a run whose metrics are known up to step `done`: once its program has ended."""
 
     step: int = Field(ge=1)
-    done: int
+    done: int | None = None
 
     @property
     def steps_done_anew(self) -> range:
         """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
-        return range(self.step + 1, self.done + 1)
+        return range(self.step + 1, (self.done or self.step) + 1)
 
 
 def way_from(step: int) -> str:

@@ -29,8 +29,9 @@ SCALING = 0.9
 """Share of a process's speed that is left beside others, which it waits for at every step."""
 
 
-def flops_per_token(recipe: Recipe, shape: Architecture) -> float:
-    """Operations for one token of training: forward, backward, and what checkpointing computes again.
+def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = True) -> float:
+    """Operations for one token of training: forward, backward, and what checkpointing computes again, unless that is no part
+    of the question: it takes time, but MFU counts it out.
 
     A frozen weight needs no gradient of its own, so that its backward pass costs as much as the forward pass, not twice.
     """
@@ -39,7 +40,7 @@ def flops_per_token(recipe: Recipe, shape: Architecture) -> float:
     # Each token attends to half of its sequence on average: two products of query_width x length / 2, two operations each.
     attention = 2 * shape.num_hidden_layers * shape.query_width * recipe.sequence_length
     forward = 2 * matrices + attention
-    again = forward - 2 * head if recipe.gradient_checkpointing else 0
+    again = forward - 2 * head if recipe.gradient_checkpointing and recomputed else 0
     if recipe.method == "full":
         return 3 * forward + again
     adapter = 6 * sum(t.total for t in shape.adapter(recipe.lora_rank, recipe.lora_target_modules))

@@ -2,31 +2,52 @@
 
 torchrun exits with 1 whatever its processes exit with. Here their code is told on, so that 78 (bad configuration) ends the
 job at once and 143 (saved and left) is seen. A process that was killed makes the others fail for want of it: what they said
-of themselves in `exit.json` is taken back, because the job was killed, and can go on.
+of themselves in `exit.json` is taken back, because the job was killed, and can go on. Whom torchrun itself ends because
+another has failed was not killed: a configuration that is bad was tried twelve times.
 """
 
+import signal
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
-from recipes.schema import EXIT_FILE, Job
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_RESTART, Job
+
+TOGETHER_SECONDS = 1
+"""Processes that end within this ended by themselves; one that does not heed torchrun's SIGTERM is killed much later."""
 
 
-def exit_code(codes: list[int]) -> int:
-    """Of a job whose processes ended first with these, negative where a signal killed one."""
-    killed = [code for code in codes if code < 0]
-    return 128 - killed[0] if killed else codes[0]
+def codes_of(failures: Collection[ProcessFailure]) -> list[int]:
+    """The exit codes of those that ended first, negative where a signal ended one."""
+    first = min(failure.timestamp for failure in failures)
+    return [failure.exitcode for failure in failures if failure.timestamp <= first + TOGETHER_SECONDS]
+
+
+def kills_in(codes: Sequence[int]) -> list[int]:
+    """The signals that killed processes, and with them the job. SIGTERM is torchrun's own, to those that are left."""
+    decided = any(code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART) for code in codes)
+    return [] if decided else [-code for code in codes if code < 0 and code != -signal.SIGTERM]
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Of a job whose processes ended with these."""
+    if killed := kills_in(codes):
+        return 128 + killed[0]
+    said = [code for code in codes if code > 0]
+    decided = [code for code in said if code in (EXIT_BAD_CONFIGURATION, EXIT_RESTART)]
+    return next(iter((*decided, *said)), 128 + signal.SIGTERM)
 
 
 def main() -> None:
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        if min(codes) < 0:
+        codes = codes_of(error.failures.values())
+        if kills_in(codes):
             job = Job.model_validate_json(Path(sys.argv[-1]).read_bytes())
             (Path(job.work_dir) / EXIT_FILE).unlink(missing_ok=True)
         sys.exit(exit_code(codes))

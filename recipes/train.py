@@ -6,18 +6,21 @@ from the job.
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PrinterCallback, set_seed
 
+from recipes.buckets import StoreUnavailable
 from recipes.incidents import read_incidents
 from recipes.launch import trains_shards
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training.course import Course, take_up
+from recipes.training.determinism import compute_alike_each_time
 from recipes.training.facts import facts_of
 from recipes.training.healing import restart_smaller, roll_back
 from recipes.training.logged import LogToTracking
@@ -34,7 +37,7 @@ from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter, WriteUsage, work_of_step
-from recipes.usage import Usage, folder_of, read_usage
+from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 METRICS_GRACE_SECONDS = 600
 """How long a finished run waits for a tracking server that is down, before it ends without its last points."""
@@ -52,6 +55,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         Preempted: SIGTERM came; a checkpoint was saved, where the job wants one then.
         Restart: memory ran out or the loss diverged, and the run can go on otherwise.
     """
+    began = time.monotonic()
+    compute_alike_each_time()
     course = take_up(job, store, work)
     recipe, group = course.recipe, course.group
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
@@ -62,10 +67,10 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         StopOnDivergence(recipe.divergence),
         StopToRepeat(course.repeats),
     )
-    trainer = build_trainer(job, course, material, model, ends, store, work)
+    trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
         set_seed(recipe.seed + group.data_rank)  # other rows drop out others, on equal weights
-    run(trainer, course, store)
+    run(trainer, course, store, folder_of(job))
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
 
@@ -80,14 +85,14 @@ def build_model(job: Job, course: Course, material: Material, store: Store) -> A
 
 
 def build_trainer(
-    job: Job, course: Course, material: Material, model: Any, ends: Ends, store: Store, work: Path
+    job: Job, course: Course, material: Material, model: Any, ends: Ends, store: Store, work: Path, began: float
 ) -> ObjectiveTrainer:
-    """What trains `model` from the checkpoint on that the run has come to."""
+    """What trains `model` from the checkpoint on that the run has come to, in a program that `began` then."""
     recipe, group, resume = course.recipe, course.group, course.resume
     evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
     anew = course.steps_done_anew
     metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
-    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, job.gpus)
+    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, job.gpus, began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
     saving = [CheckpointWhenDue(job.checkpoint, group), SaveTheBest()]
@@ -115,7 +120,7 @@ def build_trainer(
     return trainer
 
 
-def run(trainer: ObjectiveTrainer, course: Course, store: Store) -> None:
+def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) -> None:
     """Train until the run is over or something ends it. Raises Restart: a step did not fit into memory."""
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
@@ -125,6 +130,7 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store) -> None:
             raise
         if trainer.metrics:
             trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
+            write_usage(store, folder, trainer.meter.read(trainer.state.global_step))
         raise restart_smaller(store, course.uri, course.recipe, trainer.state.global_step + 1) from error
 
 
@@ -134,8 +140,8 @@ def leave(
     """Publish the weights of a run that has ended. Raises Preempted or Restart of one that goes on later."""
     recipe = course.recipe
     usage = trainer.meter.read(trainer.state.global_step)
-    course.checkpoints.wait()
     ends_early = ends.signal.requested or ends.divergence.found
+    wait_for_uploads(course, goes_on=bool(ends_early))
     grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
     lost = trainer.metrics.close(timeout=grace) if trainer.metrics else []
     chosen = weights_to_leave(course, trainer, ends, store)
@@ -144,6 +150,7 @@ def leave(
     if lost:
         say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
+    usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(usage.steps).gpu_seconds})
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": material.base},
@@ -157,6 +164,16 @@ def leave(
             unsent=len(lost),
         ).model_dump(mode="json"),
     )
+
+
+def wait_for_uploads(course: Course, *, goes_on: bool) -> None:
+    """A run that `goes_on` later needs its checkpoints here alone; that its newest is no place else is said, not its end."""
+    try:
+        course.checkpoints.wait()
+    except StoreUnavailable as problem:
+        if not goes_on:
+            raise
+        say(f"the newest checkpoint is on this machine alone: {problem}")
 
 
 def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, store: Store) -> tuple[int, Path] | None:

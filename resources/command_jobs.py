@@ -13,12 +13,11 @@ from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
-from resources.metadata.jobs import COMMAND, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.jobs import COMMAND, DATASET, WORK_FOLDERS, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
 from resources.metadata.tracking.run_data import COMMIT_TAG
 
 CODE = "code"
-DATASET = "dataset"
 ADDED = {CODE, DATASET, RESUMED}
 """Keys of a job's configuration beside those of the job file: the source files, the dataset version that it names, and how
 it was resumed."""

@@ -4,12 +4,12 @@ The row goes first, in one transaction with the look at who refers to it; then, 
 what lies in the object store.
 """
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, update
 
 from recipes.store import Store
 from resources.errors import conflict
 from resources.ingest.place import place_of
-from resources.lineage.datasets import children, is_part, own_artifacts
+from resources.lineage.datasets import children, digests_of, is_part, own_artifacts, places_of_others
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -32,17 +32,31 @@ def delete_version(database: Database, store: Store, identifier: str, user: str)
             raise conflict(f"dataset {version.reference} is not deleted: {', '.join(names[:SHOWN])}{more} refer to it")
         claims = ChunkClaims(database, version.organization, place_of(version.organization, version.name))
         claims.take_over(connection, version.id, version.storage_path)
-        mine = [artifact.digest for artifact in own_artifacts(connection, version)]
-        connection.execute(delete(lineage_edges).where(lineage_edges.c.child.in_(mine)))
-        connection.execute(delete(artifacts).where(artifacts.c.digest.in_(mine)))
+        forget(connection, version)
         datasets.remove(connection, version, user)
     claims.release(store, version.id)
     return version
 
 
+def forget(connection: Connection, version: DatasetVersion) -> None:
+    """Remove a version's artifacts from lineage.
+
+    One that is another version's too stays, as that one's: what was prepared alike under two names before manifests named
+    their place has one digest. With the row of the one went the proof of all models that were trained on the other.
+    """
+    mine = {artifact.digest for artifact in own_artifacts(connection, version)}
+    others = places_of_others(connection, version, mine)
+    for digest, uri in others.items():
+        connection.execute(update(artifacts).where(artifacts.c.digest == digest).values(uri=uri))
+    gone = mine - others.keys()
+    connection.execute(delete(lineage_edges).where(lineage_edges.c.child.in_(gone)))
+    connection.execute(delete(artifacts).where(artifacts.c.digest.in_(gone)))
+
+
 def referrers(connection: Connection, version: DatasetVersion) -> list[str]:
-    """Who refers to a version, each with a word for what it is."""
-    made = [child.name for child in children(connection, version) if not is_part(version, child)]
+    """Who refers to a version, each with a word for what it is. What was made of another's too loses nothing: `forget`."""
+    shared = places_of_others(connection, version, digests_of(version))
+    made = [child.name for child in children(connection, version, but=shared) if not is_part(version, child)]
     query = select(jobs.c.id).where(
         jobs.c.organization == version.organization, jobs.c.config["dataset"].as_string() == version.reference
     )

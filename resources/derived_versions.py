@@ -15,6 +15,8 @@ from resources.metadata.outbox import now_ms
 
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
+TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated")
+"""What a version says of its preparation; the result of one that ended before the cut records were counted has not all."""
 
 
 def outputs_at(place: str) -> dict[str, str]:
@@ -43,12 +45,15 @@ def add_prepared(
 ) -> tuple[DatasetVersion, bool]:
     """Record the version, its splits, its lineage and the end of its job, in one transaction.
 
-    Returns it, and whether it is new: content that a version of that name has already is that version.
+    Returns it, and whether it is new: content that a version of that name has already is that version. Where that one lies
+    elsewhere, as other parameters made it, nobody needs what lies here, and it is removed as a version that is deleted is.
 
     Raises:
         HanzoError: 409 where an earlier version of this preparation is just being deleted.
     """
     datasets, parent = Datasets(database), derivation.parent
+    claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
+    leftover = None
     artifact = result.artifacts["dataset"]
     content = str(result.facts["content_sha256"])
     manifests = {role: store.manifest(made) for role, made in result.artifacts.items()}
@@ -67,7 +72,7 @@ def add_prepared(
             num_records=sum(int(result.metrics[name]) for name in SPLITS),
             schema=parent.schema,  # records are filtered and masked: their columns stay
             splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
-            metadata={name: result.facts[name] for name in ("rejected", "masked", "oversampled", "leaked")},
+            metadata={name: result.facts[name] for name in TOLD if name in result.facts},
             tags=[],
             lineage={
                 "parent_datasets": [parent.reference],
@@ -77,13 +82,19 @@ def add_prepared(
             artifact=artifact,
         )
         if found is None:
-            claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
             claims.check_not_being_deleted(connection, version.storage_path)
             for role, made in result.artifacts.items():
                 record(connection, made, manifests[role])
             datasets.add(connection, version)
+        elif (place := storage_path_of(artifact.uri)) != found.storage_path:
+            # From here on nobody makes a version of it, as one whose files are on their way out: `check_not_being_deleted`.
+            leftover = new_id()
+            claims.take_over(connection, leftover, place)
         if job is not None:
-            Jobs(database).complete(connection, job.id, result.artifacts, 0.0)
+            there = {"dataset": version.artifact, **{split: version.split(split) for split in SPLITS}}
+            Jobs(database).complete(connection, job.id, result.artifacts if leftover is None else there, 0.0)
+    if leftover is not None:
+        claims.release(store, leftover)
     return version, found is None
 
 

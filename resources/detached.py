@@ -17,6 +17,8 @@ from pathlib import Path
 
 LOG = "log.txt"
 PID = "pid.json"
+ASKED = "asked_to_stop"
+"""As old as the SIGTERM that the process got from somebody who did not wait for it."""
 FLOCK = "hhqqi"
 """struct flock: type, whence, start, length, process id."""
 WRITE_OWN_PID = 'echo $$ > "$0"; exec "$@"'
@@ -62,6 +64,7 @@ def start(command: Sequence[str], folder: Path, descriptor: int, *, cwd: Path | 
     Returns when the process has said who it is.
     """
     (folder / PID).unlink(missing_ok=True)
+    (folder / ASKED).unlink(missing_ok=True)
     with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(
             ["sh", "-c", WRITE_OWN_PID, str(folder / PID), *command],
@@ -110,6 +113,16 @@ def stop(folder: Path, grace_seconds: float) -> None:
         elif time.monotonic() > end:
             send(folder, signal.SIGKILL)
         time.sleep(0.1)
+
+
+def ask_to_stop(folder: Path, grace_seconds: float) -> None:
+    """`stop` for those who cannot wait: SIGTERM the first time, SIGKILL once they ask when the grace is over."""
+    asked = folder / ASKED
+    if not asked.exists():
+        if send(folder, signal.SIGTERM):
+            asked.touch()
+    elif time.time() - asked.stat().st_mtime > grace_seconds:
+        send(folder, signal.SIGKILL)
 
 
 def write_json(path: Path, document: object) -> None:

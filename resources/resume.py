@@ -22,7 +22,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.lineage.run_record import RunRecord, read_record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
-from resources.metadata.resumed import Resumed
+from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.sweeps import SWEEP_KEY
 from resources.metadata.tracking.metrics import Metrics
 
@@ -62,10 +62,23 @@ def resume_job(database: Database, store: Store, identifier: str, wish: Wish, us
     if wish.resume_from != "latest":
         there = checkpoints_of(job, record, store)
         start = chosen(there, wish.resume_from)
-        known = {point.key: point.step for point in Metrics(database).latest(job.id)}
-        back = (*back, SentBack(step=start.step, done=max(start.step, known.get(LOSS, 0))))
+        back = (*back, SentBack(step=start.step))
     resumed = Resumed(times=job.resumed.times + 1, sent_back=back, gpus=wish.gpus or job.resumed.gpus)
     return jobs.resume(job.id, resumed, {"user_id": user, "resume_from": wish.resume_from, "gpus": wish.gpus})
+
+
+def settle(database: Database, job: JobRecord) -> None:
+    """Write down how far a run had come that was sent back: its program went on to log while it was told to end.
+
+    For whoever starts it anew, once that has ended and before its new program begins. Done once.
+    """
+    *before, last = job.resumed.sent_back or (None,)
+    if last is None or last.done is not None:
+        return
+    known = {point.key: point.step for point in Metrics(database).latest(job.id)}
+    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS, 0))})
+    resumed = job.resumed.model_copy(update={"sent_back": (*before, settled)})
+    Jobs(database).specify(job.id, RESUMED, resumed.model_dump(mode="json"))
 
 
 def refuse_what_does_not_go_on(job: JobRecord, wish: Wish) -> None:

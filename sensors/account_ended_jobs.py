@@ -18,7 +18,7 @@ from resources.lineage.run_record import read_record
 from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import Event, now_ms
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
-from sensors.run_sweeps import NOT_GONE
+from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
 LONGEST_MS = 2 * GRACE_SECONDS * 1000
@@ -31,8 +31,7 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
     with control_plane.database.read() as connection:
         events = new_events(context, connection, "job.failed", "job.cancelled")
     for event in events:
-        filters = dg.RunsFilter(tags={"dagster/partition": event.key}, statuses=NOT_GONE)
-        if now_ms() - event.created_at < LONGEST_MS and context.instance.get_runs(filters, limit=1):
+        if now_ms() - event.created_at < LONGEST_MS and not is_gone(context.instance, event.key):
             break
         try:
             account(event, control_plane)

@@ -7,7 +7,8 @@ from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.validations import CHECK_REQUESTED
-from sensors.event_cursor import SELDOM_SECONDS, home_of_version, new_events, position
+from sensors.event_cursor import SELDOM_SECONDS, new_events, position
+from sensors.homes import home_of_version
 from sensors.sensor import sensor
 
 

@@ -1,6 +1,7 @@
 """A training job completed -> evaluate it, register its version and export it (specification row M8).
 
-Of a sweep only the best trial, once the sweep has ended: nobody wants a model version of each of fifty.
+Of a sweep only the best trial that was not stopped early, once the sweep has ended: nobody wants a model version of each of
+fifty.
 """
 
 import dagster as dg
@@ -8,9 +9,11 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
 from resources.metadata.jobs import TRAINING
+from resources.metadata.outbox import Event
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
-from sensors.event_cursor import INTERVAL_SECONDS, home_of, new_events, position
+from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
+from sensors.homes import home_of
 from sensors.sensor import sensor
 
 STEPS = ("evaluation", "version", "merged", "gguf")
@@ -24,10 +27,10 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
         for event in new_events(context, connection, "job.completed", "sweep.completed"):
             cursor = event.seq
             of_sweep = event.type == "sweep.completed"
-            job = control_plane.jobs.get(event.payload["best"]["job_id"] if of_sweep else event.key, connection)
+            job = control_plane.jobs.get(best_of(event) if of_sweep else event.key, connection)
             if job.type != TRAINING or job.replay_of is not None or of_sweep != (SWEEP_KEY in job.config):
                 continue
-            if job.status != "completed":  # the best trial was stopped early: there is no model of it
+            if job.status != "completed":  # all trials with a value were stopped early: there is no model of any
                 continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)
@@ -42,3 +45,9 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))
+
+
+def best_of(event: Event) -> str:
+    """The job of a sweep's best trial that completed. Events of before that was told have the best of all."""
+    best = event.payload.get("best_completed") or event.payload["best"]
+    return str(best["job_id"])

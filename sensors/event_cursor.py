@@ -3,10 +3,7 @@
 import dagster as dg
 from sqlalchemy import Connection
 
-from hanzo_ml_assets.definition import SANDBOX
-from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import Event, read_after
-from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 MAX_EVENTS = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
@@ -25,15 +22,3 @@ def position(context: dg.SensorEvaluationContext) -> int:
 
 def new_events(context: dg.SensorEvaluationContext, connection: Connection, *types: str) -> list[Event]:
     return read_after(connection, position(context), types, MAX_EVENTS)
-
-
-def home_of(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:
-    """The definition that a dataset or model belongs to: its own where there is one, else the sandbox."""
-    assert context.repository_def is not None
-    step = "version" if kind == "datasets" else "checkpoint"
-    return name if context.repository_def.asset_graph.has(dg.AssetKey([kind, name, step])) else SANDBOX
-
-
-def home_of_version(context: dg.SensorEvaluationContext, version: DatasetVersion) -> str:
-    """A definition is about the default organization's dataset of its name: no other's is checked by its rules."""
-    return home_of(context, "datasets", version.name) if version.organization == DEFAULT_ORGANIZATION else SANDBOX

@@ -13,9 +13,14 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
 from resources.errors import HanzoError
+from resources.metadata.jobs import ACTIVE
 from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
 
+PROGRAMS = {"checkpoint", "command"}
+"""Assets whose runs work for a job; those of others only for what it has left."""
+WHAT_FOLLOWS = {"evaluation", "version", "merged", "gguf"}
 RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"
 MAX_RETRIES = 20
@@ -37,7 +42,8 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
     requests = []
     for run in context.instance.get_runs(filters):
         if may_be_retried(run):
-            if not context.instance.get_runs(dg.RunsFilter(tags={RETRY_OF: run.run_id}), limit=1):
+            retried = context.instance.get_runs(dg.RunsFilter(tags={RETRY_OF: run.run_id}), limit=1)
+            if not retried and is_wanted(context.instance, run, control_plane):
                 requests.append(retry(run))
         else:
             with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
@@ -51,13 +57,28 @@ def may_be_retried(run: dg.DagsterRun) -> bool:
     return died and bool(run.asset_selection) and int(run.tags.get(RETRIES, "0")) < MAX_RETRIES
 
 
+def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """Whether a run is to go on: not one whose job was cancelled meanwhile, even if it was resumed again."""
+    job_id = run.tags.get(PARTITION_TAG)
+    if job_id is None or not steps_of(run) & PROGRAMS:
+        return True
+    with control_plane.database.read() as connection:
+        job = control_plane.jobs.find(job_id, connection)
+        resumed_at = control_plane.jobs.resumed_at(job_id, connection)
+    return job is None or (job.status != "cancelled" and is_since(instance, run, resumed_at))
+
+
+def steps_of(run: dg.DagsterRun) -> set[str]:
+    return {key.path[-1] for key in run.asset_selection or ()}
+
+
 def retry(run: dg.DagsterRun) -> dg.RunRequest:
     """The same work once more: programs go on from what is there, and work that is done is not done again."""
     kept = {tag: run.tags[tag] for tag in (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG) if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
-        partition_key=run.tags.get("dagster/partition"),
+        partition_key=run.tags.get(PARTITION_TAG),
         tags={**kept, RETRY_OF: run.run_id, RETRIES: str(int(run.tags.get(RETRIES, "0")) + 1)},
     )
 
@@ -67,16 +88,18 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
     if preparation := run.tags.get(PREPARATION_TAG):
         control_plane.jobs.fail(preparation, f"its run failed: {cause_of(instance, run)}")
         return
-    partition = run.tags.get("dagster/partition")
-    steps = {key.path[-1] for key in run.asset_selection or ()}
-    if partition is None or not steps & {"checkpoint", "command", "evaluation", "version", "merged", "gguf"}:
+    partition, steps = run.tags.get(PARTITION_TAG), steps_of(run)
+    if partition is None or not steps & (PROGRAMS | WHAT_FOLLOWS):
         return
-    others = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition}))
+    others = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: partition}))
     if others[0].run_id != run.run_id or any(not other.is_finished for other in others):
         return
-    job = control_plane.jobs.read(partition)
-    if steps & {"checkpoint", "command"}:
-        if job.status == "running":
+    with control_plane.database.read() as connection:
+        job = control_plane.jobs.get(partition, connection)
+        resumed_at = control_plane.jobs.resumed_at(partition, connection)
+    if steps & PROGRAMS:
+        # One that failed before its job began has left it queued, and its run key is used up.
+        if job.status in ACTIVE and is_since(instance, run, resumed_at):
             control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")
     elif run.run_id not in job.reason:  # told already: its log is not read at every look
         control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}")

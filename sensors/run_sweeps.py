@@ -3,30 +3,51 @@
 It follows the rows and not the events: whatever was killed in between, the next look finds the sweep as it stands.
 """
 
+from functools import partial
+
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
+from resources.hpo.trial_job import trial_job
+from resources.metadata.jobs import TRAINING, WORK_FOLDERS
 from resources.metadata.sweeps import Sweeps
 from sensors.event_cursor import SELDOM_SECONDS
+from sensors.homes import dataset_of
+from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
-from sensors.stop_cancelled_jobs import IN_PROGRESS
-
-NOT_GONE = [*IN_PROGRESS, dg.DagsterRunStatus.CANCELING]
 
 
 @sensor(interval=SELDOM_SECONDS, description="Runs the trials of each sweep that was started.", requests_runs=False)
 def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    def is_gone(job_id: str) -> bool:
-        filters = dg.RunsFilter(tags={"dagster/partition": job_id}, statuses=NOT_GONE)
-        return not context.instance.get_runs(filters, limit=1)
-
     moved = []
     for sweep_id in Sweeps(control_plane.database).running():
         try:
-            if advance(control_plane.database, control_plane.store, sweep_id, is_gone):
+            pin_dataset(context, sweep_id, control_plane)
+            if advance(control_plane.database, control_plane.store, sweep_id, partial(has_ended, context, control_plane)):
                 moved.append(sweep_id)
-        except HanzoError as error:  # one that stumbles holds up no other
-            context.log.warning(f"sweep {sweep_id} cannot go on: {error.message}")
+        except Exception as error:  # whatever it is: one that stumbles holds up no other
+            context.log.exception(f"sweep {sweep_id} cannot go on: {error!r}")
     return dg.SensorResult(skip_reason=f"went on: {', '.join(moved)}" if moved else "no sweep has anything to do")
+
+
+def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, job_id: str) -> bool:
+    """Whether nothing of a trial works any more: no run, and no program whose worker died, which has the GPU still."""
+    folder = control_plane.work_dir(job_id, WORK_FOLDERS[TRAINING])
+    return is_gone(context.instance, job_id) and not control_plane.compute.is_left(folder)
+
+
+def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> None:
+    """A sweep that names no dataset takes its model definition's, and all of its trials the version of now."""
+    sweep = Sweeps(control_plane.database).snapshot(sweep_id).sweep
+    if sweep.config.base_config.get("dataset"):
+        return
+    reference = dataset_of(context, trial_job(sweep.config, {})["model"])
+    if reference is None:  # its trials say that there is no such model
+        return
+    try:
+        version = control_plane.datasets.read(reference, sweep.organization)
+    except HanzoError:  # and that there is no such dataset: a sweep without any trial would say nothing at all
+        return
+    Sweeps(control_plane.database).set_dataset(sweep_id, version.reference)

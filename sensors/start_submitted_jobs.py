@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import dagster as dg
 from sqlalchemy import Connection
 
-from hanzo_ml_assets.checkpoint import DATASET_METADATA
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import tags_of
@@ -18,23 +17,28 @@ from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
-from resources.metadata.jobs import COMMAND, TRACKED, JobRecord
-from sensors.event_cursor import INTERVAL_SECONDS, home_of
+from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
+from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.homes import dataset_of
 from sensors.retry_dead_runs import may_be_retried
+from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
 from sensors.sensor import sensor
 
-PARTITION_TAG, RUN_KEY_TAG = "dagster/partition", "dagster/run_key"
 MAX_NEW_RUNS = 20
 """Per tick: one that launched 50 runs took over a minute, and a tick has 60 seconds."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason."""
+    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason.
+
+    `dataset` is the version that it is trained on from then on, where it named none.
+    """
 
     start: bool = False
     wait: str = ""
     fail: str = ""
+    dataset: str = ""
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Starts each submitted job: training once its dataset is split.")
@@ -46,6 +50,8 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         decisions = [decide(context, job, control_plane, connection) for job in jobs]
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
+        if decision.dataset and not job.config.get(DATASET):
+            control_plane.jobs.specify(job.id, DATASET, decision.dataset)
         if decision.fail:
             with suppress(HanzoError):  # somebody was faster, and others wait to be started
                 control_plane.jobs.fail(job.id, decision.fail)
@@ -67,12 +73,22 @@ def run_key(job: JobRecord) -> str:
     return f"{job.id}-{times}" if times else job.id
 
 
-def goes_on_still(instance: dg.DagsterInstance, job: JobRecord) -> bool:
-    """Whether a run from before the job was resumed still ends: its program saves a checkpoint as it is cancelled."""
+def goes_on_still(instance: dg.DagsterInstance, job: JobRecord, control_plane: ControlPlane) -> bool:
+    """Whether what was before the job was resumed still ends: its program saves a checkpoint as it is cancelled.
+
+    A program whose worker had died is told to end here.
+    """
     if not job.resumed.times:
         return False
     runs = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job.id}))
-    return any(not run.is_finished and run.tags.get(RUN_KEY_TAG) != run_key(job) for run in runs)
+    if any(run.tags.get(RUN_KEY_TAG) == run_key(job) for run in runs):
+        return False
+    if any(not run.is_finished for run in runs):
+        return True
+    folder = control_plane.work_dir(job.id, WORK_FOLDERS[job.type])
+    if left := control_plane.compute.is_left(folder):
+        control_plane.compute.end_left(folder)
+    return left
 
 
 def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
@@ -86,16 +102,15 @@ def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
 def decide(
     context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
 ) -> Decision:
-    if goes_on_still(context.instance, job):
+    if goes_on_still(context.instance, job, control_plane):
         return Decision(wait="waits until what ran before it was resumed has ended")
     if job.type == COMMAND:
         return Decision(start=True)
     model = str(job.config["model"])
-    if home_of(context, "models", model) != model:
+    default = dataset_of(context, model)
+    if default is None:
         return Decision(fail=f"there is no model definition '{model}': add hanzo_ml_assets/defs/{model}/defs.yaml")
-    assert context.repository_def is not None
-    node = context.repository_def.asset_graph.get(dg.AssetKey(["models", model, "checkpoint"]))
-    reference = str(job.config.get("dataset") or node.metadata[DATASET_METADATA])
+    reference = str(job.config.get(DATASET) or default)
     try:
         version = control_plane.datasets.resolve(reference, job.organization, connection)
     except HanzoError as error:
@@ -107,8 +122,8 @@ def decide(
             problem = problems_of(connection, [version.id]).get(version.id)
             reason = problem.problem if problem else f"could not be checked and split: see run {run} in Dagster"
             return Decision(fail=f"dataset {version.reference} {reason}")
-        return Decision(wait=f"waits for the checks and splits of {version.reference}")
-    return Decision(start=True)
+        return Decision(wait=f"waits for the checks and splits of {version.reference}", dataset=version.reference)
+    return Decision(start=True, dataset=version.reference)
 
 
 def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:

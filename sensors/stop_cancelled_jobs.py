@@ -1,21 +1,22 @@
-"""A job was cancelled -> end its Dagster run, which ends its program within the grace period."""
+"""A job was cancelled -> end its Dagster run, which ends its program within the grace period.
 
-from datetime import UTC, datetime
+A program whose worker had died by then is ended here: nobody else knows of it.
+"""
+
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from resources.metadata.outbox import Event
+from resources.metadata.jobs import WORK_FOLDERS
+from resources.metadata.outbox import Event, now_ms
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
+from sensors.runs_of_jobs import IN_PROGRESS, PARTITION_TAG, is_gone
 from sensors.sensor import sensor
 
-IN_PROGRESS = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
+LOOK_BACK = timedelta(days=7)
+"""How long ago a job may have ended whose program still works: for as long the stack may have been down."""
 
 
 @sensor(interval=SELDOM_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
@@ -29,6 +30,7 @@ def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: Cont
         job = jobs[event.key]
         for run in runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
             context.instance.run_coordinator.cancel_run(run.run_id)
+    end_programs_left(context, control_plane)
     return dg.SensorResult(cursor=str(cursor))
 
 
@@ -37,6 +39,18 @@ def runs_to_end(instance: dg.DagsterInstance, event: Event, *, resumed: bool) ->
     before = datetime.fromtimestamp(event.created_at / 1000, UTC) if resumed else None
     filters = (
         dg.RunsFilter(tags={tag: event.key}, statuses=IN_PROGRESS, created_before=before)
-        for tag in ("dagster/partition", PREPARATION_TAG)
+        for tag in (PARTITION_TAG, PREPARATION_TAG)
     )
     return [run for each in filters for run in instance.get_runs(each)]
+
+
+def end_programs_left(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> None:
+    """End the programs of jobs that were cancelled, or failed, and that no run follows any more."""
+    since = now_ms() - int(LOOK_BACK.total_seconds() * 1000)
+    with control_plane.database.read() as connection:
+        broken_off = control_plane.jobs.broken_off(since, connection)
+    for job in broken_off:
+        folder = control_plane.work_dir(job.id, WORK_FOLDERS[job.type])
+        if control_plane.compute.is_left(folder) and is_gone(context.instance, job.id):
+            context.log.info(f"job {job.id} is {job.status}: its program is told to end")
+            control_plane.compute.end_left(folder)

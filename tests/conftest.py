@@ -4,6 +4,7 @@ the S3 server that tests of several folders use.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,14 @@ ONE_STACK = "chain"
 """The folder whose tests share one stack, which costs more to start than most files take."""
 OF_A_CLUSTER = {"postgresql", "s3"}
 """Parameters of tests that run on SQLite and in a folder too, as a laptop does: these are slow tests."""
+
+
+def pytest_configure() -> None:
+    """In a shell's background SIGINT is ignored, and Dagster lets a process that imports it ignore SIGTERM then too: so
+    would all that the tests start, and wait for to end.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -33,7 +33,7 @@ from api.auth.routes import Match, Routes
 from api.auth.table import OPEN, RULES, Audit, Rule, needed
 from api.errors import error_response, no_such_route
 from api.ui import sign_in
-from resources.errors import ErrorCode, HanzoError
+from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.tracking.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
 
@@ -113,7 +113,7 @@ class Guard:
                 with suppress(HanzoError):  # the endpoint says what is wrong with it
                     body = bodies.parsed(raw, scope["path"])
             call.references = references(match.route.shape, match.parameters, query_of(scope), body)
-        await self._app(scope, receive, self._recorded(call, send))
+        await self._on_record(call, scope, receive, send)
 
     async def _guarded(
         self,
@@ -148,7 +148,10 @@ class Guard:
             await error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message)(scope, receive, send)
             return
         scope["state"]["caller"] = call.caller
-        await self._app(scope, receive, send if rule.audit is Audit.NONE else self._recorded(call, send))
+        if rule.audit is Audit.NONE:
+            await self._app(scope, receive, send)
+        else:
+            await self._on_record(call, scope, receive, send)
 
     async def _caller(self, tokens: "Tokens", header: str | None) -> Caller:
         token = job_token(header)
@@ -215,15 +218,23 @@ class Guard:
         await self._record(call, answer.status_code)
         await answer(scope, receive, send)
 
-    def _recorded(self, call: Call, send: Send) -> Send:
-        """`send` that has the call on record before its answer leaves."""
+    async def _on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """The call, on record before its answer leaves, and also where an error leaves it without one."""
+        answered = False
 
         async def recorded(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
+                answered = True
                 await self._record(call, message["status"])
             await send(message)
 
-        return recorded
+        try:
+            await self._app(scope, receive, recorded)
+        except Exception:
+            if not answered:
+                await self._record(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
 
     async def _record(self, call: Call, status: int) -> None:
         counted = call.audit is Audit.COUNTED

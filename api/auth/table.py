@@ -16,6 +16,16 @@ V1_PREFIXES = ("", "/api")
 OPEN = frozenset({"GET /alive", "GET /ready", "GET /health", "HEAD /health", "GET /v1/dataset-files"})
 """Probes (row W6, checklist Z21), and signed links, which are their own permission. The metrics have a port of their own."""
 
+NOT_SERVED = (
+    *(
+        f"{method} {prefix}/mlflow/{{unserved}}"
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        for prefix in ("", "/api/3.0", "/ajax-api/3.0")
+    ),
+    "POST /v1/traces",
+)
+"""They tell everybody the same, and read nothing of what they are sent (`api.mlflow.not_served`)."""
+
 NEEDS: dict[P, tuple[str, ...]] = {
     P.SERVER_READ: (
         "GET /version",
@@ -31,20 +41,20 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /static-files/{path}",
         "GET /api/3.0/mlflow/server-info",
         "GET /ajax-api/3.0/mlflow/server-info",
-        "GET /mlflow/server-info",
         "GET /ajax-api/2.0/mlflow/gateway-proxy",
+        "POST /ajax-api/2.0/mlflow/gateway-proxy",
         "GET /ajax-api/3.0/mlflow/ui-telemetry",
         "POST /ajax-api/3.0/mlflow/ui-telemetry",
         "GET /v1/addresses",
         "GET /v1/events",
         "GET /v1/heartbeats",
+        *NOT_SERVED,
     ),
     P.EXPERIMENTS_READ: (
         "GET /mlflow/experiments/get",
         "GET /mlflow/experiments/get-by-name",
         "GET /mlflow/experiments/search",
         "POST /mlflow/experiments/search",
-        "GET /mlflow/experiments/list",
         "POST /mlflow/experiments/search-datasets",
         "POST /api/2.0mlflow/experiments/search-datasets",
         "POST /ajax-api/2.0mlflow/experiments/search-datasets",
@@ -63,7 +73,8 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /mlflow/logged-models/{model_id}/artifacts/directories",
         "GET /mlflow/logged-models/{model_id}/artifacts/files",
         "GET /get-artifact",
-        "GET /mlflow/get-artifact",
+        "GET /mlflow/artifacts/get",
+        "GET /graphql",
         "POST /graphql",
         "GET /v1/experiments",
         "GET /v1/experiments/{experiment_id}",
@@ -87,6 +98,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "POST /mlflow/runs/log-model",
         "POST /mlflow/runs/log-inputs",
         "POST /mlflow/runs/outputs",
+        "POST /mlflow/runs/create-promptlab-run",
         "PUT /mlflow-artifacts/artifacts/{artifact_path}",
         "POST /mlflow-artifacts/mpu/create/{artifact_path}",
         "POST /mlflow-artifacts/mpu/complete/{artifact_path}",
@@ -199,12 +211,14 @@ QUESTIONS = frozenset(
         "POST /mlflow/logged-models/search",
         "POST /mlflow/registered-models/get-latest-versions",
         "POST /mlflow/artifacts/presigned-download-url",
+        "POST /ajax-api/2.0/mlflow/gateway-proxy",
         "POST /ajax-api/3.0/mlflow/ui-telemetry",
         "POST /graphql",
         "POST /login",
         "POST /logout",
         "POST /v1/datasets/trace",
         "POST /v1/jobs/estimate",
+        *NOT_SERVED,
     }
 )
 """They change nothing here, though asked by POST."""
@@ -224,6 +238,7 @@ LOGGING = frozenset(
 """What a training script calls many times a second: audited by count (see `api.audit`)."""
 CHECKS_ITSELF = frozenset(
     {
+        "GET /graphql",
         "POST /graphql",
         "POST /mlflow/runs/log-metric",
         "POST /mlflow/runs/log-parameter",
@@ -248,7 +263,6 @@ FOR_JOBS = frozenset(
         "GET /version",
         "GET /api/3.0/mlflow/server-info",
         "GET /ajax-api/3.0/mlflow/server-info",
-        "GET /mlflow/server-info",
         "GET /mlflow/experiments/get",
         "GET /mlflow/runs/get",
         "GET /mlflow/metrics/get-history",
@@ -290,6 +304,7 @@ FOR_JOBS = frozenset(
         "GET /mlflow-artifacts/artifacts/models/{name}/{number}/{path}",
         "GET /v1/models/{name}/versions",
         "GET /v1/models/{name}/versions/{number}",
+        *NOT_SERVED,
     }
 )
 """What a job's own token is good for, with the objects that are the job's: nothing that lists or searches."""
@@ -300,9 +315,10 @@ UPLOADS = frozenset(
         "POST /v1/runs/{run_id}/artifacts",
         "PUT /mlflow-artifacts/artifacts/{artifact_path}",
         "POST /mlflow/upload-artifact",
+        *NOT_SERVED,
     }
 )
-"""The body is a file: streamed, of any size, and names no object."""
+"""The body is a file: streamed, of any size, and names no object. Or it is not read at all."""
 
 
 class Audit(StrEnum):

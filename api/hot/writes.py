@@ -3,7 +3,6 @@
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.call import Call
-from api.host_guard import NO_SNIFF
 from api.hot.bodies import Decode, log_batch, log_metric, log_parameter, set_tag
 from api.hot.calls import HotCall, caller, is_json, whole_body, with_body
 from resources.metadata.call_tallies import tally_of
@@ -17,7 +16,7 @@ CALLS: dict[str, Decode] = {
 }
 
 _OK = 200
-_HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json"), NO_SNIFF]
+_HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json")]
 _BODY: Message = {"type": "http.response.body", "body": b"{}"}
 
 

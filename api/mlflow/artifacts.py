@@ -40,6 +40,16 @@ def list_artifacts(
     return answer(root_uri=run.artifact_uri, files=files)
 
 
+@router.get("/mlflow/artifacts/get")
+@router.head("/mlflow/artifacts/get", include_in_schema=False)
+def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: NamedRun) -> Response:
+    """FastTrackML's path; MLflow's is /get-artifact."""
+    checked_path(path)
+    run = tracking.runs.get(run_id)
+    check_here(run.artifact_uri)
+    return artifact_response(artifacts, run.id, path, request)
+
+
 @router.get("/mlflow-artifacts/artifacts")
 def list_proxied(
     places: ArtifactPlacesOf,

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, StrictBool
 
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
@@ -177,11 +177,13 @@ def list_artifacts(
 @router.head("/{model_id}/artifacts/files", include_in_schema=False)
 def download(
     model_id: str,
-    artifact_file_path: Annotated[Required, Query()],
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
+    artifact_file_path: str = "",
 ) -> Response:
+    if not artifact_file_path:
+        raise invalid('Request must include the "artifact_file_path" query parameter.')
     checked_path(artifact_file_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)

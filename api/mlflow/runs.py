@@ -55,14 +55,18 @@ class SetTag(KeyOfRun):
 
 @router.post("/create")
 def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
-    made = tracking.runs.create(
-        experiment_number(body.experiment_id or str(DEFAULT_ID)),
-        name=body.run_name or None,
-        user_id=caller.user_or(body.user_id),
-        tags={tag.key: tag.value for tag in body.tags},
-        start_time=body.start_time or None,
-    )
-    return answer(run=run_message(tracking.run_search.get(made)))
+    # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
+    with tracking.write() as writer:
+        made = tracking.runs.create(
+            experiment_number(body.experiment_id or str(DEFAULT_ID)),
+            name=body.run_name or None,
+            user_id=caller.user_or(body.user_id),
+            tags={tag.key: tag.value for tag in body.tags},
+            start_time=body.start_time or None,
+            connection=writer,
+        )
+        message = run_message(tracking.run_search.get(made, connection=writer))
+    return answer(run=message)
 
 
 @router.get("/get")

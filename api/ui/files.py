@@ -5,9 +5,8 @@ from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
 from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
-from api.mlflow import version_files
+from api.mlflow import artifacts, version_files
 from api.mlflow.artifacts import artifact_response, place_response
-from api.mlflow.named_run import NamedRun
 from api.run_artifacts import checked_path
 from resources.metadata.artifacts.artifact_locations import check_here, is_proxied, proxied_path
 from resources.metadata.registry.model_version_rules import version_number
@@ -18,19 +17,8 @@ from resources.metadata.scope import Kind, Reference
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/get-artifact")
-@router.head("/get-artifact", include_in_schema=False)
-def get_artifact(
-    path: str,
-    request: Request,
-    tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
-    run_id: NamedRun,
-) -> Response:
-    checked_path(path)
-    run = tracking.runs.get(run_id)
-    check_here(run.artifact_uri)
-    return artifact_response(artifacts, run.id, path, request)
+router.get("/get-artifact")(artifacts.file_of_run)
+router.head("/get-artifact")(artifacts.file_of_run)
 
 
 @router.get("/model-versions/get-artifact")
@@ -40,7 +28,7 @@ def get_version_artifact(
     path: str,
     request: Request,
     tracking: TrackingOf,
-    artifacts: RunArtifactsOf,
+    run_artifacts: RunArtifactsOf,
     database: DatabaseOf,
     files: VerifiedFilesOf,
     places: ArtifactPlacesOf,
@@ -57,12 +45,13 @@ def get_version_artifact(
     if root.startswith("runs:/"):
         run_id, _, folder = root.removeprefix("runs:/").partition("/")
         check_own(database, caller, Reference(Kind.RUN, run_id))
-        return artifact_response(artifacts, tracking.runs.get(run_id).id, f"{folder}/{path}", request)
+        return artifact_response(run_artifacts, tracking.runs.get(run_id).id, f"{folder}/{path}", request)
     check_here(root)
     return place_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
 
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy")
+@router.post("/ajax-api/2.0/mlflow/gateway-proxy")
 def no_gateway() -> Response:
     """The page of runs asks which language models a gateway offers, and shows an error unless it is told that none."""
     return JSONResponse({"endpoints": []})

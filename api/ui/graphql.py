@@ -5,13 +5,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.auth.ownership import check_own
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
+from api.errors import told
 from api.mlflow.inputs import dataset_summaries, summary_message
-from api.mlflow.messages import experiment_message, experiment_number
+from api.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
 from api.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
 from api.mlflow.registry_messages import version_message
@@ -19,6 +20,7 @@ from api.mlflow.run_messages import run_message
 from api.mlflow.statuses import translate
 from api.requests import Body, StrictRoute
 from api.run_artifacts import RunArtifacts
+from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
@@ -29,7 +31,8 @@ from resources.metadata.tracking.tracking import Tracking
 
 router = APIRouter(include_in_schema=False, route_class=StrictRoute)
 
-MAX_RUNS = 1000
+MAX_FOUND = 1000
+"""Of one page, whatever it asks for: the next page has more."""
 MAX_VERSIONS = 100
 """Of one run, as its page lists them."""
 
@@ -40,16 +43,23 @@ class Query(Body):
     operationName: str | None = None
 
 
+@router.get("/graphql")
 @router.post("/graphql")
 def graphql(
-    body: Query, tracking: TrackingOf, artifacts: RunArtifactsOf, database: DatabaseOf, caller: CallerOf
+    body: Query,
+    request: Request,
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    database: DatabaseOf,
+    caller: CallerOf,
 ) -> Response:
     # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
     from api.ui.graphql_execution import answer
 
     registry = RegistrySearch(database, caller.organization)
     questions = Questions(tracking, artifacts, registry, caller.organization, partial(check_own, database, caller))
-    return JSONResponse(answer(questions, body.query, body.variables, body.operationName))
+    say = partial(told, request)
+    return JSONResponse(answer(questions, body.query, body.variables, body.operationName, say))
 
 
 class Questions:
@@ -84,7 +94,8 @@ class Questions:
             [experiment_number(text) for text in given.get("experimentIds") or ()],
             conditions=translate(parse_filter(given.get("filter") or "", RUN_GRAMMAR)),
             orders=parse_orders(given.get("orderBy") or (), RUN_GRAMMAR),
-            limit=min(given.get("maxResults") or MAX_RUNS, MAX_RUNS),
+            lifecycle_stages=VIEWS[given.get("runViewType") or "ACTIVE_ONLY"],
+            limit=limit_of(given, MAX_FOUND),
             page_token=given.get("pageToken") or None,
             organization=self._organization,
         )
@@ -92,7 +103,7 @@ class Questions:
 
     def mlflow_get_metric_history_bulk_interval(self, given: Mapping[str, Any]) -> dict[str, Any]:
         steps = interval(given.get("startStep"), given.get("endStep"))
-        limit = min(given.get("maxResults") or MAX_POINTS_OF_RUN, MAX_POINTS_OF_RUN)
+        limit = limit_of(given, MAX_POINTS_OF_RUN)
         run_ids = (given.get("runIds") or ())[:MAX_SAMPLED]
         self._check_own(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
         found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
@@ -105,6 +116,22 @@ class Questions:
         found = self._artifacts.entries(run.id, given.get("path") or "")
         files = [{"path": entry.path, "is_dir": entry.is_dir, "file_size": entry.size or 0} for entry in found]
         return {"root_uri": run.artifact_uri, "files": files}
+
+    def mlflow_search_model_versions(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        page = self._registry.versions(
+            parse_filter(given.get("filter") or "", VERSION_GRAMMAR),
+            parse_orders(given.get("orderBy") or (), VERSION_GRAMMAR),
+            limit_of(given, MAX_FOUND),
+            given.get("pageToken") or None,
+        )
+        found = [version_message(version) for version in page.versions]
+        return {"model_versions": found, "next_page_token": page.next_page_token}
+
+    def test(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """MLflow's way to try the endpoint: it says what it is told."""
+        return {"output": given.get("inputString")}
+
+    test_mutation = test
 
     def mlflow_search_datasets(self, given: Mapping[str, Any]) -> dict[str, Any]:
         found = dataset_summaries(self._tracking, given.get("experimentIds") or (), self._organization)
@@ -119,3 +146,14 @@ class Questions:
             "experiment": experiment_message(experiment),
             "model_versions": [version_message(version) for version in versions],
         }
+
+
+def limit_of(given: Mapping[str, Any], most: int) -> int:
+    """Of what `maxResults` asks for, as much as one page has. A database would take -1 for all there is."""
+    asked = given.get("maxResults")
+    if asked is None:
+        return most
+    text = str(asked)
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise invalid(f"Invalid value {text!r:.60} for parameter 'max_results' supplied. It must be a positive integer.")
+    return min(int(text), most)

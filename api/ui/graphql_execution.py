@@ -20,14 +20,23 @@ from graphql import (
 from graphql.error import GraphQLError
 
 from api.ui.graphql_limits import too_much
-from resources.errors import HanzoError, invalid
+from resources.errors import invalid
 
 MAX_TOKENS = 5000
 """The UI's largest document has 180. What a shorter one may ask for is `graphql_limits`'."""
 
 
-def answer(questions: object, document: str, variables: dict[str, Any] | None, operation: str | None) -> dict[str, Any]:
+def answer(
+    questions: object,
+    document: str,
+    variables: dict[str, Any] | None,
+    operation: str | None,
+    told: Callable[[Exception], str],
+) -> dict[str, Any]:
     """The document's answer; what is wrong with its fields comes back in `errors`, as GraphQL has it.
+
+    Args:
+        told: what to say of an error of a question. Its own text is for the server's log: a database's has SQL in it.
 
     Raises:
         HanzoError: it is no GraphQL, or too long.
@@ -42,25 +51,23 @@ def answer(questions: object, document: str, variables: dict[str, Any] | None, o
     result = result or execute_sync(
         schema(), parsed, questions, variable_values=variables, operation_name=operation, field_resolver=resolve
     )
-    return {"data": result.data, "errors": [problem.message for problem in result.errors] if result.errors else None}
+    errors = [message_of(problem, told) for problem in result.errors or ()]
+    return {"data": result.data, "errors": errors or None}
+
+
+def message_of(problem: GraphQLError, told: Callable[[Exception], str]) -> str:
+    cause = problem.original_error
+    return problem.message if cause is None or isinstance(cause, GraphQLError) else told(cause)
 
 
 def resolve(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
     """A field by its snake_case name: of the questions a method, of a message a key."""
     name = snake_case(info.field_name)
     if not isinstance(source, Mapping):
-        return or_refusal(getattr(source, name), arguments.get("input") or {})
+        return getattr(source, name)(arguments.get("input", arguments) or {})
     value = source.get(name)
     # JSON has no NaN, and neither has GraphQL's Float.
     return None if value == "NaN" or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-def or_refusal(question: Callable[[Mapping[str, Any]], dict[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A question's answer. What is refused has none, and stands in the answer's `errors`, as in MLflow's server."""
-    try:
-        return question(given)
-    except HanzoError as error:
-        raise GraphQLError(error.message) from None
 
 
 def snake_case(name: str) -> str:

@@ -16,6 +16,7 @@ READS = (
     "/get-latest-versions",
     "/graphql",
     "/ui-telemetry",
+    "/gateway-proxy",
 )
 """What ends so is only a question, though it is asked by POST."""
 SIGN_IN = ("/login", "/logout")

@@ -15,13 +15,16 @@ from recipes.schema import first_problem
 from resources.errors import invalid
 from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
+from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
+from resources.hpo.refusals import check_objective, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Scalar
 from resources.hpo.trial import ranked
 from resources.hpo.trial_job import SANDBOX, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.metadata.sweep_rows import Snapshot
+from resources.metadata.sweeps import Sweeps
 from resources.settings_sections import Hpo
 
 router = APIRouter(prefix="/v1/hpo", tags=["v1"])
@@ -37,8 +40,10 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
     for params in probes(config):
         job = trial_job(config, params)
         recipe = checked_recipe(job.get("recipe"), job["parameters"])
-        if job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+        if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
+        if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            check_objective(config, recipe)
     found = Sweeps(database).start(config, user=caller.user_id, organization=caller.organization)
     return JSONResponse(as_json(Sweeps(database).snapshot(found.id)), 201)
 
@@ -51,9 +56,11 @@ def checked(body: SweepRequest, limits: Hpo) -> SweepConfig:
             "(hpo.max_concurrent_trials)"
         )
     try:
-        return body.completed(limits.default_strategy, limits.max_concurrent_trials)
+        config = body.completed(limits.default_strategy, limits.max_concurrent_trials)
     except ValidationError as error:
         raise invalid(first_problem(error)) from None
+    check_sweep(config)
+    return config
 
 
 def pinned(config: SweepConfig, database: Database, caller: Caller) -> SweepConfig:
@@ -96,10 +103,10 @@ def trials(sweep_id: str, database: DatabaseOf) -> Response:
 
 
 @router.post("/{sweep_id}/cancel")
-def cancel(sweep_id: str, database: DatabaseOf) -> Response:
-    found = Sweeps(database)
-    found.cancel(sweep_id)
-    return JSONResponse(as_json(found.snapshot(sweep_id)))
+def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
+    cancel_sweep(database, store, sweep_id)
+    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:

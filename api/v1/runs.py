@@ -62,7 +62,7 @@ class NewStatus(Body):
 
 
 @router.post("", status_code=201)
-def create(body: NewRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller: CallerOf) -> Response:
+def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> Response:
     if (body.experiment_id is None) == (body.experiment_name is None):
         raise invalid("A run belongs to one experiment: give either experiment_id or experiment_name")
     with tracking.write() as connection:
@@ -74,7 +74,9 @@ def create(body: NewRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller
             number, name=body.name, user_id=caller.user_id, tags=body.tags, status=body.status, connection=connection
         )
         tracking.run_data.log_batch(run.id, params=as_texts(body.params), connection=connection)
-    return JSONResponse(details(tracking, artifacts, run), status_code=201)
+        # Read before the commit, and without the store, where nothing can be yet: what was made is answered.
+        made = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
+    return JSONResponse(made, status_code=201)
 
 
 @router.get("/compare")  # before the run of that name

@@ -161,7 +161,7 @@ def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:
     recipe = Recipe.model_validate(job.parameters["recipe"])
     config = json.loads((Path(unquote(urlparse(recipe.base_model.uri).path)) / "config.json").read_text())
     peak = next((known.flops for name, known in GPUS.items() if name.split("-")[1].upper() in gpu.upper()), math.nan)
-    return tokens_per_second * flops_per_token(recipe, Architecture.from_config(config)) / peak
+    return tokens_per_second * flops_per_token(recipe, Architecture.from_config(config), recomputed=False) / peak
 
 
 if __name__ == "__main__":

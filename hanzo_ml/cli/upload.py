@@ -2,11 +2,12 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 from rich.console import Console
@@ -29,17 +30,48 @@ ROUTE = "/v1/datasets"
 Told = Callable[[int], None]
 
 
-class Watched(io.BufferedReader):
-    """A file that tells how much of it was read."""
+class Watched(io.RawIOBase):
+    """A file that tells how much of it was read, and is open only while it is: a process may not have thousands open."""
 
     def __init__(self, path: Path, told: Told) -> None:
-        super().__init__(io.FileIO(path))
+        self._path = path
         self._told = told
+        self._size = path.stat().st_size
+        self._place = 0
+        self._file: BinaryIO | None = None
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._file is None:
+            self._file = self._path.open("rb")
+            self._file.seek(self._place)
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._place += len(data)
         self._told(len(data))
-        return data
+        if not data:
+            self._leave()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """What is sent before a file is its length, which whoever sends it finds so."""
+        self._leave()
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def send_files(name: str, fields: dict[str, Any]) -> Any:
@@ -49,11 +81,10 @@ def send_files(name: str, fields: dict[str, Any]) -> Any:
     path = Path(name)
     files = local_files(path, str(fields["format"]))
     total = sum(file.stat().st_size for file in files)
-    with ExitStack() as opened, progress_line("uploading", total) as told:
-        parts = []
-        for file in files:
-            relative = file.relative_to(path).as_posix() if path.is_dir() else file.name
-            parts.append(("files", (relative, opened.enter_context(Watched(file, told)))))
+    is_folder = path.is_dir()
+    with progress_line("uploading", total) as told:
+        names = [file.relative_to(path).as_posix() if is_folder else file.name for file in files]
+        parts = [("files", (name, Watched(file, told))) for name, file in zip(names, files, strict=True)]
         return call("POST", ROUTE, data=fields, files=parts, timeout=NEVER)
 
 

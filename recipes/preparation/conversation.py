@@ -12,11 +12,12 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
 from recipes.layouts import Unfit
-from recipes.parameters import TokenizeParameters
+from recipes.preparation.turns import Span, find_turn
 from recipes.schema import BadConfiguration
 
 PROBE = "\u25c6Pro'be\u25c6"
@@ -28,16 +29,10 @@ MARKUP = "<"
 LITERAL = r"""('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
 LOOKED_FOR = re.compile(rf"{LITERAL}\s*(?:not\s+)?in\b|\.\w*(?:with|split|find|index|count|replace|partition)\(\s*{LITERAL}")
 """What else a template looks for in texts."""
+Tools = Sequence[Mapping[str, Any]]
+"""What an assistant may call, as JSON schemas."""
 SHAPES = 256
 """Orders of speakers that are remembered; a conversation of one that is not among the first of them is rendered."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Characters `start` to `end` of a rendered text."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -117,22 +112,22 @@ class ChatTemplate:
             return self._prompt(text)
         return text.join(self._around)
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]]:
-        """A whole conversation, and where the assistant speaks in it.
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> tuple[str, list[Span]]:
+        """A whole conversation, and where the assistant speaks in it; `tools` are what it may call.
 
         Raises:
-            Unfit: the template refuses it, or writes earlier turns in another way once later ones are there.
+            Unfit: the template refuses it, or does not let it be seen where the assistant speaks.
         """
         given = list(messages)
         if self._system and given[0]["role"] != "system":
             given = [*self._system, *given]
-        if all(len(message) == 2 and self._is_plain(message.get("content")) for message in given):
+        if not tools and all(len(message) == 2 and self._is_plain(message.get("content")) for message in given):
             speakers = tuple([message["role"] for message in given])
             if speakers not in self._shapes and len(self._shapes) < SHAPES:
                 self._shapes[speakers] = self._shape(speakers)
             if shape := self._shapes.get(speakers):
                 return shape.filled([message["content"] for message in given])
-        return self._read(given)
+        return self._read(given, tools)
 
     def _shape(self, speakers: Sequence[str]) -> Shape | None:
         """What the template does with plain texts of these speakers; None where it depends on what they say."""
@@ -150,23 +145,27 @@ class ChatTemplate:
         """Whether a text says nothing that a template could look at."""
         return isinstance(text, str) and text != "" and text == text.strip() and not self._marks.search(text)
 
-    def _read(self, given: Sequence[Mapping[str, Any]]) -> tuple[str, list[Span]]:
-        whole = self._render(given)
+    def _read(self, given: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> tuple[str, list[Span]]:
+        render = partial(self._render, tools=tools)
+        whole = render(given)
         spans = []
         for number, message in enumerate(given):
             if message["role"] != "assistant":
                 continue
-            header, turn = self._render(given[:number], answer=True), self._render(given[: number + 1])
-            if not (turn.startswith(header) and whole.startswith(turn)):
+            header, turn = render(given[:number], answer=True), render(given[: number + 1])
+            if turn.startswith(header) and whole.startswith(turn):
+                end = turn.rfind(self._end_token, len(header))
+                spans.append(Span(len(header), len(turn) if end < 0 else end + len(self._end_token)))
+            elif found := find_turn(render, given, number, whole, self._end_token):
+                spans.append(found)
+            else:
                 raise Unfit(f"message {number + 1} is written in another way by the chat template once others follow it")
-            end = turn.rfind(self._end_token, len(header))
-            spans.append(Span(len(header), len(turn) if end < 0 else end + len(self._end_token)))
         return whole, spans
 
     def _prompt(self, text: str) -> str:
         return self._render([*self._system, {"role": "user", "content": text}], answer=True)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = False) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = False, tools: Tools | None = None) -> str:
         # Here, not above: loading it takes a second, which a preparation without a chat template need not wait.
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -175,22 +174,11 @@ class ChatTemplate:
                 conversations=[list(messages)],
                 chat_template=self._template,
                 add_generation_prompt=answer,
-                **self._variables,
+                **(self._variables | ({"tools": tools} if tools else {})),
             )
         except Exception as error:  # whatever a template raises: jinja's own errors, or Python's on a value it lacks
             raise Unfit(f"is refused by the chat template: {' '.join(str(error).split())[:200]}") from None
         return str(rendered[0])
-
-
-def template_of(
-    template: str | None,
-    special: Mapping[str, Any],
-    parameters: TokenizeParameters,
-    around: tuple[str, str] | None = None,
-) -> ChatTemplate:
-    """A tokenizer's template as a preparation asks for it."""
-    end_token = str(special["eos_token"])
-    return ChatTemplate(template, special, parameters.template_arguments, parameters.system_prompt, end_token, around)
 
 
 def said_by(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[str, str]]:

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from recipes.assignment import SPLITS, draw, split_named
-from recipes.layouts import Layout, Unfit, question, said
+from recipes.assignment import SPLITS, split_named
+from recipes.layouts import Layout, Unfit, said
 from recipes.parameters import PrepareParameters
 from recipes.preparation import reading
 from recipes.preparation.language import LanguageFilter
@@ -20,13 +19,11 @@ from recipes.preparation.rejects import Reject
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS, RecordTokenizer, Tokens, token_columns
 from recipes.preparation.toxicity import ToxicityFilter
-from recipes.records import normalize
 
 STAGE = "encode"
 DISTINCT = "distinct"
 TOKENIZER_FOLDER = "tokenizer"
 BATCH = 1024
-NOT_A_WORD = r"[^A-Za-z0-9_]+"
 
 FIELDS = (
     ("record", pa.large_binary()),
@@ -34,21 +31,23 @@ FIELDS = (
     ("source", pa.uint64()),
     ("own", pa.uint64()),
     ("said", pa.uint64()),
-    ("draw", pa.uint64()),  # equal for records that ask the same; its order decides their split
+    ("draw", pa.uint64()),  # of the question as it was read, and as it goes on (`recipes.preparation.draws`)
+    ("masked", pa.uint64()),
     ("split", pa.int8()),  # place in `SPLITS` where the record names it, else -1
     ("group", pa.string()),
     ("class", pa.string()),
 )
 
 
-ASKED = ("draw", "split", "group", "class")
+ASKED = ("draw", "masked", "split", "group", "class")
 
 
 class EncodeFacts(msgspec.Struct):
-    """What is said of a range: the bytes of its table, and the records that were rejected."""
+    """What is said of a range: the bytes of its table, the records that were rejected, and how many were cut."""
 
-    size: int
-    rejects: list[Reject]
+    size: int = 0
+    rejects: list[Reject] = []
+    truncated: int = 0
 
 
 def schema(parameters: PrepareParameters) -> pa.Schema:
@@ -61,12 +60,12 @@ def encode(plan: Plan, index: int) -> None:
     if facts_file.is_file():
         return
     encoder = encoder_for(plan.work, plan.parameters.model_dump_json())
-    rejects: list[Reject] = []
-    write_table(plan.place(STAGE, index, "arrow"), schema(plan.parameters), encoder.batches(distinct(plan, index), rejects))
+    facts = EncodeFacts()
+    write_table(plan.place(STAGE, index, "arrow"), schema(plan.parameters), encoder.batches(distinct(plan, index), facts))
     reading.tell(plan, STAGE, index, ASKED)
     with written(facts_file) as part:
-        size = plan.place(STAGE, index, "arrow").stat().st_size
-        part.write_bytes(msgspec.json.encode(EncodeFacts(size, rejects)))
+        facts.size = plan.place(STAGE, index, "arrow").stat().st_size
+        part.write_bytes(msgspec.json.encode(facts))
 
 
 def encode_facts(plan: Plan, index: int) -> EncodeFacts:
@@ -98,8 +97,8 @@ class Encoder:
         self._tokenizer = RecordTokenizer(tokenizer, parameters.tokenize) if parameters.tokenize else None
         self._decode = msgspec.json.Decoder().decode
 
-    def batches(self, source: Iterator[pa.RecordBatch], rejects: list[Reject]) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema`; what is rejected on the way is added to `rejects`."""
+    def batches(self, source: Iterator[pa.RecordBatch], facts: EncodeFacts) -> Iterator[pa.RecordBatch]:
+        """Batches of `schema`; what is rejected and cut on the way is added to `facts`."""
         for batch in source:
             rows = [self._decode(raw) for raw in batch.column("record").to_pylist()]
             layouts = [reading.LAYOUTS[code] for code in batch.column("layout").to_pylist()]
@@ -107,7 +106,7 @@ class Encoder:
             kept = []
             for place, (line, row, layout) in enumerate(zip(lines, rows, layouts, strict=True)):
                 if reject := self._reject(line, row, layout):
-                    rejects.append(reject)
+                    facts.rejects.append(reject)
                 else:
                     kept.append(place)
             tokens: list[Tokens] = []
@@ -117,12 +116,13 @@ class Encoder:
                 for place, result in zip(kept, encoded, strict=True):
                     ready = self._fitted(lines[place], result)
                     if isinstance(ready, Reject):
-                        rejects.append(ready)
+                        facts.rejects.append(ready)
                     else:
+                        facts.truncated += isinstance(result, Tokens) and len(ready) < len(result)
                         fitting.append(place)
                         tokens.append(ready)
                 kept = fitting
-            yield self._batch(batch, [rows[place] for place in kept], [layouts[place] for place in kept], kept, tokens)
+            yield self._batch(batch, [rows[place] for place in kept], kept, tokens)
 
     def _reject(self, line: int, row: dict[str, Any], layout: Layout) -> Reject | None:
         if self._problems:
@@ -152,19 +152,12 @@ class Encoder:
         return result
 
     def _batch(
-        self,
-        batch: pa.RecordBatch,
-        rows: list[dict[str, Any]],
-        layouts: list[Layout],
-        kept: list[int],
-        tokens: list[Tokens],
+        self, batch: pa.RecordBatch, rows: list[dict[str, Any]], kept: list[int], tokens: list[Tokens]
     ) -> pa.RecordBatch:
         split, augment = self.parameters.split, self.parameters.augment
         chosen = batch.take(pa.array(kept, pa.int64()))
-        asked = [question(row, layout) for row, layout in zip(rows, layouts, strict=True)]
         columns = [
-            *(chosen.column(name) for name in ("record", "digest", "source", "own", "said")),
-            pa.array(draws(asked, split.seed), pa.uint64()),
+            *(chosen.column(name) for name in ("record", "digest", "source", "own", "said", "draw", "masked")),
             pa.array([place_of(row, split.column) for row in rows], pa.int8()),
             pa.array([str(row.get(split.group_by, "")) if split.group_by else "" for row in rows], pa.string()),
             pa.array(
@@ -192,14 +185,3 @@ def text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:
 def place_of(row: dict[str, Any], column: str | None) -> int:
     name = split_named(row.get(column)) if column else None
     return SPLITS.index(name) if name else -1
-
-
-def draws(questions: list[str], seed: int) -> list[int]:
-    """A number for each question, the same whatever its capitals and punctuation.
-
-    In the order of `recipes.assignment.draw`: what a version holds out, a version that is prepared of it holds out too.
-    """
-    words = pc.replace_substring_regex(pc.ascii_lower(pa.array(questions, pa.large_string())), NOT_A_WORD, " ").to_pylist()
-    # Of other letters every library has its own idea.
-    normal = (word.strip() if asked.isascii() else normalize(asked) for asked, word in zip(questions, words, strict=True))
-    return [draw(text, seed) for text in normal]

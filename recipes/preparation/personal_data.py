@@ -144,6 +144,10 @@ KINDS = (
 )
 """In the order of their search: what a kind has replaced, those behind it no longer see."""
 
+CARD = next(kind for kind in KINDS if kind.name == "card")
+CARD_NUMBERS = range(10**12, 10**19)
+"""Integers with as many digits as a card number has: whoever stores one takes it for a number as often as for a text."""
+
 ESCAPED = r"\\[u/]"
 """An escaped letter in JSON, which could be any of all these."""
 SUSPICIOUS = "|".join([ESCAPED, *(kind.trace for kind in KINDS)])
@@ -183,9 +187,12 @@ def mask_text(text: str, counts: Counter[str], kinds: Kinds = KINDS) -> str:
 
 
 def mask(value: Any, counts: Counter[str], kinds: Kinds = KINDS) -> Any:
-    """A JSON value with all its texts masked, however deep; the keys of objects stay."""
+    """A JSON value with all its texts masked, and integers that are card numbers, however deep; the keys of objects stay."""
     if isinstance(value, str):
         return mask_text(value, counts, kinds)
+    if type(value) is int and value in CARD_NUMBERS and CARD in kinds:
+        digits = str(value)
+        return value if (masked := mask_text(digits, counts, (CARD,))) == digits else masked
     if isinstance(value, list):
         return [mask(item, counts, kinds) for item in value]
     if isinstance(value, dict):

@@ -22,6 +22,7 @@ from recipes.assignment import SPLITS, assign, leaks, named, refuse_no_groups
 from recipes.preparation import encoding, ordering, reading
 from recipes.preparation.deciding import Decisions, oversample
 from recipes.preparation.delivery import delivered
+from recipes.preparation.draws import together
 from recipes.preparation.duplicates import duplicates
 from recipes.preparation.encoding import DISTINCT, encode, encode_facts
 from recipes.preparation.near_duplicates import near_duplicates
@@ -44,13 +45,16 @@ DUPLICATE, NEAR_DUPLICATE = 1, 2
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records."""
+    """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
+    and those whose end was cut off.
+    """
 
     records: dict[str, int]
     rejected: dict[str, int]
     masked: dict[str, int]
     oversampled: dict[str, int]
     leaked: int
+    truncated: int
     lines: int
 
 
@@ -148,6 +152,7 @@ def decide_all(plan: Plan) -> Prepared:
         masked=dict(sorted(sum((Counter(fact.masked) for fact in facts), Counter()).items())),
         oversampled=dict(decisions.oversampled),
         leaked=decisions.leaked,
+        truncated=sum(encode_facts(plan, index).truncated for index in range(len(plan.ranges))),
         lines=sum(fact.lines for fact in facts),
     )
 
@@ -206,7 +211,7 @@ def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
     if table is None or not table.num_rows:
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
         raise BadConfiguration(f"no record is left: {reasons}")
-    draw = table.column("draw").to_numpy()
+    draw = together(table.column("draw").to_numpy(), table.column("masked").to_numpy())
     if wanted.split.column:
         split = named(table.column("split").to_numpy(), wanted.split.column)
     else:

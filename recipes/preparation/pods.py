@@ -5,6 +5,7 @@ not, finds in the store what was given before, does the rest, and may give anyth
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from recipes.preparation.plan import written
@@ -13,6 +14,10 @@ from recipes.store import Store
 
 POLL_SECONDS = 1.0
 SAY_EVERY_SECONDS = 60.0
+
+
+class ResultIsThere(Exception):
+    """The first pod has all that it needed, and what the pods gave each other is deleted, or soon will be."""
 
 
 class Pods:
@@ -40,15 +45,26 @@ class Pods:
 
 
 class PodsOfMany(Pods):
-    """One of several pods. Files are known by where they lie below `work`, and lie below `uri` meanwhile."""
+    """One of several pods. Files are known by where they lie below `work`, and lie below `uri` meanwhile.
+
+    `is_over` says whether the job has its result. A pod that was started again just then waited for what was deleted.
+    """
 
     def __init__(
-        self, store: Store, uri: str, work: Path, rank: int, count: int, poll_seconds: float = POLL_SECONDS
+        self,
+        store: Store,
+        uri: str,
+        work: Path,
+        rank: int,
+        count: int,
+        is_over: Callable[[], bool],
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self.rank, self.count = rank, count
         self._store = store
         self._uri = uri
         self._work = work
+        self._is_over = is_over
         self._poll_seconds = poll_seconds
 
     def _place(self, path: Path) -> str:
@@ -65,16 +81,24 @@ class PodsOfMany(Pods):
         self._store.put_file(self._place(path), path)
 
     def take(self, path: Path, given: Path | None = None) -> None:
+        """Raises ResultIsThere: there is nothing more to take."""
         if path.is_file():
             return
         self._wait_for(given or path)
-        with written(path) as part, part.open("wb") as out:
-            for piece in self._store.open(self._place(given or path)).chunks():
-                out.write(piece)
+        try:
+            with written(path) as part, part.open("wb") as out:
+                for piece in self._store.open(self._place(given or path)).chunks():
+                    out.write(piece)
+        except FileNotFoundError:
+            if self._is_over():
+                raise ResultIsThere from None
+            raise
 
     def _wait_for(self, path: Path) -> None:
         said = time.monotonic()
         while not self.has(path):
+            if self._is_over():
+                raise ResultIsThere
             if time.monotonic() - said > SAY_EVERY_SECONDS:
                 said = time.monotonic()
                 say(f"waiting for {path.relative_to(self._work)} of another pod")

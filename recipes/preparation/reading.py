@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from recipes.fingerprint import canonical_line, fingerprints, record_hash
-from recipes.layouts import KEYS, Layout, Unfit, layout_of, said
+from recipes.layouts import KEYS, Layout, Unfit, layout_of, question, said, tools_of
+from recipes.preparation.draws import draws
 from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import Kinds, mask, suspects
 from recipes.preparation.plan import Plan, Range, written
@@ -34,6 +35,8 @@ SCHEMA = pa.schema(
         ("source", pa.uint64()),  # hash of the record as it was read (`recipes.fingerprint`)
         ("own", pa.uint64()),  # its own two, as it goes on
         ("said", pa.uint64()),
+        ("draw", pa.uint64()),  # of its question as it was read, and as it goes on
+        ("masked", pa.uint64()),
     ]
 )
 
@@ -107,6 +110,7 @@ class Reader:
         near = plan.parameters.filter.near_dedup
         self.signer = Signer(near) if near else None
         self.masking = plan.parameters.augment.mask_pii
+        self.seed = plan.parameters.split.seed
         self.line = 0
         self.masked: Counter[str] = Counter()
         self.rejects: list[Reject] = []
@@ -114,7 +118,10 @@ class Reader:
 
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
         suspected: list[Kinds] = suspects(pa.array(lines, pa.large_binary())) if self.masking else [()] * len(lines)
-        numbers, layouts, rows, records, digests, sources = [], [], [], [], [], []
+        numbers, layouts, records, digests, sources = [], [], [], [], []
+        rows: list[dict[str, Any]] = []
+        asked: list[str] = []
+        asked_now: dict[int, str] = {}  # where it is something else since it was masked
         for raw, kinds in zip(lines, suspected, strict=True):
             self.line += 1
             line = raw.strip()
@@ -125,10 +132,12 @@ class Reader:
                 layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
                 line = canonical_line(row)
                 source = record_hash(line)
+                read = question(row, layout)
                 if kinds:
                     found = self.masked.total()
                     row = mask(row, self.masked, kinds)
                     line = canonical_line(row) if self.masked.total() > found else line
+                known_by = digest(row, layout)  # here, where a text of tools that is no JSON since it was masked is rejected
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
                 continue
@@ -137,14 +146,21 @@ class Reader:
                 continue
             if self.signer is not None:
                 self.signer.add(said(row, layout))
+            if (now := question(row, layout)) != read:
+                asked_now[len(rows)] = now
+            asked.append(read)
             numbers.append(self.line)
             layouts.append(CODES[layout])
             rows.append(row)
             records.append(line)
-            digests.append(digest(row, layout))
+            digests.append(known_by)
             sources.append(source)
         said_hashes, own = fingerprints(rows, records)
-        columns = [numbers, layouts, records, digests, sources, own, said_hashes]
+        drawn = draws(asked, self.seed)
+        drawn_now = [*drawn]
+        for place, number in zip(asked_now, draws(list(asked_now.values()), self.seed), strict=True):
+            drawn_now[place] = number
+        columns = [numbers, layouts, records, digests, sources, own, said_hashes, drawn, drawn_now]
         return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 
@@ -156,6 +172,8 @@ def digest(row: dict[str, Any], layout: Layout) -> bytes:
     """16 bytes that are the same for records from which a model learns the same, whatever else stands in them."""
     if layout is Layout.MESSAGES:
         content = json.dumps(row["messages"], sort_keys=True, ensure_ascii=False).encode()
+        if tools := tools_of(row):  # left out where there are none: a digest stays what it was before there were tools
+            content += b"\0" + json.dumps(tools, sort_keys=True, ensure_ascii=False).encode()
     else:
         content = "\0".join([row[key] for key in KEYS[layout]]).encode()
     return hashlib.blake2b(content, digest_size=16, person=layout.name.encode()).digest()

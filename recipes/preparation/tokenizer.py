@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlparse
 from recipes import base_model
 from recipes.layouts import Unfit
 from recipes.parameters import TokenizeParameters
-from recipes.preparation.conversation import template_of
 from recipes.preparation.plan import written
+from recipes.preparation.templates import Templates, template_of
 from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, StoreAddress, canonical_json
@@ -64,11 +64,11 @@ def write_frozen(tokenizer: Any, folder: Path, parameters: TokenizeParameters) -
 
 
 def around_question(
-    template: str | None, special: Mapping[str, Any], parameters: TokenizeParameters
+    templates: Templates, special: Mapping[str, Any], parameters: TokenizeParameters
 ) -> tuple[str, str] | None:
     """The constant texts around a question. What is wrong with a template is said of the first record that needs it."""
     try:
-        return template_of(template, special, parameters).around_question()
+        return template_of(templates, special, parameters).around_question()
     except (BadConfiguration, Unfit):
         return None
 

@@ -11,12 +11,12 @@ TOKENIZER = "tokenizer.json"
 
 
 class FrozenTokenizer(Frozen):
-    """Chat template, special tokens by name, the ids of two, and a hash that is equal where all of it is.
+    """Chat template or several by name, special tokens by name, the ids of two, and a hash that is equal where all of it is.
 
     `around` are the texts that the template puts around a plain question: workers need not load it for them.
     """
 
-    template: str | None
+    template: str | dict[str, str] | None
     around: tuple[str, str] | None
     special: dict[str, JsonValue]
     eos: int

@@ -7,6 +7,7 @@ prepared or tokenized when training began.
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from recipes.layouts import Layout, Unfit
+from recipes.layouts import Layout, Unfit, tools_of
 from recipes.parameters import TokenizeParameters
-from recipes.preparation.conversation import ChatTemplate, Span, template_of
+from recipes.preparation.conversation import ChatTemplate
 from recipes.preparation.pieces import BYTES, PieceTokenizer, packed
+from recipes.preparation.templates import template_of
 from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
+from recipes.preparation.turns import Span
 
 TOKEN_FIELDS = (
     ("input_ids", pa.list_(pa.int32())),
@@ -84,6 +87,11 @@ class RecordTokenizer:
                 self._pieces.expect(constant)
         return self._template
 
+    @cached_property
+    def tool_template(self) -> ChatTemplate:
+        """That of conversations with tools: another one, or the same."""
+        return template_of(self._frozen.template, self._frozen.special, self.parameters, tools=True)
+
     def tokenize(self, rows: Sequence[Mapping[str, Any]], layouts: Sequence[Layout]) -> list[Tokens | Unfit]:
         """Each record's tokens in full length, or why it has none."""
         found: list[Tokens | Unfit | None] = [None] * len(rows)
@@ -102,7 +110,9 @@ class RecordTokenizer:
                     texts += ("", row["text"])
                     owners.append((number, self._head, 2, end))
                 elif layout is Layout.MESSAGES:
-                    whole, spans = self.template.conversation(row["messages"])
+                    tools = tools_of(row)
+                    template = self.tool_template if tools else self.template
+                    whole, spans = template.conversation(row["messages"], tools)
                     if parts := self._parted(whole, spans):
                         texts += parts
                         owners.append((number, b"", len(parts), b""))

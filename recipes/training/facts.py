@@ -18,7 +18,6 @@ def facts_of(
     unsent: int,
 ) -> TrainingFacts:
     """`published` is the step whose weights the run left, `unsent` how many points the tracking server did not get."""
-    best = trainer.checkpoints.best()
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     return TrainingFacts(
         train_seconds=round(usage.seconds, 3),
@@ -26,7 +25,7 @@ def facts_of(
         resumed_from=resumed_from,
         unsent_metrics=unsent,
         losses={step: loss if math.isfinite(loss) else None for step, loss in losses.items()},
-        best_step=best[0] if best else None,
+        best_step=trainer.checkpoints.best_step(),
         published_step=published,
         incidents=incidents.entries,
         tokens=usage.tokens,

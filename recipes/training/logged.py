@@ -22,7 +22,10 @@ NAMES = {
 
 
 class LogToTracking(TrainerCallback):  # type: ignore[misc]
-    """Every logged number to the run under the specification's names (row E3), and one line of progress to the log."""
+    """Every logged number to the run under the specification's names (row E3), and one line of progress to the log.
+
+    A step begins where the one before ended, or what came after that: to wait for its rows is a part of it.
+    """
 
     def __init__(self, metrics: MetricBuffer, work: Work, meter: Meter) -> None:
         self.metrics = metrics
@@ -30,10 +33,16 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         self.meter = meter
         self._began = time.monotonic()
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._began = time.monotonic()
+
+    def on_evaluate(self, *args: object, **kwargs: object) -> None:
         self._began = time.monotonic()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self._began = time.monotonic()
         if self.meter.newest_stall is not None:
             self.metrics.add("train/checkpoint_seconds", self.meter.newest_stall, state.global_step)
 
@@ -49,7 +58,8 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         if "eval/loss" in named:
             named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
         if "train/loss" in named:  # read from the device by now, so that the step is over
-            named |= self.work.speed(time.monotonic() - self._began)
+            before, self._began = self._began, time.monotonic()
+            named |= self.work.speed(self._began - before)
         now = time.time_ns() // 1_000_000
         for key, value in named.items():
             self.metrics.add(key, float(value), state.global_step, now)

@@ -8,6 +8,7 @@ import torch
 from recipes.examples import IGNORED
 from recipes.retention import VALIDATION_LOSS
 from recipes.runner import Preempted
+from recipes.training.float16 import scale_of, scaled, unscale
 from recipes.training.held_out import Part, share, together
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective
@@ -30,6 +31,8 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self.stop = stop
         self._owes_evaluation = bool(self.args.eval_on_start)
         self.autocast_dtype = autocast_dtype(objective.recipe)
+        self.scale = scale_of(objective.recipe)
+        unscale(self.model.parameters(), self.scale)
         self._told: list[Part] = []
 
     def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
@@ -46,12 +49,13 @@ class ObjectiveTrainer(CheckpointingTrainer):
         rows = int(inputs.pop(ROWS, recipe.batch_size))
         found = self._loss_of(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
-            return found if rows else found * 0
+            return scaled(found if rows else found * 0, self.scale)
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
         self._told.append(Part(found.metrics, rows))
         # What becomes of it is the mean over micro-batches; 1 where all have equally many rows.
-        return found.value * (rows / recipe.batch_size * recipe.places_per_step / recipe.samples_per_step)
+        share_of_step = rows / recipe.batch_size * recipe.places_per_step / recipe.samples_per_step
+        return scaled(found.value * share_of_step, self.scale)
 
     def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
         """The objective's, or the model's own, as a tensor."""

@@ -1,17 +1,24 @@
 """Memory that ran out inside a step: how it is recognized, and the next smaller micro-batch of the same effective batch."""
 
+import re
+
 import torch
 
 from recipes.incidents import MOST, Incidents, OutOfMemory, words_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
-ON_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
-"""PyTorch has a class of its own for GPUs alone; on the CPU it raises RuntimeError with these words."""
+WORDS = re.compile(
+    "DefaultCPUAllocator: can't allocate memory|CUDA error: out of memory|Cuda failure 'out of memory'"
+    "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+"""PyTorch has a class of its own for its caching allocator on GPUs alone; of the CPU, the CUDA driver, NCCL, and cuBLAS and
+cuDNN it raises others, with these words."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or ON_THE_CPU in str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or WORDS.search(str(error)) is not None
 
 
 def smaller(recipe: Recipe, incidents: Incidents, step: int | None) -> OutOfMemory:

@@ -41,11 +41,14 @@ class PreparedRows(Dataset[dict[str, torch.Tensor]]):
         self._table = pa.concat_tables([open_table(file) for file in sorted(folder.glob("*.arrow"))])
         self._length = recipe.sequence_length
         self._padding = padding
-        lengths = np.minimum(self._table.column("length").to_numpy(), self._length)
+        whole = self._table.column("length").to_numpy()
+        lengths = np.minimum(whole, self._length)
         kept = np.flatnonzero(learned(self._table.column("assistant_mask"), lengths) > 0)
         if not len(kept):
             raise BadConfiguration(f"no answer fits into sequence_length {self._length}: raise it in the recipe")
         self.num_records = len(kept)
+        self.left_out = len(whole) - len(kept)
+        self.truncated = int((whole[kept] > self._length).sum())
         self.num_tokens = int(lengths[kept].sum(dtype=np.int64))
         self._rows = [kept[chosen] for chosen in first_fit(lengths[kept].tolist(), self._length)]
 

@@ -37,9 +37,10 @@ def where_to_resume(
     start = None
     if resume_from != "latest":
         start = checkpoints.best() if resume_from == "best" else newest_of([checkpoints], resume_from)
-        ways.append(checkpoints.below(way_from(start[0] if start else 0)))
+        begun_at = start[0] if start else 0
+        ways.append(checkpoints.below(way_from(begun_at), begun_at))
     for back in sent_back:
-        ways.append(ways[-1].below(way_from(back.step)))
+        ways.append(ways[-1].below(way_from(back.step), back.step))
     *before, way = ways
     if (newest := way.latest()) or not sent_back:
         return way, newest or start

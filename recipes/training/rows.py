@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from recipes.examples import encode
+from recipes.examples import cut_at, encode, filled_by_prompts
 from recipes.recipe import Recipe
 from recipes.records import read_records
 from recipes.runner import say
@@ -23,8 +23,15 @@ def packed(
     folder = store.fetch(split, cache)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if is_prepared(folder):
-        prepared = PreparedRows(folder, store.manifest(split), tokenizer, recipe, padding)
+        manifest = store.manifest(split)
+        prepared = PreparedRows(folder, manifest, tokenizer, recipe, padding)
         say(f"{prepared.num_records} prepared records, {prepared.num_tokens} tokens, {len(prepared)} rows")
+        if before := manifest.facts.get("truncated"):
+            say(f"{before} records, of all splits, were cut at tokenize.max_length when they were prepared")
+        if prepared.truncated:
+            say(f"{prepared.truncated} records {cut_at(recipe.sequence_length)}")
+        if prepared.left_out:
+            say(f"{prepared.left_out} records {filled_by_prompts(recipe.sequence_length)}")
         return prepared
     records = read_records(folder)
     examples = encode(tokenizer, records, recipe.system_prompt, recipe.sequence_length)

@@ -29,14 +29,15 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 class Meter:
-    """Counts on, on so many GPUs, from what the run had used before this process."""
+    """Counts on, on so many GPUs, from what the run had used before this process; they are held since it `began`."""
 
-    def __init__(self, before: Usage, recipe: Recipe, gpus: int) -> None:
+    def __init__(self, before: Usage, recipe: Recipe, gpus: int, began: float | None = None) -> None:
         self._before = before
         self._recipe = recipe
         self._gpus = gpus
         self._stalls: list[float] = []
         self._started = time.monotonic()
+        self._began = self._started if began is None else began
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
@@ -51,11 +52,11 @@ class Meter:
 
     def read(self, step: int) -> Usage:
         """By the end of that step."""
-        seconds = time.monotonic() - self._started
+        now = time.monotonic()
         return Usage(
-            seconds=self._before.seconds + seconds,
+            seconds=self._before.seconds + now - self._started,
             gpus=self._gpus,
-            gpu_seconds=self._before.gpu_seconds + seconds * self._gpus,
+            gpu_seconds=self._before.gpu_seconds + (now - self._began) * self._gpus,
             checkpoints=self._before.checkpoints + sum(self._stalls),
             longest_checkpoint=max([self._before.longest_checkpoint, *self._stalls]),
             num_checkpoints=self._before.num_checkpoints + len(self._stalls),
@@ -100,7 +101,8 @@ def peak_memory() -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step: `tokens`, padding included, and the operations they cost; `peak` operations a second of all processes.
+    """Of one step: `tokens`, padding included, and the operations they cost, without those that are done twice to save
+    memory (PaLM, appendix B); `peak` operations a second of all processes.
 
     `flops` is none for a model whose shape is not known, `peak` where that of the hardware is not: a CPU, an unknown GPU, or
     arithmetic other than that of 16 bits, of which `recipes.gpus` speaks.
@@ -122,7 +124,7 @@ def work_of_step(recipe: Recipe, model: Path) -> Work:
     """Of a recipe with the base model in that folder."""
     try:
         shape = Architecture.from_config(json.loads((model / "config.json").read_text()))
-        flops = flops_per_token(recipe, shape) * recipe.tokens_per_step
+        flops = flops_per_token(recipe, shape, recomputed=False) * recipe.tokens_per_step
     except BadConfiguration:  # a family, or an adapter's target, that is not known here
         flops = None
     gpu = gpu_named(recipe.hardware.gpu_type) if recipe.hardware.gpus and torch.cuda.is_available() else None

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recipes.fingerprint import canonical_line
 from recipes.preparation.near_duplicates import Signer, near_duplicates
-from recipes.preparation.personal_data import mask, suspects
-from recipes.validation.blocks import Block, texts_in
+from recipes.preparation.personal_data import CARD_NUMBERS, mask, suspects
+from recipes.validation.blocks import Block
 from recipes.validation.columns import ColumnDescription, Moments
 from recipes.validation.findings import Slice, Statistics, Vocabulary
 from recipes.validation.language import languages
@@ -56,11 +58,12 @@ class Description:
         self._characters.see(characters, chosen)
         self._words.see(words, chosen)
         self._texts += [block.texts[row] for row in sampled]
-        self._hashes.append(texts.hash().to_numpy())
+        known_by = identities(block)
+        self._hashes.append(pl.Series(known_by, dtype=pl.String).hash().to_numpy())
         self._layouts.update(layout or "none" for layout in block.layouts)
         self._see_columns(block, chosen)
         self._see_personal_data(block)
-        self._sign(block)
+        self._sign(known_by)
         self._see_slices(block, characters)
         room = EXAMPLES - len(self._examples)
         self._examples += [line.decode()[:EXAMPLE_CHARACTERS].strip() for line in block.lines[:room]]
@@ -92,17 +95,18 @@ class Description:
             self._newest = max((moment for moment in [self._newest, *moments] if moment is not None), default=None)
 
     def _see_personal_data(self, block: Block) -> None:
-        # Of the texts alone: to the pattern that looks first, the digits of a number in JSON are those of a card.
-        suspected = suspects(pa.array(["\n".join(texts_in(row)) for row in block.rows], pa.large_string()))
+        # Of texts, and of integers as long as a card number: to the pattern that looks first, those of all numbers in a line
+        # of JSON are one.
+        suspected = suspects(pa.array(["\n".join(looked_at(row)) for row in block.rows], pa.large_string()))
         for row, kinds in zip(block.rows, suspected, strict=True):
             if kinds:
                 mask(row, self._personal, kinds)
 
-    def _sign(self, block: Block) -> None:
+    def _sign(self, known_by: Sequence[str]) -> None:
         if self._measures.near_duplicates is None:
             return
         signer = Signer(self._measures.near_duplicates)
-        for text in block.texts:
+        for text in known_by:
             signer.add(text)
         self._signatures.append(self._scratch / f"{len(self._signatures)}.npy")
         np.save(self._signatures[-1], signer.signatures())
@@ -146,6 +150,26 @@ class Description:
             for column in self._measures.slices.columns
             for each in [each for each in made if each.column == column][:SLICES]
         )
+
+
+def identities(block: Block) -> list[str]:
+    """By what each record is equal to others: what a model reads of it; where that is not known, all of it.
+
+    By their texts alone, all records of numbers were one.
+    """
+    read = zip(block.rows, block.layouts, block.texts, strict=True)
+    return [text if layout else canonical_line(row).decode() for row, layout, text in read]
+
+
+def looked_at(value: Any) -> Iterator[str]:
+    """All in a value that may hold personal data, as texts."""
+    if isinstance(value, str):
+        yield value
+    elif type(value) is int and value in CARD_NUMBERS:
+        yield str(value)
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from looked_at(item)
 
 
 def first_of_each(hashes: list[NDArray[np.uint64]]) -> list[NDArray[np.bool_]]:

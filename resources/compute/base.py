@@ -117,6 +117,14 @@ class Compute(ABC):
         """End the job within its grace period; it may save a checkpoint first."""
 
     @abstractmethod
+    def is_left(self, work_dir: str) -> bool:
+        """Whether a program works in a folder that nobody follows any more."""
+
+    @abstractmethod
+    def end_left(self, work_dir: str) -> None:
+        """Tell such a program to end, without waiting for it: asked again when its grace is over, this ends it."""
+
+    @abstractmethod
     def log(self, job: Job, offset: int) -> tuple[str, int]:
         """The log from byte `offset` on, in whole lines, over all attempts; and the offset to go on from."""
 

@@ -28,7 +28,7 @@ from resources.compute.base import (
     Phase,
 )
 from resources.compute.memory_kills import memory_kills
-from resources.detached import LOG, is_running, lock, start, stop, write_json
+from resources.detached import LOG, ask_to_stop, is_running, lock, start, stop, write_json
 
 ENVIRONMENT = {
     "TQDM_DISABLE": "1",
@@ -57,6 +57,8 @@ OF_A_COMMAND = {
 }
 """Instead of both, for a command of the user's own: what its libraries print and fetch is his business."""
 ATTEMPT = "attempt.json"
+FAULTS = "faults.json"
+"""How many attempts have ended for another reason than that the machine was wanted back."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 MEMORY_KILLS = "memory_kills.json"
@@ -77,7 +79,8 @@ class LocalCompute(Compute):
 
     Args:
         source: folder in which `recipes` is importable.
-        max_restarts: how often a job that was killed or preempted, or asks for it, starts again before it counts as failed.
+        max_restarts: how often a job that was killed, or asks for it, starts again before it counts as failed. One that is
+            preempted has done what it could, and is not counted.
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
     """
 
@@ -107,6 +110,7 @@ class LocalCompute(Compute):
             # Asked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job):
                 write_json(work / BEGAN, beginning(job, work, time.time()))
+                write_json(work / FAULTS, 0)
                 self._start(job, work, descriptor, attempt=1)
 
     def observe(self, job: Job) -> Observation:
@@ -115,7 +119,7 @@ class LocalCompute(Compute):
         if over and is_running(work):
             self.cancel(job)  # it may save a checkpoint, or end well, in its grace
         with lock(work) as descriptor:
-            attempt = read_attempt(work)
+            attempt = read_number(work / ATTEMPT)
             if descriptor is None:
                 return Observation(Phase.RUNNING, attempt)
             if self.result(job):
@@ -128,15 +132,23 @@ class LocalCompute(Compute):
             ended = read_exit(work)
             detail = ended.message if ended else end_of_killed(work)
             code = ended.code if ended else None
-            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or attempt > self.max_restarts:
+            faults = read_number(work / FAULTS) + (code != EXIT_PREEMPTED)
+            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
                 end_what_is_left(job)
                 return Observation(Phase.FAILED, attempt, detail, code)
+            write_json(work / FAULTS, faults)
             self._start(job, work, descriptor, attempt=attempt + 1)
             return Observation(Phase.RESTARTING, attempt + 1, detail, code)
 
     def cancel(self, job: Job) -> None:
         stop(Path(job.work_dir), self.grace_seconds)
         end_what_is_left(job)
+
+    def is_left(self, work_dir: str) -> bool:
+        return is_running(Path(work_dir))
+
+    def end_left(self, work_dir: str) -> None:
+        ask_to_stop(Path(work_dir), self.grace_seconds)
 
     def log(self, job: Job, offset: int) -> tuple[str, int]:
         path = Path(job.work_dir) / LOG
@@ -233,8 +245,7 @@ def is_over(job: Job, work: Path) -> bool:
     return path.is_file() and time.time() > float(path.read_text()) + seconds_of(job.schedule.max_duration)
 
 
-def read_attempt(work: Path) -> int:
-    path = work / ATTEMPT
+def read_number(path: Path) -> int:
     return int(path.read_text()) if path.is_file() else 0
 
 

@@ -66,11 +66,18 @@ def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
     try:
         tokenizer = Tokenizer.from_buffer(store.get_bytes(f"{uri}/tokenizer.json"))
         config = json.loads(store.get_bytes(f"{uri}/tokenizer_config.json"))
-        template = config.get("chat_template") or store.get_bytes(f"{uri}/chat_template.jinja").decode()
+        template = default_of(config.get("chat_template")) or store.get_bytes(f"{uri}/chat_template.jinja").decode()
     except FileNotFoundError:
         return None
     special = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str)}
     return ChatTokens(tokenizer, template, special, recipe.system_prompt)
+
+
+def default_of(templates: str | list[dict[str, str]] | None) -> str | None:
+    """Of several templates by name the one that questions take (`recipes.preparation.templates`)."""
+    if not isinstance(templates, list):
+        return templates
+    return next((each["template"] for each in templates if each["name"] == "default"), None)
 
 
 def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatTokens, store: Store) -> DatasetTokens:

@@ -9,14 +9,18 @@ from typing import Literal
 from resources.hpo.config import SweepConfig
 from resources.hpo.stopping import reason_to_stop
 from resources.hpo.suggest import suggestions
-from resources.hpo.trial import ENDS_AS, Observation, Trial, ranked
+from resources.hpo.trial import ENDED, ENDS_AS, Observation, Point, Trial, ranked
+from resources.hpo.trial_job import steps_of
+
+CANCELLED = "its sweep was cancelled"
+NO_MODEL = "all trials that have a value were stopped early: there is no model of any of them"
 
 
 @dataclass(frozen=True)
 class End:
     """How a sweep ends."""
 
-    status: Literal["completed", "failed"]
+    status: Literal["completed", "failed", "cancelled"]
     reason: str
 
 
@@ -62,6 +66,25 @@ def next_step(
     return Step(changed, asked, end_of(told, config) if is_over else None)
 
 
+def cancelled_step(
+    config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int, reason: str
+) -> Step:
+    """The end of a sweep before its time. A trial whose job has ended by then ends as it did, the others are cancelled."""
+    told = [cut_short(seen(trial, observed, config, now) if is_done(trial, observed) else trial, now) for trial in trials]
+    changed = tuple(after for before, after in zip(trials, told, strict=True) if after != before)
+    return Step(changed, end=End("cancelled", reason))
+
+
+def is_done(trial: Trial, observed: Mapping[int, Observation]) -> bool:
+    return trial.number in observed and observed[trial.number].status in ENDED
+
+
+def cut_short(trial: Trial, now: int) -> Trial:
+    if trial.has_ended:
+        return trial
+    return replace(trial, status=ENDS_AS.get(trial.status, "cancelled"), reason=trial.reason or CANCELLED, ended_at=now)
+
+
 def job_id_of(sweep_id: str, number: int) -> str:
     """The job of a trial: one id for one trial, so that no trial has two jobs."""
     return uuid.uuid5(uuid.UUID(sweep_id), str(number)).hex
@@ -86,14 +109,24 @@ def seen(trial: Trial, observed: Mapping[int, Observation], config: SweepConfig,
     if look.status == "cancelled":
         return replace(valued, status="cancelling", reason=look.reason)
     others = [other.points for number, other in observed.items() if number != trial.number]
-    if reason := reason_to_stop(look.points, others, config):
+    reason = reason_to_stop(look.points, others, config)
+    if reason and not has_done_all(trial, look.points, config):
         return replace(valued, status="pruning", reason=reason)
     return trial
 
 
+def has_done_all(trial: Trial, points: Sequence[Point], config: SweepConfig) -> bool:
+    """Whether it has trained and only publishes its weights: to stop it then saves nothing, and there would be no model of
+    what may be the best trial.
+    """
+    steps = steps_of(config, trial.params, trial.generation)
+    return steps is not None and bool(points) and points[-1].step >= steps
+
+
 def end_of(trials: Sequence[Trial], config: SweepConfig) -> End:
-    if ranked(trials, config.objective.direction):
-        return End("completed", "")
+    if best := ranked(trials, config.objective.direction):
+        trained = any(trial.status == "completed" for trial in best)
+        return End("completed", "" if trained else NO_MODEL)
     reasons = [trial.reason for trial in trials if trial.reason]
     return End(
         "failed", f"no trial has a value of '{config.objective.metric}'; the last one: {reasons[-1] if reasons else ''}"

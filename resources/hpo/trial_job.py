@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from recipes.recipe import Recipe
+from recipes.schema import Schedule, first_problem
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.population import steps_of_a_generation
@@ -13,15 +14,19 @@ from resources.hpo.space import Params
 
 SANDBOX = "sandbox"
 DEFAULT_METHOD = "lora"
-OF_A_JOB = ("model", "dataset", "recipe", "method", "parameters")
+NAMES = ("model", "dataset", "recipe", "method")
+OF_A_JOB = (*NAMES, "parameters", "schedule")
 """Keys of base_config that are not the recipe's."""
+PRIORITY = "low"
+"""Of a trial's job, where base_config.schedule says none: the specification has sweeps give way to other jobs."""
 
 
-def trial_job(config: SweepConfig, params: Params) -> dict[str, Any]:
-    """Name, model, dataset, recipe and parameters of a job.
+def trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[str, Any]:
+    """Name, model, dataset, recipe, schedule and parameters of a job.
 
     `model` with `method` names a recipe where there is one, such as `zen-7b` with `lora`: the job then runs in the sandbox.
-    Else it is a model definition.
+    Else it is a model definition. Each generation of a population has a seed of its own: with the same one, all of them
+    trained on the same samples, the first ones of the same order, however long the population went on.
 
     Raises:
         HanzoError: base_config does not say what to train, or on what.
@@ -45,5 +50,35 @@ def trial_job(config: SweepConfig, params: Params) -> dict[str, Any]:
         steps = parameters["max_steps"] = steps_of_a_generation(config)
         if isinstance(every := parameters.get("eval_steps"), int):
             parameters["eval_steps"] = min(every, steps)
+    parameters |= params
+    if generation:
+        parameters["seed"] = seed_of(recipe, parameters) + generation
     job = {"name": config.experiment, "type": "training", "model": model, "dataset": base.get("dataset"), "recipe": recipe}
-    return {key: value for key, value in job.items() if value is not None} | {"parameters": {**parameters, **params}}
+    known = {key: value for key, value in job.items() if value is not None}
+    return {**known, "schedule": schedule_of(base.get("schedule")), "parameters": parameters}
+
+
+def schedule_of(given: JsonValue) -> dict[str, JsonValue]:
+    given = {} if given is None else given
+    wanted = {"priority": PRIORITY, **given} if isinstance(given, Mapping) else given
+    try:
+        return Schedule.model_validate(wanted).model_dump(mode="json", exclude_none=True)
+    except ValidationError as error:
+        raise invalid(f"base_config.schedule: {first_problem(error)}") from None
+
+
+def seed_of(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:
+    """Of a model definition's own recipe, which only the asset graph knows, the default is taken."""
+    given: Any = parameters.get("seed")
+    if given is not None:
+        return int(given)
+    return Recipe.named(str(recipe)).seed if recipe else int(Recipe.model_fields["seed"].default)
+
+
+def steps_of(config: SweepConfig, params: Params, generation: int = 0) -> int | None:
+    """How long a trial trains; None where only the asset graph knows, which has the model definition's recipe."""
+    job = trial_job(config, params, generation)
+    given = job["parameters"].get("max_steps")
+    if given is None and "recipe" in job:
+        given = Recipe.named(job["recipe"]).max_steps
+    return None if given is None else int(given)

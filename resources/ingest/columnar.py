@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from resources.ingest.problems import Problem
+from resources.ingest.schema import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 4096
-"""Rows that are in memory at once, where the file itself does not hold larger groups together."""
+ROWS, BYTES = 512, 8 << 20
+"""Rows that are in memory at once, and about how many bytes of them, where the file itself does not hold larger groups
+together: as values of Python they take several times as much.
+"""
 IPC_FILE = b"ARROW1"
 
 
@@ -27,7 +30,13 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
     try:
         file = pq.ParquetFile(stream)
-        yield from rows_of(file.schema_arrow, file.iter_batches(batch_size=ROWS))
+        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+        batches = (
+            batch
+            for index, group in enumerate(groups)
+            for batch in file.iter_batches(rows_within(group.total_byte_size, group.num_rows), [index])
+        )
+        yield from rows_of(file.schema_arrow, batches)
     except (pa.ArrowException, OSError) as error:
         yield Problem(f"is no parquet file that can be read ({first_line(error)})")
 
@@ -53,6 +62,20 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
+def rows_within(size: int, rows: int) -> int:
+    """How many of `rows` rows, that have `size` bytes together, are read at once."""
+    return max(1, min(ROWS, BYTES * rows // max(size, 1)))
+
+
+def size_of(column: "pa.Array") -> int:
+    """Bytes of a column, about; of one with a dictionary, of what stands for its values."""
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        return int(column.dictionary.nbytes * len(column) // max(len(column.dictionary), 1))
+    return int(column.nbytes)
+
+
 def rows_of(schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]") -> Iterator[dict[str, Any] | Problem]:
     problems = list(bad_columns(schema))
     yield from problems
@@ -61,8 +84,9 @@ def rows_of(schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]") -> Iterato
     count = 0
     told: set[str] = set()
     for batch in batches:
-        for start in range(0, batch.num_rows, ROWS):
-            part = batch.slice(start, ROWS)
+        step = rows_within(sum(map(size_of, batch.columns)), batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            part = batch.slice(start, step)
             columns = {}
             for name, column in zip(schema.names, part.columns, strict=True):
                 values, problem = json_values(name, column)
@@ -80,6 +104,9 @@ def rows_of(schema: "pa.Schema", batches: "Iterator[pa.RecordBatch]") -> Iterato
 def bad_columns(schema: "pa.Schema") -> Iterator[Problem]:
     if not schema.names:
         yield Problem("has no columns")
+    if len(schema.names) > COLUMNS:
+        yield Problem(f"has {len(schema.names)} columns: a dataset has at most {COLUMNS}")
+        return
     for index, field in enumerate(schema):
         if field.name in schema.names[:index]:
             yield Problem(f"has two columns '{field.name}'")

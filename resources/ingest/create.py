@@ -12,16 +12,14 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from recipes.record_index import index_manifest, index_uri
-from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.schema import Artifact, Manifest
 from recipes.store import Store
 from resources.errors import invalid
-from resources.ingest.chunked import ChunkedFile, ChunkStore, chunk_store
-from resources.ingest.formats import Format, format_of, records_of
+from resources.ingest.chunked import chunk_store
+from resources.ingest.content import Content, read_all
+from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion
 from resources.ingest.place import place_of
-from resources.ingest.problems import Problem, Problems
-from resources.ingest.raw_file import Damaged, Recorded
-from resources.ingest.records import RecordsWriter
 from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
@@ -33,19 +31,6 @@ from resources.metadata.outbox import now_ms
 
 class NumberTaken(Exception):
     """Another version took the number under which the manifests lie."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """What was read and stored of the files."""
-
-    source: tuple[FileRecord, ...]
-    records: tuple[FileRecord, ...]
-    index: FileRecord
-    sha256: str
-    num_records: int
-    schema: Mapping[str, str]
-    counts: Mapping[str, Mapping[str, int]]
 
 
 def create_version(
@@ -106,41 +91,6 @@ def refuse_doubles(files: Sequence[SourceFile]) -> None:
     path, count = Counter(file.path for file in files).most_common(1)[0]
     if count > 1:
         raise invalid(f"{count} files are called '{path}': rename all but one")
-
-
-def read_all(
-    files: Sequence[SourceFile], format: Format, chunks: ChunkStore, progress: Callable[[int], None] = lambda size: None
-) -> Content:
-    """Check and store all files. Raises on bad records, naming the first few and how many there are."""
-    problems = Problems()
-    records = RecordsWriter(chunks)
-    source = []
-    for file in files:
-        raw = ChunkedFile(chunks, file.path)
-
-        def keep(data: bytes, raw: ChunkedFile = raw) -> None:
-            if not problems.count:  # what will be refused need not be stored
-                raw.write(data)
-            progress(len(data))
-
-        with file.open() as stream:
-            recorded = Recorded(stream, keep)
-            try:
-                for item in records_of(recorded, format):
-                    if isinstance(item, Problem):
-                        problems.add(file.name, item)
-                    elif not problems.count:
-                        records.add(*item)
-            except Damaged as damage:
-                problems.add(file.name, Problem(str(damage)))
-            recorded.to_the_end()
-        if not problems.count:
-            source.append(raw.close())
-    if problems.count:
-        raise problems.refusal()
-    written, index, sha256 = records.close()
-    schema = records.schema
-    return Content(tuple(source), written, index, sha256, schema.records, schema.schema(), schema.counts())
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The formats of raw files (rows B2, B15) and how each becomes records."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
 from recipes.fingerprint import canonical_line
 from resources.errors import invalid
 from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.comma_separated import csv_kinds, csv_records
+from resources.ingest.comma_separated import Kind, csv_records
 from resources.ingest.json_lines import json_records
 from resources.ingest.problems import Problem
 from resources.ingest.raw_file import Recorded, unpacked
@@ -49,9 +49,14 @@ def has_format(name: str, format: Format) -> bool:
     return name.lower().endswith(endings + packed)
 
 
-def records_of(file: Recorded, format: Format) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
+def records_of(
+    file: Recorded, format: Format, kinds: Mapping[str, Kind]
+) -> Iterator[tuple[dict[str, Any], bytes] | Problem]:
     """The records of a file, each with its canonical line, and in their place what is wrong with it. Nothing is read twice
-    but CSV and what needs seeking.
+    but what needs seeking.
+
+    Args:
+        kinds: the types of the columns of CSV.
 
     Raises:
         Damaged: it is compressed, and breaks off.
@@ -59,21 +64,17 @@ def records_of(file: Recorded, format: Format) -> Iterator[tuple[dict[str, Any],
     if format is Format.JSONL:
         yield from json_records(unpacked(file))
         return
-    for item in rows_of(file, format):
+    for item in rows_of(file, format, kinds):
         yield item if isinstance(item, Problem) else (item, canonical_line(item))
 
 
-def rows_of(file: Recorded, format: Format) -> Iterator[dict[str, Any] | Problem]:
+def rows_of(file: Recorded, format: Format, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any] | Problem]:
     """The records of a file of a format in which they are not JSON."""
     match format:
         case Format.TEXT:
             yield from text_records(unpacked(file))
         case Format.CSV:
-            found = csv_kinds(unpacked(file))
-            yield from (item for item in found if isinstance(item, Problem))
-            kinds = [item for item in found if not isinstance(item, Problem)]
-            if kinds:
-                yield from csv_records(unpacked(file.again()), kinds)
+            yield from csv_records(unpacked(file), kinds)
         case Format.PARQUET:
             yield from parquet_records(file.again())
         case Format.ARROW:

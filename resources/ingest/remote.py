@@ -106,7 +106,10 @@ def path_of(address: str) -> Path:
 
 
 def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callable[[], AbstractContextManager[BinaryIO]]:
-    """Opens an object as a file of this machine: parquet is read from its end, CSV twice."""
+    """Opens an object as a file of this machine: parquet is read from its end.
+
+    CSV is opened, and so fetched, twice: this way the disk need not hold all files at once.
+    """
 
     @contextmanager
     def opened() -> Iterator[BinaryIO]:

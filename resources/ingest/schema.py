@@ -16,19 +16,41 @@ SHAPES = 4096
 """Kinds of records that are told apart at a time: most datasets have a handful."""
 
 
+SHAPES_SIZE = 1 << 18
+"""Columns of all those kinds together: what is told apart of wide records takes no more memory than of narrow ones."""
+COLUMNS = 10_000
+"""Of one dataset. Each is counted here, described by every check and shown as one: more are values that became names."""
+
+
+class TooManyColumns(Exception):
+    """The message says what to do, as what follows the name of the record."""
+
+
 class SchemaOfMany:
     """Counts, for each column, how many records have which type in it. Types are those of JSON."""
 
     def __init__(self) -> None:
         self._folded = 0
         self._shapes: dict[tuple[object, ...], int] = {}
+        self._size = 0
+        self._names: set[str] = set()
         self._columns: dict[str, Counter[str]] = {}
 
     def see(self, row: Mapping[str, Any]) -> None:
+        """Count a record. Raises TooManyColumns: with it they are more than a dataset may have."""
         # One step for a record instead of one for each of its values.
         shape = (*row, *map(type, row.values()))
-        self._shapes[shape] = self._shapes.get(shape, 0) + 1
-        if len(self._shapes) > SHAPES:
+        if known := self._shapes.get(shape):
+            self._shapes[shape] = known + 1
+            return
+        self._names.update(row)
+        if len(self._names) > COLUMNS:
+            raise TooManyColumns(
+                f"brings the dataset to more than {COLUMNS} columns: write names that are values as an array of objects"
+            )
+        self._shapes[shape] = 1
+        self._size += len(row)
+        if len(self._shapes) > SHAPES or self._size > SHAPES_SIZE:
             self._fold()
 
     @property
@@ -54,3 +76,4 @@ class SchemaOfMany:
             for column, kind in zip(shape[:half], shape[half:], strict=True):
                 self._columns.setdefault(str(column), Counter())[NAMES.get(kind, "null")] += count
         self._shapes.clear()
+        self._size = 0

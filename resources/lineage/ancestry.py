@@ -15,6 +15,9 @@ from resources.metadata.tables import dataset_validations, dataset_versions, lin
 
 IN_USE = ("production", "canary", "staging")
 TRAIN = "train"
+RECORDS = dataset_versions.c.artifact["digest"].as_string()
+TRAINED = dataset_versions.c.splits[TRAIN]["artifact"]["digest"].as_string()
+"""The digest of a version's records, and of its training split; null where it has not been split."""
 MANY = 500
 """Digests in one query: both databases bound the parameters of a statement."""
 
@@ -47,12 +50,20 @@ class Ancestry:
         """
         others = [row for row in self._siblings() if row["id"] != self._version.id]
         production = sorted((model for model in self._models if model.stage == "production"), key=lambda m: -m.updated_at)
-        served = [row for model in production for row in reversed(others) if row["digest"] in model.digests]
+        served = [row for model in production for row in self._used_by(model, list(reversed(others)))]
         earlier = [row for row in reversed(others) if row["version"] < self._version.version]
         chosen = next(iter([*served, *earlier]), None)
         if chosen is None:
             return None
         return f"{self._version.name}@{chosen['version']}", Artifact.model_validate(chosen["statistics"])
+
+    def _used_by(self, model: ModelAncestry, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Of versions, those that a model was trained on. By their splits: of those of a prepared version its records are no
+        ancestor, and the version that it was prepared of is one. Else one that was split anew since, by its records.
+        """
+        return [row for row in rows if row["split"] in model.trained_on] or [
+            row for row in rows if row["digest"] in model.digests
+        ]
 
     def training_records(self) -> dict[str, Artifact]:
         """What people call them -> training records of all ancestors.
@@ -80,7 +91,8 @@ class Ancestry:
             select(
                 dataset_versions.c.id,
                 dataset_versions.c.version,
-                dataset_versions.c.artifact["digest"].as_string().label("digest"),
+                RECORDS.label("digest"),
+                TRAINED.label("split"),
                 dataset_validations.c.statistics,
             )
             .join(dataset_validations, dataset_validations.c.dataset_id == dataset_versions.c.id)
@@ -107,19 +119,17 @@ class Ancestry:
         return found
 
     def _digests_of(self, names: Iterable[str]) -> frozenset[str]:
-        query = select(dataset_versions.c.artifact["digest"].as_string()).where(
+        query = select(RECORDS).where(
             dataset_versions.c.organization == self._version.organization, dataset_versions.c.name.in_(sorted(names))
         )
         return frozenset(self._connection.execute(query).scalars())
 
     def _name_of(self, split: str) -> str:
-        """NAME@VERSION of the dataset that a split was cut from."""
-        query = (
-            select(dataset_versions.c.name, dataset_versions.c.version)
-            .join(lineage_edges, lineage_edges.c.parent == dataset_versions.c.artifact["digest"].as_string())
-            .where(lineage_edges.c.child == split)
-        )
-        row = self._connection.execute(query).first()
+        """NAME@VERSION of the dataset whose split it is; of one that was split anew since, the one that it was cut from."""
+        columns = select(dataset_versions.c.name, dataset_versions.c.version)
+        has_it = columns.where(split == TRAINED)
+        cut_from = columns.join(lineage_edges, lineage_edges.c.parent == RECORDS).where(lineage_edges.c.child == split)
+        row = self._connection.execute(has_it).first() or self._connection.execute(cut_from).first()
         return f"{row.name}@{row.version}" if row else f"split {split[:12]}"
 
 

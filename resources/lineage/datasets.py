@@ -3,11 +3,13 @@
 "What data was this model trained on" is asked of the model (`prove`); here it is asked from the data's side.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
 from recipes.schema import Artifact
+from resources.derived_versions import SPLITS
 from resources.lineage.record import find, parents
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tables import artifacts, dataset_versions, lineage_edges
@@ -59,10 +61,19 @@ def ancestors(connection: Connection, artifact: Artifact) -> list[Artifact]:
     return list(seen.values())
 
 
-def children(connection: Connection, version: DatasetVersion) -> list[Made]:
-    """Everything that was made of a version, the nearest first, and the versions that name it as their parent."""
+def digests_of(version: DatasetVersion) -> list[str]:
+    """Of its records and of its splits: those of a prepared version were made of that one's parent, not of its records."""
+    return [version.artifact.digest, *(version.split(split).digest for split in version.splits)]
+
+
+def children(connection: Connection, version: DatasetVersion, but: Collection[str] = ()) -> list[Made]:
+    """Everything that was made of a version, the nearest first, and the versions that name it as their parent.
+
+    Args:
+        but: digests of its records and splits of which what was made is not asked.
+    """
     seen: dict[str, Artifact] = {}
-    level = [version.artifact.digest]
+    level = [digest for digest in digests_of(version) if digest not in but]
     while level:
         query = select(lineage_edges.c.child).where(lineage_edges.c.parent.in_(level)).order_by(lineage_edges.c.child)
         below = [child for child in connection.execute(query).scalars() if child not in seen]
@@ -88,6 +99,19 @@ def own_artifacts(connection: Connection, version: DatasetVersion) -> list[Artif
     below = artifacts.c.uri.startswith(version.storage_path, autoescape=True)
     query = select(artifacts.c.digest).where(below)
     return [each for digest in connection.execute(query).scalars() if (each := find(connection, digest))]
+
+
+def places_of_others(connection: Connection, version: DatasetVersion, digests: Collection[str]) -> dict[str, str]:
+    """Digest -> URI of these artifacts where another version names them as its records or as one of its splits."""
+    pointers = (dataset_versions.c.artifact, *(dataset_versions.c.splits[split]["artifact"] for split in SPLITS))
+    found: dict[str, str] = {}
+    for pointer in pointers:
+        digest = pointer["digest"].as_string()
+        query = select(digest.label("digest"), pointer["uri"].as_string().label("uri")).where(
+            dataset_versions.c.id != version.id, digest.in_(digests)
+        )
+        found.update((row.digest, row.uri) for row in connection.execute(query))
+    return found
 
 
 def is_part(version: DatasetVersion, child: Made) -> bool:

@@ -6,10 +6,11 @@ graph's business.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
 from recipes.results import trained_role
@@ -24,13 +25,15 @@ from resources.metadata.tracking.runs import Runs
 from resources.metadata.transactions import insert_into, writing
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+ACTIVE = ("queued", "running")
 ENDED = ("completed", "failed", "cancelled")
 TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
 TRACKED = (TRAINING, COMMAND)
 """Types of jobs that have a tracking run."""
 WORK_FOLDERS = {TRAINING: "train", PREPARATION: "prepare", COMMAND: "command"}
 """Where the program of a job works, below the job's own folder."""
-REPLAY_OF = "replay_of"
+REPLAY_OF, DATASET = "replay_of", "dataset"
+"""Keys of a job's configuration: the run that it repeats, and what it is trained on."""
 DELETED = "job.deleted"
 """The event by which a job is known to be deleted."""
 
@@ -166,6 +169,16 @@ class Jobs:
         query = select(table).where(table.c.status == "queued").order_by(table.c.submitted_at)
         return [JobRecord(**row) for row in connection.execute(query).mappings()]
 
+    def active(self, connection: Connection) -> Sequence[JobRecord]:
+        """All jobs with a run that are queued or running, of every organization."""
+        query = select(table).where(table.c.status.in_(ACTIVE), table.c.type.in_(TRACKED))
+        return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+    def broken_off(self, since: int, connection: Connection) -> Sequence[JobRecord]:
+        """All jobs with a run that failed or were cancelled since a time in milliseconds, of every organization."""
+        ended = (table.c.status.in_(("failed", "cancelled")), table.c.type.in_(TRACKED), table.c.ended_at >= since)
+        return [JobRecord(**row) for row in connection.execute(select(table).where(*ended)).mappings()]
+
     def running(self, type: str, connection: Connection) -> Sequence[JobRecord]:
         """All jobs of a type that run, of every organization."""
         query = select(table).where(table.c.status == "running", table.c.type == type)
@@ -175,6 +188,19 @@ class Jobs:
         """When a job was started last, in milliseconds: `started_at` stays that of the first time."""
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.started", events.c.key == job.id)
         return connection.execute(query).scalar() or job.started_at or job.submitted_at
+
+    def resumed_at(self, identifier: str, connection: Connection) -> int:
+        """When a job was resumed last, in milliseconds; 0 where it never was."""
+        query = select(func.max(events.c.created_at)).where(events.c.type == "job.resumed", events.c.key == identifier)
+        return connection.execute(query).scalar() or 0
+
+    def specify(self, identifier: str, key: str, value: JsonValue, statuses: Collection[str] = ACTIVE) -> None:
+        """Say in a job's configuration what it left open when it was submitted, unless its status is none of these."""
+        with self._database.write() as connection:
+            job = self.held(identifier, connection)
+            if job.status in statuses and job.config.get(key) != value:
+                config = {**job.config, key: value}
+                connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 
     def wait_for(self, identifier: str, reason: str) -> None:
         """Say why a queued job does not start yet."""

@@ -4,54 +4,35 @@ A sweep's id is its parent run's; a trial's job has the id of its child run. Wha
 (`resources.hpo.step`): this is where it is made to be so, all of it or nothing.
 """
 
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, insert, select, update
 
-from resources.errors import conflict, not_found
+from recipes.schema import first_problem
+from resources.errors import invalid
 from resources.hpo.config import SweepConfig
-from resources.hpo.step import Step
-from resources.hpo.trial import ENDS_AS, Trial, ranked
+from resources.hpo.step import CANCELLED, End, Step
+from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import trial_job
 from resources.metadata.database import Database
 from resources.metadata.jobs import ENDED, Jobs
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.sweep_rows import Snapshot, Sweep, event_of, read_snapshot, row_of, sweep_of
 from resources.metadata.tables import jobs as job_table
-from resources.metadata.tables import sweep_trials, sweeps
+from resources.metadata.tables import runs, sweep_trials, sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import MetricPoint
 
+log = logging.getLogger(__name__)
+
+STATUSES = ("running", "completed", "failed", "cancelled")
 PARENT_TAG = "mlflow.parentRunId"
 SWEEP_KEY, START_KEY = "sweep", "start"
 """Keys of a trial's job: the sweep that it belongs to, and the artifact whose weights it starts from."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A row of the sweeps table; times in milliseconds."""
-
-    id: str
-    experiment: str
-    status: str
-    config: SweepConfig
-    user_id: str
-    organization: str
-    reason: str
-    created_at: int
-    ended_at: int | None
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A sweep, its trials by number, and the status and reason of each one's job."""
-
-    sweep: Sweep
-    trials: tuple[Trial, ...]
-    jobs: tuple[tuple[str, str], ...]
 
 
 class Sweeps:
@@ -88,21 +69,32 @@ class Sweeps:
             }
             connection.execute(insert(sweeps).values(**row))
             emit(connection, "jobs", "sweep.started", identifier, {"sweep_id": identifier, "user_id": user, **facts})
-            return self.get(identifier, connection)
-
-    def get(self, identifier: str, connection: Connection) -> Sweep:
-        row = connection.execute(select(sweeps).where(sweeps.c.id == identifier)).mappings().first()
-        if row is None:
-            raise not_found(f"there is no sweep '{identifier}': see `hanzo-ml hpo list`")
-        return sweep_of(row)
+            return read_snapshot(identifier, connection).sweep
 
     def list(self, organization: str, status: str | None = None) -> Sequence[Sweep]:
-        """Sweeps, newest first."""
+        """Sweeps, newest first. One that cannot be read hides no other: it is logged, and left out."""
+        if status is not None and status not in STATUSES:
+            raise invalid(f"status '{status[:100]}' is unknown: use one of {', '.join(STATUSES)}")
         query = select(sweeps).where(sweeps.c.organization == organization).order_by(sweeps.c.created_at.desc())
         if status is not None:
             query = query.where(sweeps.c.status == status)
+        found = []
         with self._database.read() as connection:
-            return [sweep_of(row) for row in connection.execute(query).mappings()]
+            for row in connection.execute(query).mappings():
+                try:
+                    found.append(sweep_of(row))
+                except ValidationError as error:  # it was started by another release, or edited by hand
+                    log.error("sweep %s cannot be read: %s", row["id"], first_problem(error))
+        return found
+
+    def set_dataset(self, identifier: str, reference: str) -> None:
+        """Pin the dataset of a sweep that named none."""
+        with self._database.write() as connection:
+            connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
+            config = read_snapshot(identifier, connection).sweep.config
+            pinned = config.model_copy(update={"base_config": {**config.base_config, "dataset": reference}})
+            values = {"config": pinned.model_dump(mode="json")}
+            connection.execute(update(sweeps).where(sweeps.c.id == identifier).values(**values))
 
     def running(self) -> Sequence[str]:
         """The ids of all sweeps that go on, oldest first."""
@@ -110,78 +102,52 @@ class Sweeps:
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
 
-    def snapshot(self, identifier: str, *, connection: Connection | None = None) -> Snapshot:
+    def snapshot(self, identifier: str) -> Snapshot:
         """The sweep as it stands."""
-        if connection is None:
-            with self._database.read() as reader:
-                return self.snapshot(identifier, connection=reader)
-        columns = (*(sweep_trials.c[field.name] for field in fields(Trial)), job_table.c.status, job_table.c.reason)
-        names = (*(field.name for field in fields(Trial)), "job_status", "job_reason")
-        query = (
-            select(*(column.label(name) for column, name in zip(columns, names, strict=True)))
-            .join(job_table, job_table.c.id == sweep_trials.c.job_id)
-            .where(sweep_trials.c.sweep_id == identifier)
-            .order_by(sweep_trials.c.number)
-        )
-        sweep = self.get(identifier, connection)
-        rows = [dict(row) for row in connection.execute(query).mappings()]
-        states = tuple((row.pop("job_status"), row.pop("job_reason")) for row in rows)
-        return Snapshot(sweep, tuple(Trial(**row) for row in rows), states)
+        with self._database.read() as connection:
+            return read_snapshot(identifier, connection)
 
     def take(self, before: Snapshot, step: Step) -> bool:
         """Do what was decided of `before`: trials, their jobs and runs, and all events in one transaction.
 
         Returns False, and does nothing, where the sweep is not as it was then: somebody else was faster, or a job went on.
         """
+        identifier, stopped = before.sweep.id, jobs_to_stop(before, step)
         with self._database.write() as connection:
             # Of two who look at once, the second waits here, and then finds that nothing is as he saw it.
-            connection.execute(select(sweeps.c.id).where(sweeps.c.id == before.sweep.id).with_for_update())
-            if self.snapshot(before.sweep.id, connection=connection) != before:
+            connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
+            hold(connection, stopped, [identifier, *stopped])
+            if read_snapshot(identifier, connection) != before:
                 return False
             for trial in step.changed:
-                self._change(connection, before.sweep, trial)
+                self._change(connection, before, trial)
+            for job, reason in stopped.items():
+                self._jobs.cancel(job, reason, connection=connection)
             for trial in step.asked:
                 self._start_trial(connection, before, trial)
             if step.end is not None:
                 after = {trial.number: trial for trial in (*before.trials, *step.changed)}
-                self._end(connection, before.sweep, tuple(after.values()), step.end.status, step.end.reason)
+                self._end(connection, before.sweep, tuple(after.values()), step.end)
             return True
-
-    def cancel(self, identifier: str) -> Sweep:
-        """End a sweep that goes on, with the jobs of its trials."""
-        with self._database.write() as connection:
-            connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier).with_for_update())
-            found = self.snapshot(identifier, connection=connection)
-            if found.sweep.status != "running":
-                raise conflict(f"sweep '{identifier}' is {found.sweep.status} already")
-            reason, now = "its sweep was cancelled", now_ms()
-            after = []
-            for trial, (job_status, _) in zip(found.trials, found.jobs, strict=True):
-                if job_status not in ENDED:
-                    self._jobs.cancel(trial.job_id, reason, connection=connection)
-                if not trial.has_ended:
-                    values = {
-                        "status": ENDS_AS.get(trial.status, "cancelled"),
-                        "reason": trial.reason or reason,
-                        "ended_at": now,
-                    }
-                    trial = Trial(**{**asdict(trial), **values})
-                    self._change(connection, found.sweep, trial)
-                after.append(trial)
-            self._end(connection, found.sweep, after, "cancelled", "cancelled by the user")
-            return self.get(identifier, connection)
 
     def _start_trial(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
         """The trial's run, job and row."""
         sweep = before.sweep
-        config = {**trial_job(sweep.config, trial.params), SWEEP_KEY: sweep.id}
+        config = {**trial_job(sweep.config, trial.params, trial.generation), SWEEP_KEY: sweep.id}
         if trial.start_from is not None:
             source = self._jobs.get(before.trials[trial.start_from].job_id, connection)
             config[START_KEY] = source.trained.model_dump(mode="json")
-        tags = {PARENT_TAG: sweep.id}
         name = f"trial-{trial.number}"
-        who = (sweep.user_id, sweep.organization)
-        self._runs.ensure(trial.job_id, sweep.experiment, name, *who, tags, connection=connection)
+        # Beside its parent, not in the experiment of a name: somebody may have renamed that.
+        self._runs.create(
+            before.experiment_id,
+            run_id=trial.job_id,
+            name=name,
+            user_id=sweep.user_id,
+            tags={PARENT_TAG: sweep.id},
+            status="queued",
+            connection=connection,
+        )
         self._jobs.submit(
             name=config["name"],
             config=config,
@@ -193,41 +159,41 @@ class Sweeps:
         connection.execute(insert(sweep_trials).values(sweep_id=sweep.id, **row_of(trial)))
         emit(connection, "jobs", "trial.started", trial.job_id, event_of(sweep, trial))
 
-    def _change(self, connection: Connection, sweep: Sweep, trial: Trial) -> None:
-        row = row_of(trial)
+    def _change(self, connection: Connection, before: Snapshot, trial: Trial) -> None:
+        sweep = before.sweep
         here = (sweep_trials.c.sweep_id == sweep.id) & (sweep_trials.c.number == trial.number)
-        connection.execute(update(sweep_trials).where(here).values(**row))
+        connection.execute(update(sweep_trials).where(here).values(**row_of(trial)))
         emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, event_of(sweep, trial))
-        if trial.status == "pruning":
-            self._jobs.cancel(trial.job_id, f"its sweep stopped it: {trial.reason}", connection=connection)
-        if trial.counts and trial.value is not None:
+        if trial.counts and trial.value is not None and not before.is_deleted:
             point = MetricPoint(sweep.config.objective.metric, trial.value, trial.number, now_ms())
             self._run_data.log_metric(sweep.id, point, connection=connection)
 
-    def _end(self, connection: Connection, sweep: Sweep, trials: Sequence[Trial], status: str, reason: str) -> None:
-        values = {"status": status, "reason": reason, "ended_at": now_ms()}
+    def _end(self, connection: Connection, sweep: Sweep, trials: Sequence[Trial], end: End) -> None:
+        values = {"status": end.status, "reason": end.reason, "ended_at": now_ms()}
         connection.execute(update(sweeps).where(sweeps.c.id == sweep.id).values(**values))
-        self._runs.set_status(sweep.id, status, connection=connection)
-        best = next(iter(ranked(trials, sweep.config.objective.direction)), None)
-        facts = {"sweep_id": sweep.id, "reason": reason, "best": event_of(sweep, best) if best else None}
-        emit(connection, "jobs", f"sweep.{status}", sweep.id, facts)
+        self._runs.follow_job(sweep.id, end.status, connection)  # its run may be deleted
+        order = ranked(trials, sweep.config.objective.direction)
+        best = next((event_of(sweep, trial) for trial in order), None)
+        # One that was stopped early has left no weights: what is evaluated is the best of those that have.
+        trained = next((event_of(sweep, trial) for trial in order if trial.status == "completed"), None)
+        facts = {"sweep_id": sweep.id, "reason": end.reason, "best": best, "best_completed": trained}
+        emit(connection, "jobs", f"sweep.{end.status}", sweep.id, facts)
 
 
-def sweep_of(row: Mapping[Any, Any]) -> Sweep:
-    return Sweep(**{**row, "config": SweepConfig.model_validate(row["config"])})
+def jobs_to_stop(before: Snapshot, step: Step) -> Mapping[str, str]:
+    """The jobs that a step ends, each with why: those of trials that it stops, or all where the sweep is cancelled."""
+    if step.end is not None and step.end.status == "cancelled":
+        states = zip(before.trials, before.jobs, strict=True)
+        return {trial.job_id: CANCELLED for trial, (status, _) in states if status not in ENDED}
+    return {trial.job_id: f"its sweep stopped it: {trial.reason}" for trial in step.changed if trial.status == "pruning"}
 
 
-def row_of(trial: Trial) -> dict[str, Any]:
-    return {**asdict(trial), "params": dict(trial.params)}
+def hold(connection: Connection, job_ids: Collection[str], run_ids: Collection[str]) -> None:
+    """Let nobody else change these jobs and runs until the transaction ends; jobs first, as whoever holds both does.
 
-
-def event_of(sweep: Sweep, trial: Trial) -> dict[str, Any]:
-    return {
-        "sweep_id": sweep.id,
-        "job_id": trial.job_id,
-        "trial": trial.number,
-        "status": trial.status,
-        "params": dict(trial.params),
-        "value": trial.value,
-        "reason": trial.reason,
-    }
+    Before the first event is written: from then on the order of all events is held (`lock_order`), and whoever is waited for
+    may be about to write one. Two that wait for each other so are ended by PostgreSQL, one of them with an error.
+    """
+    for table, ids in ((job_table, job_ids), (runs, run_ids)):
+        rows = select(table.c.id).where(table.c.id.in_(ids)).order_by(table.c.id)
+        connection.execute(rows.with_for_update(key_share=True)).all()

@@ -74,6 +74,7 @@ def test_a_flipped_bit_is_answered_with_an_error_and_an_event(server: ArtifactSe
         assert "SHA-256" in json.loads(answer.body)["message"]
         assert spoiled[:4] not in answer.body
     told = [event for event in server.broken_events() if event["uri"] == place]
+    assert {event["organization"] for event in told} == {"default"}, "the audit log shows an organization what is its own"
     assert [(event["expected_sha256"], event["found_sha256"]) for event in told] == [
         ([hashlib.sha256(body).hexdigest()], hashlib.sha256(spoiled).hexdigest())
     ]

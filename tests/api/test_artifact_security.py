@@ -124,6 +124,7 @@ def routes(run_id: str, model_id: str) -> dict[str, tuple[str, str]]:
         "list of a model": ("GET", f"{api}/logged-models/{model_id}/artifacts/directories?artifact_directory_path=PATH"),
         "file of a model": ("GET", f"{ajax}/logged-models/{model_id}/artifacts/files?artifact_file_path=PATH"),
         "file of the UI": ("GET", f"/get-artifact?run_id={run_id}&path=PATH"),
+        "file of a run as FastTrackML has it": ("GET", f"{api}/artifacts/get?run_id={run_id}&path=PATH"),
         "file of a version": ("GET", "/model-versions/get-artifact?name=m&version=1&path=PATH"),
         "upload of the UI": ("POST", f"{ajax}/upload-artifact?run_uuid={run_id}&path=PATH"),
         "upload of v1": ("POST", f"/v1/runs/{run_id}/artifacts?key=PATH"),

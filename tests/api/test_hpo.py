@@ -20,6 +20,16 @@ from tests.resources.hpo.sweep_files import SPECIFIED, small
 RECORDS = b'{"instruction": "1+1", "answer": "2"}\n'
 
 
+def schedule(given: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "schedule": given}}
+
+
+def without_evaluation(metric: str) -> dict[str, Any]:
+    """A recipe that evaluates only where it is told to."""
+    base = {"dataset": "instruction-v2", "model": "zen-7b", "max_steps": 40}
+    return {"base_config": base, "objective": {"metric": metric}}
+
+
 @pytest.fixture(scope="module")
 def dataset(server: ServerProcess) -> str:
     """The one that the specification's file trains on."""
@@ -104,6 +114,27 @@ def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset
         ({"search_space": {"learning_rate": {"type": "uniform", "min": -1, "max": 1}}}, 400, "learning_rate"),
         ({"search_space": {"batch_size": {"type": "uniform", "min": 1, "max": 9}}}, 400, "batch_size"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [8, "many"]}}}, 400, "lora_rank"),
+        ({"base_config": {"dataset": "instruction-v2", "recipe": 5}}, 400, "base_config.recipe must be a name"),
+        ({"base_config": {"dataset": "instruction-v2", "model": ["zen-7b"]}}, 400, "base_config.model must be a name"),
+        ({"base_config": {"dataset": "instruction-v2", "method": ""}}, 400, "base_config.method must be a name"),
+        ({"base_config": {"dataset": 7}}, 400, "base_config.dataset must be a name"),
+        (schedule({"priority": "urgent"}), 400, "base_config.schedule: 'priority'"),
+        (schedule({"max_duration": "long"}), 400, "not a duration"),
+        (schedule("tonight"), 400, "base_config.schedule"),
+        ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
+        ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
+        (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
+        ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),
+        ({"search_space": {f"x{n}": {"type": "choice", "values": [1]} for n in range(101)}}, 400, "101 hyperparameters"),
+        (
+            {
+                "strategy": "bayesian",
+                "sampler": "gp",
+                "search_space": {f"x{n}": {"type": "choice", "values": [*range(501)]} for n in range(2)},
+            },
+            400,
+            "here 1002",
+        ),
     ],
 )
 def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
@@ -113,6 +144,18 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
     body = small(**{"base_config": {"dataset": dataset, "recipe": "smollm2-135m-lora"}, **changes})
     assert words in ask(server, "POST", "/v1/hpo", status, body)["message"]
     assert ask(server, "GET", "/v1/hpo")["sweeps"] == before
+
+
+def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
+    told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
+    for changes in (without_evaluation("train/loss"), {"base_config": told}, {"base_config": {**told, "recipe": None}}):
+        found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
+        ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
+
+
+def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> None:
+    told = ask(server, "GET", "/v1/hpo?status=done", 400)["message"]
+    assert told == "status 'done' is unknown: use one of running, completed, failed, cancelled"
 
 
 def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:

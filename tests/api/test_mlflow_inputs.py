@@ -50,6 +50,7 @@ def test_inputs_of_a_run(http: TestClient) -> None:
         ("experiments/search-datasets", {"experiment_ids": []}, "must specify at least one experiment_id."),
         ("experiments/search-datasets", {"experiment_ids": ["0"] * 21}, "SearchDatasets request cannot specify more than"),
         ("runs/log-inputs", {"datasets": []}, "Missing value for required parameter 'run_id'"),
+        ("runs/log-inputs", {"run_id": "../x"}, "Invalid run ID"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{}]}, "required parameter 'datasets[0].dataset'"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {"name": "d"}}]}, "'datasets[0].dataset.digest'"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {**DATASET, "name": "n" * 501}}]}, "'name' exceeds"),
@@ -63,8 +64,17 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
 
 
 def test_nothing_is_logged_to_what_does_not_exist(http: TestClient) -> None:
-    body: dict[str, Any] = {"run_id": new_run(http), "datasets": [{"dataset": DATASET}], "models": [{"model_id": "m-none"}]}
+    body: dict[str, Any] = {"run_id": "none", "datasets": [{"dataset": DATASET}], "models": [{"model_id": "m-none"}]}
     answer = http.post(f"{MLFLOW}/runs/log-inputs", json=body)
     assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
     assert http.post(PATHS[0], json={"experiment_ids": ["0"]}).json() == {"dataset_summaries": []}
-    assert http.post(f"{MLFLOW}/runs/log-inputs", json={**body, "run_id": "none"}).status_code == 404
+
+
+def test_a_model_of_another_server_is_on_record_as_it_was_named(http: TestClient) -> None:
+    run_id = new_run(http)
+    for path in ("log-inputs", "outputs"):
+        body = {"run_id": run_id, "models": [{"model_id": "m-elsewhere"}]}
+        assert http.post(f"{MLFLOW}/runs/{path}", json=body).json() == {}
+    stored = http.get(f"{MLFLOW}/runs/get", params={"run_id": run_id}).json()["run"]
+    assert stored["inputs"] == {"model_inputs": [{"model_id": "m-elsewhere"}]}
+    assert stored["outputs"] == {"model_outputs": [{"model_id": "m-elsewhere", "step": 0}]}

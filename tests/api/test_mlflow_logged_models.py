@@ -127,7 +127,6 @@ def test_nothing_happens_to_a_model_that_does_not_exist(http: TestClient) -> Non
         ("GET", f"{MODELS}/m-none/artifacts/directories", None),
         ("GET", f"{MODELS}/m-none/artifacts/files?artifact_file_path=x", None),
         ("PUT", f"{PROXY}/0/models/m-none/artifacts/x", None),
-        ("POST", f"{MLFLOW}/runs/outputs", {"run_id": run_id, "models": [{"model_id": "m-none"}]}),
         ("POST", f"{MLFLOW}/runs/log-metric", metric),
     ):
         answer = http.request(method, path, json=body)
@@ -149,6 +148,12 @@ def test_files_of_a_model(http: TestClient) -> None:
     listed = http.get(f"{MODELS}/{model_id}/artifacts/directories", params={"artifact_directory_path": "data"}).json()
     assert listed["files"] == [{"path": "data/model.pkl", "is_dir": False, "file_size": 7}]
     assert listed["root_uri"] == model["artifact_uri"]
+    for asked in ("", "?artifact_file_path="):
+        refused = http.get(f"{MODELS}/{model_id}/artifacts/files{asked}")
+        assert (refused.status_code, refused.json()["message"]) == (
+            400,
+            'Request must include the "artifact_file_path" query parameter.',
+        )
     shown = http.get(f"/ajax-api/2.0/mlflow/logged-models/{model_id}/artifacts/files?artifact_file_path=MLmodel")
     assert (shown.content, shown.headers["x-content-type-options"]) == (b"flavors", "nosniff")
     assert http.delete(f"{PROXY}/{root}/data").json() == {}

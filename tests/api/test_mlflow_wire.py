@@ -1,6 +1,7 @@
 """MLflow's REST API on the wire: what a client that is not mlflow's may send, and what it must never see."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -176,6 +177,7 @@ def test_what_does_not_exist_is_404_with_the_code_that_clients_branch_on(http: T
         "/api/2.0/mlflow/metrics/get-history",
         "/ajax-api/2.0/mlflow/artifacts/list",
         "/get-artifact",
+        "/ajax-api/2.0/mlflow/artifacts/get",
     ],
 )
 def test_a_query_names_its_run_by_either_word_and_misses_it_first(http: TestClient, path: str) -> None:
@@ -195,6 +197,40 @@ def test_an_error_of_the_database_shows_no_sql_and_no_path(breakable: TestClient
     answer = breakable.get(f"{RUNS}/get", params={"run_id": "x"})
     assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
     assert "SELECT" not in answer.text and "gone" not in answer.text and "/" not in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(f"{RUNS}/create", {"experiment_id": "0"}), ("/v1/runs", {"experiment_id": "0", "name": "n", "params": {"a": 1}})],
+)
+def test_a_run_whose_making_cannot_be_answered_is_not_made(breakable: TestClient, path: str, body: dict[str, Any]) -> None:
+    with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
+        connection.exec_driver_sql("ALTER TABLE run_models RENAME TO gone")
+    assert breakable.post(path, json=body).status_code == 503
+    with breakable.app.state.database.write() as connection:  # type: ignore[attr-defined]
+        connection.exec_driver_sql("ALTER TABLE gone RENAME TO run_models")
+    assert breakable.post(f"{RUNS}/search", json={"experiment_ids": ["0"]}).json() == {"runs": []}
+    assert breakable.post(path, json=body).status_code in (200, 201)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_page_of_runs_is_told_that_there_is_no_gateway(http: TestClient, method: str) -> None:
+    path, body = "/ajax-api/2.0/mlflow/gateway-proxy", {"gateway_path": "api/2.0/endpoints/"}
+    answer = http.request(method, path, json=body, headers={"Origin": "http://127.0.0.1"})
+    assert (answer.status_code, answer.json()) == (200, {"endpoints": []})
+
+
+def test_a_tag_is_no_update_of_its_experiment(http: TestClient) -> None:
+    path = "/api/2.0/mlflow/experiments"
+    number = http.post(f"{path}/create", json={"name": "tagged"}).json()["experiment_id"]
+    made = http.get(f"{path}/get", params={"experiment_id": number}).json()["experiment"]
+    time.sleep(0.01)
+    for call, body in (("set", {"key": "k", "value": "v"}), ("delete", {"key": "k"})):
+        assert http.post(f"{path}/{call}-experiment-tag", json={"experiment_id": number, **body}).json() == {}
+        assert http.get(f"{path}/get", params={"experiment_id": number}).json()["experiment"] == {
+            **made,
+            "tags": [{"key": "k", "value": "v"}] if call == "set" else [],
+        }
 
 
 def test_an_unexpected_error_says_nothing_about_the_server(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +328,7 @@ def test_a_path_that_climbs_is_refused_before_its_owner_is_looked_for(http: Test
         ("/api/2.0/mlflow/artifacts/list", {"run_id": run_id, "path": climb}),
         ("/get-artifact", {"run_id": "nobody", "path": climb}),
         ("/get-artifact", {"run_id": run_id, "path": climb}),
+        ("/api/2.0/mlflow/artifacts/get", {"run_id": run_id, "path": climb}),
         (f"{models}/nobody/artifacts/directories", {"artifact_directory_path": climb}),
         (f"{models}/nobody/artifacts/files", {"artifact_file_path": climb}),
     ):

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from graphql import parse
+from fastapi.testclient import TestClient
+from graphql import build_schema, find_breaking_changes, parse
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param
+from mlflow.server.graphql.graphql_schema_extensions import schema as mlflow_schema
 
+from api.ui.graphql_execution import schema
 from api.ui.graphql_limits import too_much
+from resources.metadata.database import Database
+from resources.metadata.tracking.run_search import RunSearch
 from tests.api.server_process import ServerProcess
 from tests.browser import page
 
@@ -79,7 +84,9 @@ def test_registered_models_and_their_versions_are_shown(server: ServerProcess, r
 
 
 def test_the_page_may_run_no_script_of_others_and_be_framed_by_nobody(server: ServerProcess) -> None:
-    policy = httpx.get(server.url).headers["content-security-policy"]
+    headers = httpx.get(server.url).headers
+    policy = headers["content-security-policy"]
+    assert headers["x-frame-options"] == "SAMEORIGIN", "as MLflow's answers: the policy is stricter, and comes first"
     assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
 
 
@@ -174,6 +181,96 @@ def test_who_asks_for_too_much_is_told_in_graphql_s_own_way(server: ServerProces
     )
     assert (refused.status_code, refused.json()["data"]) == (200, None)
     assert "at most 10 root fields" in refused.json()["errors"][0]
+
+
+def test_the_schema_has_all_that_mlflow_s_has() -> None:
+    assert find_breaking_changes(build_schema(str(mlflow_schema)), schema()) == []
+
+
+SEARCH = """mutation M($given: MlflowSearchRunsInput) @component(name: "MLflow") {
+  mlflowSearchRuns(input: $given) { runs { info { runId lifecycleStage status } } nextPageToken } }"""
+
+
+def test_graphql_finds_deleted_runs_for_who_asks_for_them(server: ServerProcess) -> None:
+    client = MlflowClient(server.url)
+    experiment = client.create_experiment("low tide")
+    kept, gone = (client.create_run(experiment).info.run_id for _ in range(2))
+    client.delete_run(gone)
+    for view, found in ((None, {kept}), ("ACTIVE_ONLY", {kept}), ("DELETED_ONLY", {gone}), ("ALL", {kept, gone})):
+        given = {"experimentIds": [experiment], "runViewType": view}
+        runs = ask(server, SEARCH, given=given).json()["data"]["mlflowSearchRuns"]["runs"]
+        assert {run["info"]["runId"] for run in runs} == found, view
+    asked = f'experimentIds: ["{experiment}"], runViewType: ALL'
+    literal = f"{{ mlflowSearchRuns(input: {{{asked}}}) {{ runs {{ info {{ runId }} }} }} }}"
+    assert len(ask(server, literal).json()["data"]["mlflowSearchRuns"]["runs"]) == 2
+    assert "NONE" in ask(server, SEARCH, given={"runViewType": "NONE"}).json()["errors"][0]
+    page = ask(server, SEARCH, given={"experimentIds": [experiment], "runViewType": "ALL", "maxResults": 1}).json()
+    assert len(page["data"]["mlflowSearchRuns"]["runs"]) == 1 and page["data"]["mlflowSearchRuns"]["nextPageToken"]
+
+
+@pytest.mark.parametrize("asked", [0, -1, -3])
+def test_graphql_gives_no_page_of_less_than_one(server: ServerProcess, runs: list[str], experiment: str, asked: int) -> None:
+    answers = (
+        ask(server, SEARCH, given={"experimentIds": [experiment], "maxResults": asked}).json(),
+        ask(server, HISTORY, data={"runIds": runs, "metricKey": "train/loss", "maxResults": asked}).json(),
+        ask(server, VERSIONS, given={"maxResults": str(asked)}).json(),
+    )
+    for answer in answers:
+        assert list(answer["data"].values()) == [None]
+        assert answer["errors"] == [
+            f"Invalid value '{asked}' for parameter 'max_results' supplied. It must be a positive integer."
+        ]
+
+
+VERSIONS = """query Q($given: MlflowSearchModelVersionsInput) {
+  mlflowSearchModelVersions(input: $given) { modelVersions { name version status aliases tags { key value } } nextPageToken }
+}"""
+
+
+def test_graphql_finds_model_versions(server: ServerProcess, runs: list[str]) -> None:
+    client = MlflowClient(server.url)
+    client.create_registered_model("buoy")
+    for _ in range(2):
+        client.create_model_version("buoy", f"runs:/{runs[0]}/log", run_id=runs[0], tags={"sea": "north"})
+    client.set_registered_model_alias("buoy", "beacon", "2")
+    given = {"filter": "name = 'buoy'", "orderBy": ["version_number DESC"], "maxResults": 1}
+    found = ask(server, VERSIONS, given=given).json()["data"]["mlflowSearchModelVersions"]
+    tags = [{"key": "sea", "value": "north"}]
+    beacon = {"name": "buoy", "version": "2", "status": "READY", "aliases": ["beacon"], "tags": tags}
+    assert found["modelVersions"] == [beacon]
+    rest = ask(server, VERSIONS, given={**given, "pageToken": found["nextPageToken"]}).json()
+    assert rest["data"]["mlflowSearchModelVersions"]["modelVersions"][0]["version"] == "1"
+
+
+def test_graphql_echoes_and_is_asked_by_get_too(server: ServerProcess) -> None:
+    for document, name in (('{ test(inputString: "ahoy") { output } }', "test"), (ECHO, "testMutation")):
+        assert ask(server, document).json() == {"data": {name: {"output": "ahoy"}}, "errors": None}
+    asked = httpx.request("GET", f"{server.url}/graphql", json={"query": '{ test(inputString: "ahoy") { output } }'})
+    assert asked.json() == {"data": {"test": {"output": "ahoy"}}, "errors": None}
+    assert httpx.get(f"{server.url}/graphql").status_code == 400
+
+
+ECHO = 'mutation M @component(name: "MLflow") { testMutation(inputString: "ahoy") { output } }'
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [("params", "The metadata database is unavailable: try again later"), ("event", "Unexpected error in the server")],
+)
+def test_graphql_tells_no_more_of_a_fault_than_rest(
+    breakable: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, table: str, said: str
+) -> None:
+    made = breakable.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    if table == "params":
+        with Database(breakable.app.state.settings.database_url).write() as connection:  # type: ignore[attr-defined]
+            connection.exec_driver_sql("DROP TABLE params")
+    else:
+        monkeypatch.setattr(RunSearch, "get", lambda *_: {}["/srv/secret"])
+    answer = breakable.post("/graphql", json={"query": GET_RUN, "variables": {"data": {"runId": made}}})
+    assert (answer.status_code, answer.json()["data"]) == (200, {"mlflowGetRun": None})
+    [error] = answer.json()["errors"]
+    assert error.startswith(said) and "SELECT" not in error and "secret" not in error
+    assert "params" in caplog.text or "/srv/secret" in caplog.text
 
 
 def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list[str]) -> None:

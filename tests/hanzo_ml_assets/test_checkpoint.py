@@ -54,6 +54,18 @@ def test_a_partition_named_as_a_run_of_another_model_does_not_take_that_run_up(h
     control_plane.database.close()
 
 
+def test_a_click_goes_on_with_the_dataset_that_was_pinned_since(home: Path) -> None:
+    control_plane = ControlPlane()
+    for given in ({"dataset": "colours"}, {}):
+        ensure_job("clicked", "sandbox", given, control_plane)
+        control_plane.jobs.specify("clicked", "dataset", "colours@3")
+    ensure_job("clicked", "sandbox", {"dataset": "colours@3"}, control_plane)
+    for other in ("colour", "colours@2"):
+        with pytest.raises(dg.Failure, match="run clicked was started with other settings"):
+            ensure_job("clicked", "sandbox", {"dataset": other}, control_plane)
+    control_plane.database.close()
+
+
 def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane = ControlPlane()
 

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 import recipes.checkpoints
 from recipes.checkpoint_folder import broken, seal
-from recipes.checkpoints import UPLOAD, Checkpoints
+from recipes.checkpoints import Checkpoints
 from recipes.retention import VALIDATION_LOSS
 from recipes.schema import Job, Program, StoreAddress
 from recipes.store import MANIFEST, Store
+from recipes.stored_checkpoints import SLOW_SECONDS, UPLOAD
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://hanzo-ml/checkpoints/run-1"
@@ -357,6 +358,75 @@ def test_an_upload_that_retention_overtakes_leaves_nothing_in_the_store(
     slow.go_on.set()
     checkpoints.wait()
     assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"2"}
+
+
+class Late(Slow):
+    """Files that arrive when the test says so, long after they were sent by the clock."""
+
+    def __init__(self, address: StoreAddress, clock: list[float]) -> None:
+        super().__init__(address)
+        self.clock = clock
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        self.clock[0] += SLOW_SECONDS + 1
+
+
+def write(checkpoints: Checkpoints, step: int, loss: float | None = None) -> None:
+    with checkpoints.writing(step, {} if loss is None else {VALIDATION_LOSS: loss}) as folder:
+        (folder / "a.bin").write_bytes(b"weights")
+    checkpoints.settle()
+
+
+def test_where_uploads_are_slower_than_checkpoints_the_newest_and_the_best_arrive(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each was removed before it had arrived: from the fifth on, none did."""
+    now = [0.0]
+    monkeypatch.setattr("recipes.stored_checkpoints.time.monotonic", lambda: now[0])
+    late = Late(store.address, now)
+    checkpoints = opened(late, tmp_path, keep_last=3)
+    for step in range(1, 8):
+        write(checkpoints, step, loss=0.1 if step == 2 else 0.5)
+        if step == 1:
+            assert late.reached.wait(60)
+    assert checkpoints.local_steps() == [7, 6, 5, 2, 1], "one that is on its way stays until it has arrived"
+    late.go_on.set()
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [7, 2, 1] and checkpoints.local_steps() == [7, 6, 5, 2]
+    said = capsys.readouterr().out
+    assert [step for step in range(1, 8) if f"checkpoint {step} was not uploaded" in said] == [3, 4, 5, 6]
+    write(checkpoints, 8)
+    checkpoints.wait()
+    assert checkpoints.local_steps() == [8, 7, 6, 2] and checkpoints.stored_steps() == [8, 7, 2]
+
+
+def test_the_best_of_a_run_that_went_back_may_be_what_it_went_back_to(store: Store, tmp_path: Path) -> None:
+    first = opened(store, tmp_path)
+    for step, loss in ((1, 0.9), (2, 0.3), (3, 0.2)):
+        write(first, step, loss)
+    way = first.below("from-2", 2)
+    for step, loss in ((3, 0.5), (4, 0.6)):
+        write(way, step, loss)
+        way.wait()
+    first.wait()
+    for _ in ("here", "on another machine"):
+        best = way.best()
+        assert best is not None and best == (2, first.folder / "2") and way.best_step() == 2
+        shutil.rmtree(tmp_path / "local")
+    write(way, 5, 0.1)
+    assert way.best() == (5, way.folder / "5")
+    shutil.rmtree(tmp_path / "local")
+
+
+def test_to_know_the_best_step_nothing_is_fetched(store: Store, tmp_path: Path) -> None:
+    checkpoints = opened(store, tmp_path)
+    write(checkpoints, 1, 0.4)
+    write(checkpoints, 2, 0.6)
+    checkpoints.wait()
+    shutil.rmtree(tmp_path / "local")
+    elsewhere = opened(store, tmp_path)
+    assert elsewhere.best_step() == 1 and elsewhere.local_steps() == []
 
 
 class Flaky(Store):

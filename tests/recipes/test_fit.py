@@ -112,6 +112,13 @@ def test_checkpointing_costs_a_third_more() -> None:
     assert 1.2 < again < 1.34
 
 
+def test_what_is_computed_twice_is_no_part_of_mfu() -> None:
+    full = Recipe.named("zen-7b-full")
+    shape = shape_of(full)
+    once = flops_per_token(full, shape, recomputed=False)
+    assert once == flops_per_token(full.changed({"gradient_checkpointing": False}), shape)
+
+
 def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
     one, eight = (Recipe.named(name) for name in ("zen-7b-lora", "zen-7b-full"))
     speed, speed_of_8 = assumed_flops(one), assumed_flops(eight)

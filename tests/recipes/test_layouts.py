@@ -37,6 +37,9 @@ def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, aske
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 needs a role, one of system, user, assistant, tool"),
         ({"messages": [ASKED, {"role": "assistant"}]}, "message 2 needs a content that is a text"),
         ({"messages": [ASKED]}, "'messages' has no turn of the assistant"),
+        ({"messages": [ASKED, ANSWERED], "tools": "hammer"}, "'tools' is a text that is not JSON: "),
+        ({"messages": [ASKED, ANSWERED], "tools": ["hammer"]}, "'tools' must be a list of JSON schemas"),
+        ({"messages": [ASKED, ANSWERED], "tools": '{"name": "hammer"}'}, "'tools' must be a list of JSON schemas"),
     ],
 )
 def test_a_record_that_fits_none_says_why(row: dict[str, Any], reason: str) -> None:

@@ -1,18 +1,22 @@
 """Training on prepared tokens: the same rows as tokenizing the records oneself, and no tokens of another tokenizer."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from recipes.examples import encode
+from recipes.examples import encode, tokenize
 from recipes.parameters import PrepareParameters
+from recipes.preparation.tokens import Tokens
 from recipes.recipe import Recipe
-from recipes.records import read_records
+from recipes.records import read_records, record_of
 from recipes.schema import BadConfiguration, Result
 from recipes.training.packing import pack
 from recipes.training.prepared_rows import PreparedRows, is_prepared
+from recipes.training.rows import packed
 from tests.recipes.preparation.place import Place, questions
 from tests.recipes.tiny_model import make_tokenizer
 
@@ -55,6 +59,34 @@ def test_prepared_rows_are_those_of_the_records_bit_for_bit(rows_of: Any) -> Non
     assert len(prepared) == len(tokenized)
     for index, row in enumerate(tokenized):
         assert all(torch.equal(prepared[index][name], tensor) for name, tensor in vars(row).items())
+
+
+def test_the_log_says_what_is_cut_and_left_out_where_rows_are_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a preparation that cut some itself, and of the same records as they are."""
+    place = Place(tmp_path, questions(300))
+    result = place.prepare({"tokenize": place.tokenize(max_length=80)})
+    said = {}
+    for length in (48, 80):
+        wanted = recipe(sequence_length=length)
+        capsys.readouterr()
+        packed(result.artifacts["train"], place.store, place.folder, make_tokenizer(), wanted)
+        said[length] = capsys.readouterr().out
+        encode(make_tokenizer(), read_records(place.store.fetch(result.artifacts["train"], place.folder)), None, length)
+        said[-length] = capsys.readouterr().out
+    records = [record_of(row) for row in place.rows(result)]
+    lengths = [len(tokens) for tokens in tokenize(make_tokenizer(), records, None) if isinstance(tokens, Tokens)]
+    before = sum(length > 80 for length in lengths)
+    assert 0 < before == result.facts["truncated"] < len(records)
+    for length in (48, 80):
+        assert f"{before} records, of all splits, were cut at tokenize.max_length when they were prepared" in said[length]
+    assert "sequence_length" not in said[80]
+    for problem in ("cut at sequence_length 48: what they say", "left out: their prompts alone fill sequence_length 48"):
+        found = re.search(rf"(\d+) records {problem}", said[48])
+        alone = re.search(rf"(\d+) of \d+ records {problem}", said[-48])
+        assert found and alone and found[1] == alone[1] and int(found[1]) > 0
+    assert "cut at sequence_length 80" in said[-80]
 
 
 def test_another_tokenizer_is_refused(rows_of: Any) -> None:

@@ -305,6 +305,26 @@ def test_a_version_that_was_replaced_is_not_mixed_with_the_new_one(store: Store)
         list(opened.chunks())
 
 
+def test_a_small_object_that_is_replaced_all_the_while_is_always_there(store: Store) -> None:
+    """Two processes write down one incident: whoever read while the other wrote began the list anew."""
+    texts = [letter * length for letter, length in ((b"a", 900), (b"b", 1_000))]
+    store.put_bytes(URI, texts[0])
+    done = threading.Event()
+
+    def replace() -> None:
+        while not done.is_set():
+            for text in texts:
+                store.put_bytes(URI, text)
+
+    with ThreadPoolExecutor(1) as pool:
+        replaced = pool.submit(replace)
+        try:
+            assert all(store.get_bytes(URI) in texts for _ in range(60))
+        finally:
+            done.set()
+        replaced.result()
+
+
 @pytest.fixture
 def linked(in_folder: Store, tmp_path: Path) -> Iterator[str]:
     """A place in the store with links out of it: to a file and to a folder."""

@@ -1,9 +1,23 @@
 """How a job of several processes ends: as the first of them did, or killed where one was."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import exit_code
+from tests.recipes.test_command import ROOT, House
+
+SAYS = """
+import json, os, pathlib, signal, sys, time
+work = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())["work_dir"])
+def say(code):
+    (work / "exit.json").write_text(json.dumps({"code": code, "message": "why"}))
+    sys.exit(code)
+"""
 
 
 @pytest.mark.parametrize(
@@ -11,9 +25,42 @@ from recipes.torchrun import exit_code
     [
         ([EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),
         ([EXIT_PREEMPTED, 1], EXIT_PREEMPTED),
+        ([EXIT_PREEMPTED, -15], EXIT_PREEMPTED),
         ([1, -9], 137),  # the other failed for want of it
+        ([-9, EXIT_PREEMPTED], 137),  # torchrun told the other to end, which saved a checkpoint
         ([-11], 139),
+        ([-15, EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),
+        ([-9, EXIT_RESTART], EXIT_RESTART),
+        ([1, -15], 1),
+        ([-15, -15], EXIT_PREEMPTED),
     ],
 )
 def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
     assert exit_code(codes) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second", "expected", "told"),
+    [
+        (f"say({EXIT_BAD_CONFIGURATION})", "time.sleep(60)", EXIT_BAD_CONFIGURATION, True),
+        ("time.sleep(60)", f"say({EXIT_RESTART})", EXIT_RESTART, True),
+        ("say(1)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)", 1, True),
+        ("say(1)", "os.kill(os.getpid(), signal.SIGKILL)", 137, False),
+    ],
+)
+def test_who_ends_by_itself_is_heard_and_a_kill_is_a_kill(
+    tmp_path: Path, first: str, second: str, expected: int, told: bool
+) -> None:
+    """Of two processes, as torchrun ends the other: at once, or by SIGKILL when it does not heed it."""
+    job = House(tmp_path).job("")
+    work = Path(job.work_dir)
+    work.mkdir(parents=True)
+    job_file = work / "job.json"
+    job_file.write_text(job.model_dump_json())
+    program = f"{SAYS}\nif os.environ['RANK'] == '0':\n    {first}\nelse:\n    {second}\n"
+    shape = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    options = (*shape, "--shutdown-timeout=4", "--no-python")
+    command = [sys.executable, "-m", "recipes.torchrun", *options, sys.executable, "-c", program, str(job_file)]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=False)
+    assert (ended.returncode, (work / EXIT_FILE).exists()) == (expected, told)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from recipes import base_model
 from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.convert import convert
@@ -16,7 +17,7 @@ from recipes.evaluate import evaluate
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
-from tests.recipes.tiny_model import make_tiny_model
+from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
 
 COLOURS = ("red", "green", "blue", "grey", "black")
 QUESTIONS: list[dict[str, Any]] = [
@@ -96,6 +97,15 @@ class TinyTraining:
                 return program.train(job, self.store, made(job))
             finally:
                 signal.signal(signal.SIGTERM, before)  # the program has its own way to end on it
+
+    def untrained(self, **changed: Any) -> Result:
+        """As if training had left an adapter of random numbers."""
+        cache = self.folder / "cache"
+        cache.mkdir(exist_ok=True)
+        base = base_model.resolve(self.recipe(**changed).base_model, self.store, cache)
+        adapter = make_tiny_adapter(self.model, self.folder / "adapter")
+        artifacts = {"base": base, "adapter": self.store.publish(adapter, "s3://hanzo-ml/runs/untrained/adapter", "adapter")}
+        return Result(work_digest="0" * 64, artifacts=artifacts, metrics={}, facts={})
 
     def lose_checkpoints(self, name: str, after: int) -> None:
         """What a kill soon after step `after` leaves, on another machine."""

@@ -4,9 +4,10 @@ import datetime
 import decimal
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
@@ -16,6 +17,12 @@ import pytest
 from recipes.record_lines import record_lines
 from recipes.schema import StoreAddress
 from recipes.store import Store
+from resources.errors import HanzoError
+from resources.ingest.columnar import arrow_records, parquet_records
+from resources.ingest.create import create_from
+from resources.ingest.new_version import NewVersion
+from resources.ingest.schema import SchemaOfMany
+from resources.ingest.sources import SourceFile
 from tests.resources.test_ingest import BUCKETS, Place
 
 __all__ = ["BUCKETS", "Store", "StoreAddress"]
@@ -225,3 +232,125 @@ def test_a_line_that_never_ends_is_refused_and_does_not_take_all_memory(
     monkeypatch.setattr("resources.ingest.json_lines.BLOCK", 300)
     long = json.dumps({"a": "x" * 5000}) + "\n"
     assert "line 2: longer than" in place.refusal('{"a": 1}\n' + long + '{"a": 2}\n')
+
+
+def test_a_row_of_csv_that_never_ends_is_refused_by_the_line_where_it_begins(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resources.ingest.comma_separated.LONGEST", 1000)
+    begins = "a,b\n1,2\n"
+    for row in ("x" * 5000 + ",y\n", '"x,y\n' + "3,4\n" * 1000):
+        message = place.refusal(begins + row + "5,6\n", format="csv")
+        assert "raw.jsonl, line 3: longer than" in message and "more)" not in message
+    longest = "x" * 995
+    assert place.create(f"{begins}{longest},ok\n", format="csv")[0].num_records == 2
+
+
+def cut(lines: list[str], folder: Path, parts: int, header: str) -> Path:
+    """The same rows in so many files."""
+    folder.mkdir()
+    size = -(-len(lines) // parts)
+    for number in range(parts):
+        (folder / f"{number:02}.csv").write_text(header + "".join(lines[number * size : (number + 1) * size]))
+    return folder
+
+
+def test_the_same_rows_of_csv_in_other_files_are_the_same_content(place: Place) -> None:
+    """Each file had types of its own: where its values were all whole or all empty, they were other records."""
+    rows = ["1,,7,true\n", "2,,x,\n", "2.5,3,8,false\n", "4,4,9,true\n"]
+    made = []
+    for parts in (1, 2, 4):
+        path = cut(rows, place.folder / f"in-{parts}", parts, "whole,late,text,flag\n")
+        made.append(place.create(path, format="csv"))
+    assert [is_new for _, is_new in made] == [True, False, False]
+    version = made[0][0]
+    assert version.schema == {"flag": "boolean|null", "late": "integer|null", "text": "string", "whole": "number"}
+    folder = cut(rows, place.folder / "with a bad one", 2, "whole,late,text,flag\n")
+    (folder / "01.csv").write_text("whole,late,text,flag\n1,2\n")
+    with pytest.raises(HanzoError, match=r"01\.csv, line 2: has 2 cells, the first line has 4"):
+        place.create(folder, format="csv", name="other")
+
+
+def test_files_of_csv_with_other_columns_are_records_with_other_columns(place: Place) -> None:
+    folder = place.folder / "two"
+    folder.mkdir()
+    (folder / "a.csv").write_text("n,t\n1,x\n")
+    (folder / "b.csv").write_text("u,n\ny,0.5\n")
+    assert records(place, folder, "csv") == [{"n": 1.0, "t": "x"}, {"n": 0.5, "u": "y"}]
+
+
+@pytest.mark.parametrize("after", ["a\n1\nx\n", "a,b\n1,2\n", '"', ""])
+def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place, after: str) -> None:
+    path = place.folder / "data"
+    path.write_text("a\n1\n2\n")
+    opened = 0
+
+    def open_it() -> BinaryIO:
+        nonlocal opened
+        opened += 1
+        if opened == 2:
+            path.write_text(after)
+        return path.open("rb")
+
+    wanted = NewVersion("d", "csv", "u", "default")
+    with pytest.raises(HanzoError, match="data was changed while it was read"):
+        create_from(place.database, place.store, wanted, [SourceFile("data", open_it)])
+
+
+def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("schema", "column_types", "comma_separated", "columnar"):
+        monkeypatch.setattr(f"resources.ingest.{module}.COLUMNS", 100)
+    lines = "".join(json.dumps({f"user-{number}": number}) + "\n" for number in range(150))
+    assert "raw.jsonl, record 101: brings the dataset to more than 100 columns" in place.refusal(lines)
+    wide = [f"c{number}" for number in range(101)]
+    assert "line 1: has 101 columns" in place.refusal(",".join(wide) + "\n", format="csv")
+    table = pa.table({name: pa.array([1]) for name in wide})
+    pq.write_table(table, place.folder / "wide")
+    assert "wide has 101 columns" in place.refusal(place.folder / "wide", format="parquet")
+    folder = place.folder / "two"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.csv").write_text(",".join(f"{name}{number}" for number in range(60)) + "\n" + "1," * 59 + "1\n")
+    assert "b.csv, line 1: has a column 'b59' too many" in place.refusal(folder, format="csv")
+    assert place.create(json.dumps(dict.fromkeys(wide[:100])))[0].num_records == 1
+
+
+def test_what_is_told_apart_of_wide_records_takes_little_memory() -> None:
+    seen = SchemaOfMany()
+    names = [f"c{number}" for number in range(5000)]
+    tracemalloc.start()
+    for number in range(300):
+        seen.see({name: number if index == number else str(number) for index, name in enumerate(names)})
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 16 << 20, f"{used} bytes"
+    assert seen.records == 300 and seen.counts()["c7"] == {"integer": 1, "string": 299}
+
+
+WIDE_ROWS = 1024
+WIDE = "x" * (128 << 10)
+
+
+def write_wide_parquet(path: Path) -> None:
+    pq.write_table(pa.table({"n": range(WIDE_ROWS), "text": [f"{n}{WIDE}" for n in range(WIDE_ROWS)]}), path)
+
+
+def write_wide_dictionary(path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays([n % 4 for n in range(WIDE_ROWS)], [f"{n}{WIDE}" for n in range(4)])
+    table = pa.table({"n": range(WIDE_ROWS), "text": text})
+    with pa.ipc.new_file(path, table.schema) as out:
+        out.write_table(table)
+
+
+@pytest.mark.parametrize("writer", [write_wide_parquet, write_wide_dictionary])
+def test_rows_are_read_by_their_bytes_and_not_by_their_number(tmp_path: Path, writer: Callable[[Path], None]) -> None:
+    """4,096 rows at once were gigabytes where a row is a document."""
+    writer(tmp_path / "wide")
+    read = parquet_records if writer is write_wide_parquet else arrow_records
+    with (tmp_path / "wide").open("rb") as stream:
+        tracemalloc.start()
+        count = sum(len(row["text"]) > len(WIDE) for row in read(stream) if isinstance(row, dict))
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert count == WIDE_ROWS
+    assert used < 64 << 20, f"{used} bytes of {WIDE_ROWS * len(WIDE)}"

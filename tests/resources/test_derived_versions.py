@@ -14,7 +14,7 @@ from resources.dataset_deletion import delete_version
 from resources.derived_versions import Derivation, add_prepared
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
-from resources.lineage.record import parents
+from resources.lineage.record import find, parents, record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -26,12 +26,13 @@ from tests.resources.metadata.conftest import database, database_url, migrated_s
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
 
 PLACE = "s3://hanzo-ml/datasets/d/prepared-d-1-x"
+OTHER_PLACE = "s3://hanzo-ml/datasets/d/prepared-d-1-y"
 PARAMETERS = PrepareParameters()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    yield Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"datasets": "d"}))
+    yield Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"datasets": "d", "checkpoints": "c"}))
 
 
 @pytest.fixture
@@ -42,20 +43,27 @@ def parent(database: Database, store: Store, tmp_path: Path) -> DatasetVersion:
     return version
 
 
-def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str) -> Result:
+def prepared(store: Store, parent: DatasetVersion, folder: Path, text: str, place: str = PLACE) -> Result:
     """What the program leaves, of a few bytes."""
     artifacts: dict[str, Artifact] = {}
     for role in ("dataset", "train", "validation", "test", "rejected"):
         content = folder / text / role
         content.mkdir(parents=True)
         (content / f"{role}.jsonl").write_text(f"{text}\n")
-        uri = f"{PLACE}-{text}/all/records" if role == "dataset" else f"{PLACE}-{text}/{role}"
+        uri = f"{place}-{text}/all/records" if role == "dataset" else f"{place}-{text}/{role}"
         artifacts[role] = store.publish(content, uri, role, inputs={"dataset": parent.artifact.digest}, facts={"of": text})
     return Result(
         work_digest="0" * 64,
         artifacts=artifacts,
         metrics={"train": 8.0, "validation": 1.0, "test": 1.0},
-        facts={"rejected": {"duplicate": 2}, "masked": {}, "oversampled": {}, "leaked": 0, "content_sha256": text * 64},
+        facts={
+            "rejected": {"duplicate": 2},
+            "masked": {},
+            "oversampled": {},
+            "leaked": 0,
+            "truncated": 3,
+            "content_sha256": text * 64,
+        },
     )
 
 
@@ -70,7 +78,7 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     assert PrepareParameters.model_validate(version.lineage["transform"]) == PARAMETERS
     assert version.split("train") == result.artifacts["train"]
     assert version.num_records == 10
-    assert version.metadata["rejected"] == {"duplicate": 2}
+    assert version.metadata == {key: value for key, value in result.facts.items() if key != "content_sha256"}
     with database.read() as connection:
         assert parents(connection, version.split("test").digest) == {"dataset": parent.artifact.digest}
 
@@ -85,6 +93,67 @@ def test_the_same_content_is_no_second_version(
     other, other_is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "b"))
     assert (again.id, is_new) == (first.id, False)
     assert (other.version, other_is_new) == (3, True)
+
+
+def test_of_two_versions_with_one_digest_one_goes_and_the_other_keeps_its_lineage(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    """As they were prepared under two names before manifests said where they lie."""
+    made = []
+    for name in ("d", "other"):
+        place = f"s3://hanzo-ml/datasets/{name}/prepared-d-1-x"
+        result = prepared(store, parent, tmp_path / name, "a", place)
+        made.append(add_prepared(database, store, Derivation(parent, name, PARAMETERS, "ann"), result)[0])
+    first, second = made
+    assert first.artifact.digest == second.artifact.digest
+    run = tmp_path / "run"
+    run.mkdir()
+    trained = store.publish(run, "s3://hanzo-ml/runs/r1/record", "run", inputs={"train": second.split("train").digest})
+    with database.write() as connection:
+        record(connection, trained, store.manifest(trained))
+    delete_version(database, store, first.id, "ann")
+    with database.read() as connection:
+        for kept in (second.artifact, *(second.split(split) for split in second.splits)):
+            assert find(connection, kept.digest) == kept
+            assert parents(connection, kept.digest) == {"dataset": parent.artifact.digest}
+    with pytest.raises(HanzoError, match="other@1 is not deleted: run r1"):
+        delete_version(database, store, second.id, "ann")
+
+
+def test_what_was_prepared_in_vain_is_removed_and_its_job_has_what_was_there_before(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    jobs, derivation = Jobs(database), Derivation(parent, "d", PARAMETERS, "ann")
+    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    asked = jobs.submit(name="p", config={}, user="ann", organization="default", type=PREPARATION)
+    jobs.start(asked.id)
+    before = store.list("s3://hanzo-ml/datasets/")
+    result = prepared(store, parent, tmp_path / "again", "a", OTHER_PLACE)
+    assert len(store.list("s3://hanzo-ml/datasets/")) > len(before)
+    found, is_new = add_prepared(database, store, derivation, result, asked)
+    assert (found, is_new) == (first, False)
+    assert store.list("s3://hanzo-ml/datasets/") == before
+    job = jobs.read(asked.id)
+    assert (job.artifact("dataset"), job.artifact("train")) == (first.artifact, first.split("train"))
+    again, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "once more", "a"))
+    assert again == first and store.fetch(first.artifact, tmp_path / "cache").is_dir(), "it lies there itself"
+
+
+def test_no_version_is_made_of_what_is_being_removed(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prepared the same at once; the first saw that it was known already, the second that it was not any more."""
+    derivation = Derivation(parent, "d", PARAMETERS, "ann")
+    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    result = prepared(store, parent, tmp_path / "again", "a", OTHER_PLACE)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(ChunkClaims, "release", Mock(side_effect=KeyboardInterrupt))
+        add_prepared(database, store, derivation, result)
+    delete_version(database, store, first.id, "ann")
+    with pytest.raises(HanzoError, match="being deleted"):
+        add_prepared(database, store, derivation, result)
+    ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d").end_deletion(store, f"{OTHER_PLACE}-a/")
+    assert store.find(result.artifacts["train"].uri) is None
 
 
 def test_its_job_ends_in_the_same_transaction(

@@ -15,6 +15,8 @@ from recipes.incidents import OutOfMemory, write_incident
 from recipes.recipe import Recipe
 from recipes.schema import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
+from resources.dataset_deletion import delete_version
+from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.datasets import DatasetVersion
@@ -286,6 +288,19 @@ def test_a_job_of_an_unknown_dataset_fails_with_a_reason_that_says_what_to_do(ho
     assert house.tick(start_submitted_jobs) == []
     job = house.plane.jobs.read("job-1")
     assert job.status == "failed" and "there is no dataset 'ellarin': create it with" in job.reason
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_job_that_names_no_dataset_has_the_version_of_when_it_was_looked_at(house: House, split: bool) -> None:
+    """It may wait for hours: neither a newer version takes its place, nor is it deleted under the job."""
+    pinned = house.dataset(split=split)
+    house.submit("job-1")
+    house.tick(start_submitted_jobs)
+    house.dataset(text=" else")
+    house.tick(start_submitted_jobs)
+    assert house.plane.jobs.read("job-1").config["dataset"] == pinned.reference
+    with pytest.raises(HanzoError, match="job job-1 refer"):
+        delete_version(house.plane.database, house.plane.store, pinned.id, "ann")
 
 
 def test_a_job_of_the_sandbox_starts_there(house: House) -> None:

@@ -10,12 +10,13 @@ from sqlalchemy import event
 
 from hanzo_ml_assets.checkpoint import start_of
 from recipes.schema import Artifact
-from resources.hpo.advance import advance
+from resources.hpo.advance import advance, cancel
 from resources.hpo.step import next_step
 from resources.hpo.trial import Observation, Trial
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
-from resources.metadata.sweeps import Snapshot, Sweeps
+from resources.metadata.sweep_rows import Snapshot
+from resources.metadata.sweeps import Sweeps
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
@@ -26,7 +27,7 @@ from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import sweep
-from tests.sensors.test_decisions import House, house, keys, repository
+from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
 
 __all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository", "sqlite_url"]
 
@@ -42,6 +43,9 @@ class Search:
     def look(self) -> Snapshot:
         self.house.tick(run_sweeps)
         return self.sweeps.snapshot(self.id)
+
+    def cancel(self) -> None:
+        cancel(self.house.plane.database, self.house.plane.store, self.id)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -135,6 +139,25 @@ def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_
     assert search.statuses() == ["pruned", "running"]
 
 
+def test_all_trials_of_a_sweep_that_names_no_dataset_train_on_one_version(house: House) -> None:
+    pinned = house.dataset(DATASET)
+    search = Search(house, base_config={"model": MODEL}, max_trials=2, max_concurrent_trials=1)
+    search.look()
+    house.dataset(DATASET, text=" else")
+    search.complete(0, 0.5)
+    search.look()
+    configs = [house.plane.jobs.read(trial.job_id).config for trial in search.trials]
+    assert [(config["model"], config["dataset"]) for config in configs] == [(MODEL, pinned.reference)] * 2
+
+
+def test_a_sweep_of_a_definition_that_is_not_there_says_so(house: House) -> None:
+    search = Search(house, base_config={"model": "nobody"}, max_trials=1)
+    search.look()
+    assert house.tick(start_submitted_jobs) == []
+    search.look()
+    assert "there is no model definition 'nobody'" in search.trials[0].reason
+
+
 def test_a_member_of_a_population_starts_from_another_one_s_weights(house: House) -> None:
     pbt = {"population": 3, "generations": 2}
     search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=3)
@@ -156,7 +179,7 @@ def test_a_cancelled_sweep_starts_nothing_more_and_its_jobs_are_stopped(house: H
     search.look()
     search.complete(0, 0.5)
     search.look()
-    search.sweeps.cancel(search.id)
+    search.cancel()
     assert search.statuses() == ["completed", "cancelled", "cancelled"]
     assert [house.plane.jobs.read(trial.job_id).status for trial in search.trials[1:]] == ["cancelled"] * 2
     assert Runs(house.plane.database).get(search.id).status == "cancelled"

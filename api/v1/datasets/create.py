@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.v1.datasets.messages import version_json
+from api.v1.datasets.upload_form import UploadRoute
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
@@ -23,7 +24,7 @@ from resources.ingest.remote import allowed_files
 from resources.ingest.sources import SourceFile
 from resources.metadata.database import Database
 
-router = APIRouter(prefix="/v1/datasets", tags=["v1"])
+router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=UploadRoute)
 
 
 @router.post("")

@@ -1,5 +1,6 @@
 """Looking at versions: list, one, its first records, what changed, and where it stands in the lineage."""
 
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from recipes.record_lines import record_lines
 from resources.lineage.datasets import lineage
 from resources.metadata.datasets import MAX_PAGE, Datasets
 
+PREVIEW_BYTES = 16 << 20
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 
 
@@ -43,11 +45,21 @@ def get(dataset_id: str, database: DatabaseOf) -> Response:
 
 @router.get("/{dataset_id}/preview")
 def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
-    """The first N records, one JSON line each."""
+    """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
     version = find(database, dataset_id)
     with reading(f"dataset {version.reference}"):
-        lines = b"".join(islice(record_lines(store, version.artifact), n))
+        lines = b"".join(looked_at(record_lines(store, version.artifact), n))
     return Response(lines, media_type="application/jsonl", headers=SAFE)
+
+
+def looked_at(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
+    """The first lines, so many and so long as a preview has: a record may have 64 MiB, and a thousand more than memory."""
+    size = 0
+    for line in islice(lines, count):
+        yield line
+        size += len(line)
+        if size >= PREVIEW_BYTES:
+            return
 
 
 @router.get("/{dataset_id}/diff")

@@ -99,14 +99,20 @@ class ArtifactFiles:
             for start in range(0, len(rows), BATCH):
                 connection.execute(delete(files).where(files.c.id.in_(rows[start : start + BATCH])))
 
-    def report_broken(self, uri: str, owner: str, expected: Sequence[str], found: str) -> None:
+    def report_broken(self, uri: str, owner: str, organization: str, expected: Sequence[str], found: str) -> None:
         """Write the event `artifact.broken`: for an uploaded file once for each new damage, however often it is read."""
         other = or_(files.c.found_sha256.is_(None), files.c.found_sha256 != found)
-        payload = {"uri": uri, "expected_sha256": sorted(expected), "found_sha256": found}
         with self._database.write() as connection:
             recorded = connection.execute(select(files.c.id).where(files.c.uri == uri)).scalars().all()
             changed = connection.execute(update(files).where(files.c.uri == uri, other).values(found_sha256=found))
             if changed.rowcount or not recorded:
+                # The audit log shows an organization what is its own.
+                payload = {
+                    "organization": organization,
+                    "uri": uri,
+                    "expected_sha256": sorted(expected),
+                    "found_sha256": found,
+                }
                 emit(connection, "audit", "artifact.broken", owner, payload)
 
     def is_whole_again(self, uri: str) -> None:

@@ -4,14 +4,15 @@ So a page costs the same wherever it is, and rows that are inserted or deleted m
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, false, or_
 
-from resources.metadata.filters.page_token import Kind, decode_token, encode_token, not_ours
+from resources.errors import invalid
+from resources.metadata.filters.page_token import Kind, checked_position, encode_token, not_ours, opened_token
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,13 @@ def absent_last(
 
 
 class Keyset:
-    """The order of a search, of which the last key must be unique. `scope` is whatever else a token must agree with."""
+    """The order of a search, of which the last key must be unique. `scope` is whatever else a token must agree with;
+    `told` too, each by what a caller is told whose token does not."""
 
-    def __init__(self, keys: Sequence[SortKey], scope: object = ()) -> None:
+    def __init__(self, keys: Sequence[SortKey], scope: object = (), told: Mapping[str, object] | None = None) -> None:
         self._keys = keys
-        self._scope = hashlib.sha256(repr(scope).encode()).hexdigest()[:12]
+        self._told = {refusal: hashed(asked) for refusal, asked in (told or {}).items()}
+        self._scopes = [*self._told.values(), hashed(scope)]
 
     def page(self, query: Select[Any], limit: int, page_token: str | None) -> Select[Any]:
         """The query for one page and one row more, which tells whether there is another page."""
@@ -46,10 +49,17 @@ class Keyset:
         """The values of the keys that the last page ended with; None for the first page. Raises a 400 for a bad token."""
         if not page_token:
             return None
-        scope, *position = decode_token(page_token, (str, *(key.kind for key in self._keys)))
-        if scope != self._scope:
+        sent = opened_token(page_token)
+        scopes, position = sent[: len(self._scopes)], sent[len(self._scopes) :]
+        if len(scopes) != len(self._scopes):
             raise not_ours()
-        return position
+        # Before the position, whose values are others where the order is another.
+        for refusal, found in zip(self._told, scopes, strict=False):
+            if found != self._told[refusal]:
+                raise invalid(refusal)
+        if scopes != self._scopes:
+            raise not_ours()
+        return checked_position(position, [key.kind for key in self._keys])
 
     def ordered(self, query: Select[Any], position: Sequence[Any] | None) -> Select[Any]:
         """The query from a position on, with the keys as its last columns. A value may be a parameter for it."""
@@ -62,7 +72,11 @@ class Keyset:
         """The token of the page after these rows of `page`, whose last columns are the keys."""
         if len(rows) <= limit:
             return None
-        return encode_token((self._scope, *rows[limit - 1][-len(self._keys) :]))
+        return encode_token((*self._scopes, *rows[limit - 1][-len(self._keys) :]))
+
+
+def hashed(scope: object) -> str:
+    return hashlib.sha256(repr(scope).encode()).hexdigest()[:12]
 
 
 def after(keys: Sequence[SortKey], position: Sequence[Any]) -> ColumnElement[bool]:

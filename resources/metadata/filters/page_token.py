@@ -19,13 +19,22 @@ def encode_token(position: Sequence[Any]) -> str:
 
 def decode_token(token: str, types: Sequence[Kind]) -> list[Any]:
     """The position in a token of ours, checked value by value. Raises a 400 for any other token."""
+    return checked_position(opened_token(token), types)
+
+
+def opened_token(token: str) -> list[Any]:
+    """What is in a token, whatever it is, and whoever made it."""
     try:
         position = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError):
         raise invalid("Invalid page token, could not base64-decode") from None
-    if not isinstance(position, list) or len(position) != len(types):
+    if not isinstance(position, list):
         raise not_ours()
-    if not all(_fits(value, kind) for value, kind in zip(position, types, strict=True)):
+    return position
+
+
+def checked_position(position: Sequence[Any], types: Sequence[Kind]) -> list[Any]:
+    if len(position) != len(types) or not all(_fits(value, kind) for value, kind in zip(position, types, strict=True)):
         raise not_ours()
     return list(position)
 

@@ -1,6 +1,20 @@
 """What runs read and made, as MLflow's clients log it: inputs and logged models."""
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, ForeignKey, Index, String, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 from resources.metadata.tables.base import SEQUENCE, schema
 
@@ -25,6 +39,8 @@ run_inputs = Table(
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
     Column("input_id", ForeignKey("inputs.id"), primary_key=True),
     Column("tags", JSON, nullable=False),
+    # A default, because a server of the day before goes on writing rows until it is replaced.
+    Column("place", Integer, nullable=False, server_default=text("0"), doc="among the run's inputs, as they were logged"),
     Index("runs_by_input", "input_id"),
 )
 
@@ -79,7 +95,9 @@ run_models = Table(
     "run_models",
     schema,
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("model_id", ForeignKey("logged_models.id"), primary_key=True),
+    # No foreign key: as in MLflow, the model may be one that this server does not know, say of another tracking server.
+    Column("model_id", String(256), primary_key=True),
     Column("direction", String(10), primary_key=True, doc="input | output"),
     Column("step", BigInteger, nullable=False),
+    Column("place", Integer, nullable=False, server_default=text("0"), doc="among the run's models, as they were logged"),
 )

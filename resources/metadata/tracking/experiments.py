@@ -121,12 +121,12 @@ class Experiments:
         self._set_lifecycle(experiment_id, "deleted", "active", connection)
 
     def set_tag(self, experiment_id: int, key: str, value: str, *, connection: Connection | None = None) -> None:
+        """As in MLflow, a tag is no update of the experiment: `last_update_time` stays."""
         checked_experiment_tag(key, value)
         with writing(self._database, connection) as writer:
             check_active(_get(writer, experiment_id))
             row = insert_into(writer, experiment_tags).values(experiment_id=experiment_id, key=key, value=value)
             writer.execute(row.on_conflict_do_update(index_elements=["experiment_id", "key"], set_={"value": value}))
-            _change(writer, experiment_id)
 
     def delete_tag(self, experiment_id: int, key: str, *, connection: Connection | None = None) -> None:
         tag = (experiment_tags.c.experiment_id == experiment_id) & (experiment_tags.c.key == checked_text(key, "key"))
@@ -134,7 +134,6 @@ class Experiments:
             check_active(_get(writer, experiment_id))
             if writer.execute(delete(experiment_tags).where(tag)).rowcount == 0:
                 raise not_found(f"No tag with name: {key} in experiment with id {experiment_id}")
-            _change(writer, experiment_id)
 
     def _set_lifecycle(self, experiment_id: int, old: str, new: str, connection: Connection | None) -> None:
         """Also of its runs, as MLflow does: restoring brings back those too that were deleted one by one before."""

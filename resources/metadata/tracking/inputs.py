@@ -15,8 +15,14 @@ from resources.metadata.filters.filter_sql import Parameters, compare
 from resources.metadata.tables import inputs, run_inputs, runs
 from resources.metadata.tracking.run_data import require_active
 from resources.metadata.tracking.run_models import write_run_models
-from resources.metadata.tracking.run_revisions import revise
-from resources.metadata.tracking_rules import MAX_DATASET_DIGEST, MAX_DATASET_NAME, check_length, checked_text
+from resources.metadata.tracking.run_revisions import next_place, revise
+from resources.metadata.tracking_rules import (
+    MAX_DATASET_DIGEST,
+    MAX_DATASET_NAME,
+    check_length,
+    checked_run_id,
+    checked_text,
+)
 from resources.metadata.transactions import insert_into, reading, writing
 
 CONTEXT_TAG = "mlflow.data.context"
@@ -72,7 +78,10 @@ class Inputs:
         connection: Connection | None = None,
     ) -> None:
         """Add inputs to a run. One that it has already stays as it was logged first, as in MLflow."""
-        named = {(found.dataset.name, found.dataset.digest): found for found in reversed(datasets)}
+        checked_run_id(run_id)
+        named: dict[tuple[str, str], DatasetInput] = {}
+        for found in datasets:
+            named.setdefault((found.dataset.name, found.dataset.digest), found)
         for found in named.values():
             check_input(found)
         with writing(self._database, connection) as writer:
@@ -80,9 +89,13 @@ class Inputs:
             experiment_id = writer.execute(select(runs.c.experiment_id).where(runs.c.id == run_id)).scalar_one()
             # Sorted, so that two writers cannot wait for each other.
             numbers = {key: _ensure(writer, experiment_id, named[key].dataset) for key in sorted(named)}
-            rows = [{"run_id": run_id, "input_id": numbers[key], "tags": dict(named[key].tags)} for key in sorted(named)]
-            if rows:
+            if named:
                 revise(writer, run_id)
+                first = next_place(writer, run_inputs, run_id)
+                rows = [
+                    {"run_id": run_id, "input_id": numbers[key], "tags": dict(found.tags), "place": place}
+                    for place, (key, found) in enumerate(named.items(), first)
+                ]
                 writer.execute(insert_into(writer, run_inputs).on_conflict_do_nothing(), rows)
             write_run_models(writer, run_id, "input", dict.fromkeys(model_ids, 0))
 
@@ -122,12 +135,12 @@ def check_input(found: DatasetInput) -> None:
 
 
 def load_inputs(reader: Connection, run_ids: Sequence[str]) -> dict[str, list[DatasetInput]]:
-    """The datasets of each of a few hundred runs, in the order in which the experiment saw them first."""
+    """The datasets of each of a few hundred runs, in the order in which each run logged them."""
     query = (
         select(run_inputs.c.run_id, run_inputs.c.tags, inputs)
         .join(inputs, inputs.c.id == run_inputs.c.input_id)
         .where(run_inputs.c.run_id.in_(run_ids))
-        .order_by(inputs.c.id)
+        .order_by(run_inputs.c.place, inputs.c.id)
     )
     loaded: dict[str, list[DatasetInput]] = {run_id: [] for run_id in run_ids}
     for row in reader.execute(query):

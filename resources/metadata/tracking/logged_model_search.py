@@ -29,6 +29,12 @@ from resources.metadata.tracking_rules import MAX_KEY, checked_text, printable
 from resources.metadata.transactions import reading
 
 MAX_ORDERS = 20
+OTHER_SEARCH = (
+    "Experiment IDs in the page token do not match the requested experiment IDs: send those of the first page",
+    "Filter string in the page token does not match the requested filter string: send that of the first page",
+    "Order by in the page token does not match the requested order by: send that of the first page",
+)
+"""What MLflow says to a token of another search, in this order."""
 _NUMBERS = {
     **dict.fromkeys(("creation_time", "creation_timestamp", "creation_timestamp_ms"), "created_at"),
     **dict.fromkeys(("last_updated_timestamp", "last_updated_timestamp_ms"), "updated_at"),
@@ -99,7 +105,8 @@ class LoggedModelSearch:
         )
         if organization is not None:
             query = query.join(experiments).where(experiments.c.organization == organization)
-        keyset = Keyset(_keys(orders), scope=(list(experiment_ids), list(conditions), list(datasets), list(orders)))
+        told = zip(OTHER_SEARCH, (list(experiment_ids), list(conditions), list(orders)), strict=True)
+        keyset = Keyset(_keys(orders), scope=list(datasets), told=dict(told))
         with reading(self._database, connection) as reader:
             for condition in conditions:
                 query = query.where(_where(condition, datasets, reader.dialect.name))

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_states import Run
@@ -24,6 +24,13 @@ def first_revision() -> int:
 def revise(writer: Connection, run_id: str) -> None:
     """Whoever changes what a run logged calls this, before it changes rows of other tables: it locks the run's row."""
     writer.execute(update(runs).where(runs.c.id == run_id).values(revision=runs.c.revision + 1))
+
+
+def next_place(writer: Connection, table: Table, run_id: str) -> int:
+    """The place after those that a run has in a table that keeps the order of what it logged. Its row must be locked."""
+    last = select(func.max(table.c.place)).where(table.c.run_id == run_id)
+    place: int | None = writer.execute(last).scalar_one()
+    return 0 if place is None else place + 1
 
 
 class Renderings:

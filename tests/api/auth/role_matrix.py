@@ -22,8 +22,20 @@ arv   GET /login
 arv   POST /login
 arv   POST /logout
 arv   GET /api/2.0/mlflow/gateway-proxy
+arv   POST /api/2.0/mlflow/gateway-proxy
 arv   GET /api/3.0/mlflow/ui-telemetry
 arv   POST /api/3.0/mlflow/ui-telemetry
+arvj  GET /api/2.0/mlflow/{unserved}
+arvj  POST /api/2.0/mlflow/{unserved}
+arvj  PUT /api/2.0/mlflow/{unserved}
+arvj  PATCH /api/2.0/mlflow/{unserved}
+arvj  DELETE /api/2.0/mlflow/{unserved}
+arvj  GET /api/3.0/mlflow/{unserved}
+arvj  POST /api/3.0/mlflow/{unserved}
+arvj  PUT /api/3.0/mlflow/{unserved}
+arvj  PATCH /api/3.0/mlflow/{unserved}
+arvj  DELETE /api/3.0/mlflow/{unserved}
+arvj  POST /v1/traces
 arv   GET /v1/addresses
 arv   GET /v1/heartbeats
 arv   GET /v1/events
@@ -48,6 +60,7 @@ ar    POST /v1/experiments
 arv   GET /v1/experiments/{experiment}
 arv   GET /v1/experiments/{experiment}/runs
 a     DELETE /v1/experiments/{experiment}
+arv   GET /graphql
 arv   POST /graphql
 """
 
@@ -67,6 +80,7 @@ arj   POST /api/2.0/mlflow/runs/delete-tag
 arj   POST /api/2.0/mlflow/runs/log-inputs
 arj   POST /api/2.0/mlflow/runs/log-model
 arj   POST /api/2.0/mlflow/runs/outputs
+ar    POST /api/2.0/mlflow/runs/create-promptlab-run
 a     POST /api/2.0/mlflow/runs/delete
 a     POST /api/2.0/mlflow/runs/restore
 arv   GET /v1/runs/compare
@@ -95,6 +109,7 @@ arv   GET /api/2.0/mlflow-artifacts/presigned/{path}
 arv   POST /api/2.0/mlflow/artifacts/presigned-download-url
 ar    POST /api/2.0/mlflow/artifacts/presigned-upload-url
 ar    POST /api/2.0/mlflow/upload-artifact
+arv   GET /api/2.0/mlflow/artifacts/get
 arv   GET /get-artifact
 """
 

@@ -175,6 +175,20 @@ def test_without_sign_in_every_change_is_on_record_too(local: FastAPI) -> None:
     ]
 
 
+def test_a_change_that_ends_in_an_unexpected_error_is_on_record(local: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("nobody expects this")
+
+    with asking(local) as http:
+        run = http.post(f"{MLFLOW}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+        monkeypatch.setattr(local.state.tracking.runs, "update", broken)
+        failed = http.post(f"{MLFLOW}/runs/update", json={"run_id": run})
+        assert (failed.status_code, failed.json()["error_code"]) == (500, "INTERNAL_ERROR")
+        assert (failed.headers["x-content-type-options"], failed.headers["x-frame-options"]) == ("nosniff", "SAMEORIGIN")
+    [_, updated] = recorded_in(local)
+    assert (updated["route"], updated["status"], updated["objects"]) == (f"{MLFLOW}/runs/update", 500, [f"run:{run}"])
+
+
 def counted_in(app: FastAPI) -> dict[str, int]:
     """Of every route, what is counted in the database and in the log."""
     database = Database(app.state.settings.database_url)

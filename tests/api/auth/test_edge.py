@@ -76,6 +76,9 @@ def test_another_name_or_origin_is_refused_with_a_token_too(signed_in: SignedIn,
     assert answer.status_code == 403 and "job-of-acme" not in answer.text
     assert not any(name.startswith("access-control") for name in answer.headers)
     assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["x-frame-options"] == "SAMEORIGIN"
+    begins = "Invalid Host header" if "Host" in headers else "Cross-origin request blocked"
+    assert answer.json()["message"].startswith(f"{begins}: it does not name this server. Use ")
 
 
 def test_a_name_that_the_settings_allow_is_served(signed_in: SignedIn) -> None:
@@ -87,6 +90,7 @@ def test_a_name_that_the_settings_allow_is_served(signed_in: SignedIn) -> None:
 def test_no_answer_is_guessed_at_or_shared(signed_in: SignedIn, path: str) -> None:
     answer = signed_in.acme.admin.get(path.replace("{run}", signed_in.acme.ids["run"]))
     assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+    assert answer.headers.get_list("x-frame-options") == ["SAMEORIGIN"]
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 

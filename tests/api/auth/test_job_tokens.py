@@ -66,6 +66,13 @@ def test_a_program_logs_all_that_it_has_to_its_own_run(job: Job) -> None:
     made(job.post("/runs/outputs", run_id=run, models=[{"model_id": model, "step": 0}]))
 
 
+def test_a_program_that_traces_is_told_what_everybody_is(job: Job) -> None:
+    for path in ("/v1/traces", "/api/3.0/mlflow/traces"):
+        told = job.http.post(path, content=b"\xff no JSON", headers={"Content-Type": "application/x-protobuf"})
+        assert (told.status_code, told.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
+    assert job.http.get(f"{MLFLOW}/webhooks").status_code == 501
+
+
 def test_a_program_starts_runs_below_its_own_and_logs_to_them(job: Job) -> None:
     below = {"experiment_id": job.experiment, "tags": [{"key": "mlflow.parentRunId", "value": job.id}]}
     child = made(job.post("/runs/create", **below))["run"]["info"]

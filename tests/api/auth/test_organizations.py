@@ -29,6 +29,13 @@ M = MLFLOW
 POINT = {"key": "k", "value": 1.0, "timestamp": 1}
 TWICE = '"{\\"run_id\\": \\"{run}\\", \\"run_name\\": \\"n\\"}"'
 """A body that was encoded twice."""
+PROMPT = {
+    "prompt_template": "Say {{ word }}",
+    "prompt_parameters": [{"key": "word", "value": "ahoy"}],
+    "model_route": "route",
+    "model_input": "Say ahoy",
+    "mlflow_version": "3.17.2",
+}
 PART = {"part_number": 1, "etag": "e"}
 REQUESTS: list[Request] = [
     query(f"{M}/experiments/get", experiment_id="{experiment}"),
@@ -36,6 +43,7 @@ REQUESTS: list[Request] = [
     json(f"{M}/experiments/delete-experiment-tag", experiment_id="{experiment}", key="k"),
     json(f"{M}/experiments/update", experiment_id="{experiment}", new_name="shared name"),
     json(f"{M}/runs/create", experiment_id="{experiment}"),
+    json(f"{M}/runs/create-promptlab-run", experiment_id="{experiment}", **PROMPT),
     query(f"{M}/runs/get", run_id="{run}"),
     query(f"{M}/runs/get", run_uuid="{run}"),
     query("/ajax-api/2.0/mlflow/runs/get", run_id="{run}"),
@@ -57,6 +65,7 @@ REQUESTS: list[Request] = [
     query(f"{M}/metrics/get-history", run_id="{run}", metric_key="loss"),
     query(f"{M}/metrics/get-history-bulk-interval", run_ids=["{run}"], metric_key="loss"),
     query("/get-artifact", run_uuid="{run}", path="notes.txt"),
+    query(f"{M}/artifacts/get", run_id="{run}", path="notes.txt"),
     query("/api/2.0/mlflow-artifacts/artifacts", path="{experiment}/{run}/artifacts"),
     query(f"{M}/metrics/get-history-bulk", run_id=["{run}"], metric_key="loss"),
     json(f"{M}/artifacts/presigned-download-url", run_id="{run}", path="notes.txt"),
@@ -152,9 +161,9 @@ REMOVALS: list[Request] = [
 """What cannot be undone is tried on objects that nobody else needs."""
 NAME_NOTHING = re.compile(
     r" (/api/[23]\.0)?/?mlflow/((experiments|runs|logged-models|registered-models|model-versions)/search|server-info"
-    r"|experiments/(get-by-name|search-datasets|create)|registered-models/create|gateway-proxy|ui-telemetry)$"
+    r"|experiments/(get-by-name|search-datasets|create)|registered-models/create|gateway-proxy|ui-telemetry|\{\})$"
     r"| /v1/(addresses|audit|dataset-files|datasets|datasets/raw|datasets/trace)$"
-    r"| /v1/(events|experiments|heartbeats|hpo|jobs|models)$"
+    r"| /v1/(events|experiments|heartbeats|hpo|jobs|models|traces)$"
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
 )
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
@@ -289,7 +298,12 @@ def test_a_mixed_request_is_refused_as_a_whole(signed_in: SignedIn) -> None:
     run = acme.admin.get(f"/v1/runs/{acme.ids['run']}").json()
     assert run["status"] != "failed" and "mixed" not in str(run)
     linked = {"run_id": rival.ids["run"], "models": [{"model_id": acme.ids["logged_model"], "step": 0}]}
-    assert rival.admin.post(f"{M}/runs/outputs", json=linked).status_code == 404
+    for path in ("outputs", "log-inputs"):
+        foreign = rival.admin.post(f"{M}/runs/{path}", json=linked)
+        assert foreign.status_code == 404
+        # Without sign-in one that nobody has is put on record; here that would tell which ids are another's.
+        nobodys = rival.admin.post(f"{M}/runs/{path}", json={**linked, "models": [{"model_id": "m-none", "step": 0}]})
+        assert nobodys.json()["message"] == foreign.json()["message"].replace(acme.ids["logged_model"], "m-none")
 
 
 def test_the_other_spelling_of_a_name_hides_nothing(signed_in: SignedIn) -> None:

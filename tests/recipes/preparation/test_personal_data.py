@@ -172,3 +172,20 @@ def test_texts_are_masked_however_deep_and_keys_stay() -> None:
     row = {"messages": [{"role": "user", "content": "I am a@example.com"}], "n": 5, "a@example.com": None}
     assert mask(row, counts) == {"messages": [{"role": "user", "content": "I am [REDACTED]"}], "n": 5, "a@example.com": None}
     assert counts == {"email": 1}
+
+
+def test_an_integer_that_is_a_card_number_is_masked_like_its_text() -> None:
+    row = {"card": 4111111111111111, "all": [378282246310005, {"deep": 5500000000000004}], "text": "paid"}
+    counts: Counter[str] = Counter()
+    (kinds,) = suspects(pa.array([canonical_json(row)], pa.large_binary()))
+    assert mask(row, counts, kinds) == {"card": "[REDACTED]", "all": ["[REDACTED]", {"deep": "[REDACTED]"}], "text": "paid"}
+    assert counts == {"card": 3}
+
+
+@pytest.mark.parametrize(
+    "number", [4111111111111112, 1_700_000_000_000, -4111111111111111, 41, 10**30, True, 4111111111111111.0]
+)
+def test_a_number_that_is_no_card_stays_what_it_is(number: float) -> None:
+    counts: Counter[str] = Counter()
+    masked = mask([number], counts)
+    assert masked == [number] and type(masked[0]) is type(number) and not counts

@@ -21,8 +21,8 @@ from recipes.assignment import SPLITS, draw
 from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
+from recipes.preparation.draws import draws
 from recipes.preparation.duplicates import duplicates
-from recipes.preparation.encoding import draws
 from recipes.preparation.near_duplicates import bands_of
 from recipes.preparation.ordering import PARTS
 from recipes.preparation.pipeline import REJECTED, run

@@ -18,7 +18,7 @@ from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
 TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
 
 
-def record_tokenizer(folder: Path, template: str = CHAT_TEMPLATE, **parameters: Any) -> RecordTokenizer:
+def record_tokenizer(folder: Path, template: str | dict[str, str] = CHAT_TEMPLATE, **parameters: Any) -> RecordTokenizer:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder / "source")

@@ -13,6 +13,7 @@ from recipes import train as program
 from recipes.incidents import Diverged, OutOfMemory, read_incidents
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
+from recipes.training.out_of_memory import is_out_of_memory
 from tests.recipes.training.place import CHECKPOINTS, Place, facts
 
 GIB = 1 << 30
@@ -44,6 +45,22 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 17 * GIB // 2, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
+        (RuntimeError("NCCL error: ncclUnhandledCudaError: Call to CUDA failed.\nCuda failure 'out of memory'"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_each_library_s_words(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""What only GPUs can show: bit-exact over kills there too, memory that runs out on them, MFU, and NCCL between two."""
+"""What only GPUs can show: bit-exact over kills there too, memory that runs out on them, MFU, evaluation, and NCCL between
+two.
+"""
 
 import os
 import random
@@ -9,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from recipes import evaluate
 from recipes.gpus import GPUS
 from recipes.incidents import OutOfMemory
+from recipes.results import EvaluationReport
 from resources.detached import read_pid
+from tests.recipes.tiny_training import LORA as ADAPTER
+from tests.recipes.tiny_training import TinyTraining
 from tests.recipes.training.place import facts
 from tests.recipes.training.runs import Runs, install, losses_of, step_of
 
@@ -83,6 +89,24 @@ def test_a_step_that_does_not_fit_on_the_gpu_is_done_in_smaller_parts(
     short = runs.train(runs.job("gpu-short", objective="hungry", **on_gpus(1)))
     assert facts(short).incidents == (OutOfMemory(step=1, batch_size=2, gradient_accumulation=2, after=0),)
     assert losses_of(short) == pytest.approx(losses_of(enough), rel=1e-3)
+
+
+def test_an_evaluation_computes_on_the_gpu_what_it_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(1)
+    tiny = TinyTraining(tmp_path)
+    trained = tiny.untrained(**ADAPTER)
+
+    def losses(name: str) -> list[float | None]:
+        report = EvaluationReport.model_validate(tiny.evaluate(name, trained, **ADAPTER).facts["report"])
+        return [report.scores[model].loss for model in ("base", "tuned")]
+
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = losses("gpu")
+    weights = sum(file.stat().st_size for file in tiny.model.glob("*.safetensors"))
+    assert torch.cuda.max_memory_allocated() - before > weights
+    monkeypatch.setattr(evaluate, "computing_device", lambda: torch.device("cpu"))
+    assert found == pytest.approx(losses("without"), rel=1e-4)
 
 
 def test_the_share_of_the_gpu_s_peak_is_logged_for_each_step(runs: Runs) -> None:

@@ -70,3 +70,9 @@ def test_hours_of_gpus_are_counted_with_as_many_as_there_were(place: Place) -> N
     meter = Meter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), place.recipe, 3)
     used = meter.read(1)
     assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))
+
+
+def test_gpus_are_held_while_the_model_is_loaded_too(place: Place) -> None:
+    meter = Meter(Usage(seconds=100.0, gpus=2, gpu_seconds=200.0), place.recipe, 2, began=time.monotonic() - 60)
+    used = meter.read(1)
+    assert used.seconds - 100 < 60 and used.gpu_seconds - 200 == pytest.approx(2 * (60 + used.seconds - 100), abs=0.1)

@@ -55,6 +55,22 @@ def test_personal_data_is_counted_by_kind_and_look_alikes_are_not(tmp_path: Path
     assert describe(tmp_path, rows).personal_data == {"email": 2, "ip_address": 1}
 
 
+def test_records_without_a_layout_are_equal_only_where_all_of_them_is(tmp_path: Path) -> None:
+    """Each had the text of the others: none."""
+    rows = [{"n": n, "m": n * n} for n in range(20)] + [{"m": 9, "n": 3}, {"n": 1, "at": "x"}, {"n": 2, "at": "x"}]
+    found = describe(tmp_path, rows, near_duplicates=NearDuplicates(threshold=0.9))
+    assert (found.layouts, found.duplicates, found.near_duplicates) == ({"none": 23}, 1, 0)
+
+
+def test_card_numbers_are_found_among_integers_too(tmp_path: Path) -> None:
+    rows = [
+        {"text": "paid", "card": 4111111111111111},
+        {"text": "paid", "all": [{"card": 378282246310005}, 4111111111111112]},
+        {"text": "paid", "at": 1_700_000_000_000, "n": 10**400, "ok": True},
+    ]
+    assert describe(tmp_path, rows).personal_data == {"card": 2}
+
+
 def test_languages(tmp_path: Path) -> None:
     rows = [{"text": TEXT}, {"text": "Der Wärter der Lampe geht jede Nacht den Hügel hinauf"}, {"text": TEXT.lower()}]
     assert describe(tmp_path, rows).languages == {"en": 2, "de": 1}

@@ -99,3 +99,20 @@ def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: 
     config["chat_template"] = "{{ messages.nothing.there.at.all }}"
     place.store.put_bytes(f"{uri}/tokenizer_config.json", json.dumps(config).encode())
     assert dataset_tokens(place.version(rows(10)), recipe(), place.store).source.startswith("assumed")
+
+
+@pytest.mark.parametrize(("name", "source"), [("default", "counted, with the base model's tokenizer"), ("rag", "assumed")])
+def test_of_several_templates_the_default_counts(place: Place, name: str, source: str) -> None:
+    """As the tokenizers of Hermes and Command R have them."""
+    place.store_tokenizer()
+    uri = f"s3://hanzo-models/base/{SHA}"
+    version = place.version(rows(10))
+    expected = dataset_tokens(version, recipe(), place.store)
+    config = json.loads(place.store.get_bytes(f"{uri}/tokenizer_config.json"))
+    template = place.store.get_bytes(f"{uri}/chat_template.jinja").decode()
+    several = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": name, "template": template}]
+    place.store.put_bytes(f"{uri}/tokenizer_config.json", json.dumps(config | {"chat_template": several}).encode())
+    place.store.delete(f"{uri}/chat_template.jinja")
+    found = dataset_tokens(version, recipe(), place.store)
+    assert found.source.startswith(source)
+    assert (found == expected) == (name == "default")

@@ -138,7 +138,9 @@ def test_trials_that_run_at_once_do_not_try_the_same(sampler: str) -> None:
 
 
 def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -> None:
-    config = sweep(early_stopping={"patience": 3, "min_delta": 0.001}, max_trials=2, max_concurrent_trials=1)
+    base = {**sweep().base_config, "max_steps": 80}
+    early = {"patience": 3, "min_delta": 0.001}
+    config = sweep(base_config=base, early_stopping=early, max_trials=2, max_concurrent_trials=1)
     (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
     flat = tuple(Point(10 * at, 0.5 - 0.0001 * at) for at in range(1, 5))
     assert not next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", flat[:3])}, 2)
@@ -150,6 +152,25 @@ def test_a_trial_that_stalls_is_stopped_and_keeps_its_place_until_it_is_gone() -
     after = next_step(SWEEP_ID, config, [stopped], {0: Observation("cancelled", "", flat)}, 3)
     assert [trial.status for trial in after.changed] == ["pruned"] and after.changed[0].value == flat[-1].value
     assert [trial.number for trial in after.asked] == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, 40),
+        ({"base_config": {"dataset": "d", "recipe": "smollm2-135m-lora"}}, 90),
+        ({"base_config": {"dataset": "d", "parameters": {"max_steps": 30}}}, 30),
+        ({"base_config": {"dataset": "d"}, "search_space": {"max_steps": {"type": "choice", "values": [50]}}}, 50),
+        ({"strategy": "pbt", "pbt": {"population": 1, "generations": 2}}, 20),
+        ({"strategy": "successive_halving", "max_trials": 2}, 40),
+    ],
+)
+def test_a_trial_that_has_done_all_its_steps_is_not_stopped_while_it_publishes(changes: dict[str, Any], steps: int) -> None:
+    config = sweep(**{"early_stopping": {"patience": 1, "min_delta": 0.001}, **changes})
+    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    for last, stopped in ((steps - 1, True), (steps, False)):
+        look = Observation("running", "", (Point(last - 10, 0.5), Point(last, 0.6)))
+        assert bool(next_step(SWEEP_ID, config, [trial], {0: look}, 2).changed) == stopped
 
 
 def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None:

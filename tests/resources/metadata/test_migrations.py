@@ -14,6 +14,7 @@ from sqlalchemy import inspect
 
 from resources.metadata.database import MIGRATIONS, Database
 from resources.metadata.tables import schema
+from resources.metadata.tracking.tracking import Tracking
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -74,9 +75,34 @@ def test_a_database_of_an_earlier_day_gets_what_is_new_and_keeps_what_it_has(dat
         assert connection.exec_driver_sql("SELECT count(*) FROM artifacts").scalar() == 1
 
 
+def test_inputs_and_models_of_earlier_days_keep_their_order_and_models_need_not_be_known(database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    tracking = Tracking(database)
+    tracking.experiments.ensure_default()
+    tracking.runs.create(0, run_id="run")
+    model = tracking.logged_models.create(0).model.id
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.downgrade(config, "0002")
+        for number, name in ((1, "z"), (2, "a")):
+            row = f"INSERT INTO inputs VALUES ({number}, 0, '{name}', '1', 'local', 'here', NULL, NULL)"
+            connection.exec_driver_sql(row)
+            connection.exec_driver_sql(f"INSERT INTO run_inputs VALUES ('run', {number}, '{{}}')")
+        connection.exec_driver_sql(f"INSERT INTO run_models VALUES ('run', '{model}', 'output', 3)")
+    database.migrate()
+    tracking.logged_models.log_outputs("run", {"m-elsewhere": 1})
+    found = tracking.run_search.get(tracking.runs.get("run"))
+    assert [used.dataset.name for used in found.inputs] == ["z", "a"]
+    assert [(made.model_id, made.step) for made in found.models] == [(model, 3), ("m-elsewhere", 1)]
+
+
 @pytest.mark.parametrize(
     ("migration", "sha256"),
-    [("0001_first_tables.py", "08e9999b6832b53d3eaccfbea51b5033dfe366025236b880ac014a0ffc41e343")],
+    [
+        ("0001_first_tables.py", "08e9999b6832b53d3eaccfbea51b5033dfe366025236b880ac014a0ffc41e343"),
+        ("0002_counted_calls.py", "4432fcb036b296a55d0ea6ac4d5ed75ff5e6b23c7af07ab9e668db412f733ed8"),
+    ],
 )
 def test_a_migration_that_landed_is_never_changed(migration: str, sha256: str) -> None:
     """A database that has it would lack what is added to it, and nothing would ever say so: write the next one."""

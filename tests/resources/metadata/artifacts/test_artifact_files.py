@@ -127,8 +127,8 @@ def test_a_damage_is_told_once_and_a_new_one_again(database: Database) -> None:
             return [event.payload["found_sha256"] for event in read_after(connection, 0, ["artifact.broken"])]
 
     for found in ("b", "b", "c", "c"):
-        records.report_broken(uri, "r", ["a" * 64], found * 64)
+        records.report_broken(uri, "r", "o", ["a" * 64], found * 64)
     assert told() == ["b" * 64, "c" * 64]
     records.is_whole_again(uri)
-    records.report_broken(uri, "r", ["a" * 64], "c" * 64)
+    records.report_broken(uri, "r", "o", ["a" * 64], "c" * 64)
     assert told() == ["b" * 64, "c" * 64, "c" * 64]

@@ -7,7 +7,10 @@ import pytest
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.filters.filter_language import parse_filter
+from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.filters.page_token import encode_token
 from resources.metadata.outbox import read_after
+from resources.metadata.tables import logged_models
 from resources.metadata.tracking.inputs import Dataset, DatasetInput
 from resources.metadata.tracking.logged_model_points import write_model_points
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
@@ -105,12 +108,35 @@ def test_a_run_names_the_models_that_it_read_and_made(tracking: Tracking) -> Non
         tracking.logged_models.log_outputs("run", {made: step})
     models = tracking.run_search.get(tracking.runs.get("run")).models
     assert models == [RunModel(read, "input", 0), RunModel(made, "output", 7)]
-    with pytest.raises(HanzoError, match="not found"):
-        tracking.logged_models.log_outputs("run", {made: 9, "m-none": 1})
+    with pytest.raises(HanzoError, match="'model_id' exceeds"):
+        tracking.logged_models.log_outputs("run", {made: 9, "m" * 257: 1})
     assert tracking.run_search.get(tracking.runs.get("run")).models == models
+    # One that this server does not know may be another tracking server's.
+    tracking.inputs.log("run", [], ["m-elsewhere"])
+    assert tracking.run_search.get(tracking.runs.get("run")).models == [*models, RunModel("m-elsewhere", "input", 0)]
     tracking.runs.delete("run")
     with pytest.raises(HanzoError, match="must be in the 'active' state"):
         tracking.logged_models.log_outputs("run", {made: 9})
+
+
+def test_what_a_run_read_and_made_comes_in_the_order_in_which_it_was_logged(tracking: Tracking) -> None:
+    names, models = "cabd", [tracking.logged_models.create(0).model.id for _ in range(4)]
+    models.sort(reverse=True)
+    described = {name: DatasetInput(Dataset(name, "1", "local", "here"), {}) for name in names}
+    tracking.runs.create(0, run_id="other")
+    tracking.inputs.log("other", [described[name] for name in "dcba"])
+    tracking.inputs.log("run", [described["c"], described["a"], described["c"]], models[:1])
+    tracking.inputs.log("run", [described["a"], described["b"], described["d"]])
+    tracking.logged_models.log_outputs("run", {models[1]: 5, models[2]: 5})
+    tracking.logged_models.log_outputs("run", {models[3]: 1, models[1]: 7})
+    found = tracking.run_search.get(tracking.runs.get("run"))
+    assert "".join(used.dataset.name for used in found.inputs) == names
+    assert [(model.model_id, model.step) for model in found.models] == [
+        (models[0], 0),
+        (models[1], 7),
+        (models[2], 5),
+        (models[3], 1),
+    ]
 
 
 def test_finding_models(tracking: Tracking, database: Database) -> None:
@@ -158,9 +184,22 @@ def test_an_order_that_makes_no_sense_is_refused(tracking: Tracking, order: str,
 def test_a_token_of_another_search_is_refused(tracking: Tracking) -> None:
     for _ in range(2):
         tracking.logged_models.create(0)
-    token = tracking.logged_model_search.search([0], limit=1).next_page_token
-    with pytest.raises(HanzoError, match="Invalid page token"):
-        tracking.logged_model_search.search([0, 1], limit=1, page_token=token)
+    search = tracking.logged_model_search.search
+    token = search([0], limit=1).next_page_token
+    with pytest.raises(HanzoError, match=r"^Experiment IDs in the page token do not match"):
+        search([0, 1], limit=1, page_token=token)
+    conditions = parse_filter("name = 'm'", LOGGED_MODEL_GRAMMAR)
+    with pytest.raises(HanzoError, match=r"^Filter string in the page token does not match"):
+        search([0], conditions=conditions, limit=1, page_token=token)
+    # This order has a position of another length.
+    with pytest.raises(HanzoError, match=r"^Order by in the page token does not match"):
+        search([0], orders=[ModelOrder("metrics.acc")], limit=1, page_token=token)
+    with pytest.raises(HanzoError, match=r"^Invalid page token"):
+        search([0], datasets=[MeasuredOn("d")], limit=1, page_token=token)
+    of_runs = Keyset([SortKey(logged_models.c.id, True, str)]).next_token([("a",), ("b",)], 1)
+    for foreign in (of_runs, encode_token([]), encode_token([1, 2, 3, 4, 5])):
+        with pytest.raises(HanzoError, match="page token"):
+            search([0], limit=1, page_token=foreign)
 
 
 def test_the_history_of_models_grows(tracking: Tracking) -> None:

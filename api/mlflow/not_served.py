@@ -1,0 +1,66 @@
+"""What MLflow's server has and this one does not: each such call is told so, in one sentence and with 501.
+
+With the 404 of a path that nobody knows, MLflow's clients try an older path of the same call, which is not here either, and
+then say that the server must be upgraded.
+"""
+
+import re
+
+from fastapi import APIRouter, Response
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from resources.errors import ErrorCode, HanzoError
+
+router = APIRouter(include_in_schema=False)
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+SERVED = "of MLflow it has experiments, runs, models and their files"
+TRACES = "traces and assessments"
+NOT_SERVED: dict[str, dict[str, str]] = {
+    "2.0": {
+        **dict.fromkeys(("traces", "unified-traces", "get-online-trace-details", "get-trace-artifact"), TRACES),
+        "webhooks": "webhooks",
+    },
+    "3.0": {
+        **dict.fromkeys(("traces", "get-trace-artifact"), TRACES),
+        "datasets": "evaluation datasets",
+        "gateway": "AI gateway",
+        **dict.fromkeys(("scorers", "scorer"), "scorers"),
+        **dict.fromkeys(("issues", "label-schemas", "review-queues"), "issues, label schemas and review queues"),
+        **dict.fromkeys(("prompt-optimization", "genai", "jobs"), "jobs of its own kind"),
+        **dict.fromkeys(("assistant", "demo"), "assistant and no demo"),
+        "mcp-servers": "MCP servers",
+    },
+}
+"""By the version of the API, what comes after `/mlflow/`, and what a user calls it. Workspaces are not among them: for these
+a client understands the 404."""
+
+
+def not_served(version: str, path: str) -> HanzoError:
+    what = NOT_SERVED[version][path.partition("/")[0]]
+    hint = ". mlflow.tracing.disable() stops sending them" if what == TRACES else ""
+    return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
+
+
+for _version, _names in NOT_SERVED.items():
+    # What takes whatever is at or below one of the names: a route for each would slow the server's start.
+    _below = {"regex": rf"(?:{'|'.join(map(re.escape, _names))})(?:/.*)?"}
+    register_url_convertor(f"not_served_{_version[0]}", type("Below", (StringConvertor,), _below)())
+
+
+@router.api_route("/api/2.0/mlflow/{unserved:not_served_2}", methods=METHODS)
+@router.api_route("/ajax-api/2.0/mlflow/{unserved:not_served_2}", methods=METHODS)
+async def not_served_2(unserved: str) -> Response:
+    raise not_served("2.0", unserved)
+
+
+@router.api_route("/api/3.0/mlflow/{unserved:not_served_3}", methods=METHODS)
+@router.api_route("/ajax-api/3.0/mlflow/{unserved:not_served_3}", methods=METHODS)
+async def not_served_3(unserved: str) -> Response:
+    raise not_served("3.0", unserved)
+
+
+@router.post("/v1/traces")
+async def no_spans() -> Response:
+    # In the words at which MLflow's client sends no more spans.
+    raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"REST OTLP span logging is not supported by this server: {SERVED}")

@@ -1,0 +1,143 @@
+"""A run's checkpoints as they lie in the store: they arrive in the background, one after the other, and the best ones stay.
+
+What belongs here: uploads and retention there. What does not: the local folder they come from (`recipes.checkpoints`).
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+
+from recipes.checkpoint_compression import compress
+from recipes.checkpoint_folder import with_facts
+from recipes.retention import kept, validation_loss
+from recipes.runner import say
+from recipes.schema import Manifest
+from recipes.store import MANIFEST, Store
+
+UPLOAD = ".upload"
+"""What is uploaded in another form than it has here; one thread uploads."""
+RETRY_SECONDS = (1.0, 4.0)
+"""Pauses before an upload that failed is tried again; after the last it has failed for good."""
+SLOW_SECONDS = 60.0
+"""After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
+
+
+class StoredCheckpoints:
+    """Below a logical URI, one folder a step.
+
+    Args:
+        folder: the local one, with one folder a step.
+        keep_last: how many of the newest stay in the store, besides the best one.
+        compression: of what is uploaded.
+    """
+
+    def __init__(self, folder: Path, store: Store, uri: str, keep_last: int, compression: Literal["zstd"] | None) -> None:
+        self.folder = folder
+        self.store = store
+        self.uri = uri
+        self.keep_last = keep_last
+        self.compression = compression
+        self.taking = threading.Lock()
+        """Held while it is decided which local checkpoint is uploaded next, or is removed."""
+        self.busy_with: int | None = None
+        self._took = 0.0
+        self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
+        self._newest: Future[None] | None = None
+
+    def steps(self) -> list[int]:
+        """Newest first."""
+        found = (uri.removeprefix(self.uri + "/").split("/") for uri in self.store.list(self.uri))
+        return sorted({int(step) for step, *rest in found if rest == [MANIFEST] and step.isdigit()}, reverse=True)
+
+    def loss(self, step: int) -> float | None:
+        """The validation loss, where the model was evaluated then."""
+        try:
+            return validation_loss(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
+        except FileNotFoundError:
+            return None
+
+    def delete(self, step: int) -> None:
+        self.store.delete(f"{self.uri}/{step}")
+
+    def upload(self, step: int, manifest: Manifest, is_wanted: Callable[[bool], bool], prune: Callable[[], None]) -> None:
+        """Bring a local checkpoint here. `is_wanted` says as its turn comes whether it is still, or with True whether it is
+        still although uploads are slow; `prune` removes it there, if it was kept only for this.
+        """
+
+        def once() -> None:
+            began = time.monotonic()
+            with self._taken(step, is_wanted) as there:
+                if not there:
+                    say(f"checkpoint {step} was not uploaded: newer ones came before its turn")
+                    if step not in self.steps():
+                        self.delete(step)  # what a try that broke off has sent: nobody else would ever find it
+                    return
+                self._upload(step, manifest)
+            self._took = time.monotonic() - began
+            prune()
+
+        self._newest = self._uploader.submit(self._with_retries, step, once)
+
+    @contextmanager
+    def _taken(self, step: int, is_wanted: Callable[[bool], bool]) -> Iterator[bool]:
+        """Whether the local checkpoint is there; nobody removes it meanwhile."""
+        with self.taking:
+            there = (self.folder / str(step)).is_dir() and is_wanted(self._took > SLOW_SECONDS)
+            self.busy_with = step if there else None
+        try:
+            yield there
+        finally:
+            self.busy_with = None
+
+    def _upload(self, step: int, manifest: Manifest) -> None:
+        folder = self.folder / str(step)
+        try:
+            if self.compression:
+                plain, folder = folder, self.folder / UPLOAD
+                shutil.rmtree(folder, ignore_errors=True)
+                manifest = compress(plain, manifest, folder)
+            self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
+        finally:
+            shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
+        losses = {found: self.loss(found) for found in self.steps()}
+        for old in set(losses) - kept(losses, self.keep_last):
+            self.delete(old)
+
+    def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
+        """Add facts to a manifest, when all that was uploaded before has arrived."""
+
+        def once() -> None:
+            uri = f"{self.uri}/{step}"
+            if artifact := self.store.find(uri):
+                self.store.put_manifest(uri, with_facts(self.store.manifest(artifact), facts))
+
+        self._newest = self._uploader.submit(self._with_retries, step, once)
+
+    def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
+        """Raises what the last attempt raised."""
+        for pause in (*RETRY_SECONDS, None):
+            try:
+                attempt()
+                return
+            except Exception as error:
+                then = "given up" if pause is None else f"again in {pause:.0f} s"
+                say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
+                if pause is None:
+                    raise
+            time.sleep(pause)
+
+    def wait(self) -> None:
+        """For the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
+        if self._newest:  # one thread uploads in order: when the newest is done, all are
+            self._newest.result()
+
+    def finish(self) -> None:
+        """Wait for the uploads, however they end: nothing arrives after this."""
+        self._uploader.submit(lambda: None).result()

@@ -1,0 +1,56 @@
+"""What a sweep must be to be taken, beyond its form. Pure functions.
+
+Asked once, when it is submitted, and no part of its type: a rule that is made stricter here keeps no sweep that was taken
+before from being read.
+"""
+
+from recipes.recipe import Recipe
+from resources.errors import invalid
+from resources.hpo.config import SweepConfig
+from resources.hpo.space import Choice, Dimension
+from resources.hpo.trial_job import NAMES
+from resources.metadata.tracking_rules import check_key
+
+MAX_DIMENSIONS = 100
+MAX_VALUES = 1000
+"""Of a choice, as many as a range may have points."""
+MAX_AXES = 1000
+"""Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
+EVALUATIONS = "eval/"
+"""How the metrics begin that training logs when it evaluates."""
+
+
+def check_sweep(config: SweepConfig) -> None:
+    """Raises HanzoError, naming what is wrong."""
+    for key in NAMES:
+        given = config.base_config.get(key)
+        if given is not None and not (isinstance(given, str) and given):
+            raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
+    if len(config.search_space) > MAX_DIMENSIONS:
+        raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")
+    for name, dimension in config.search_space.items():
+        if isinstance(dimension, Choice) and len(dimension.values) > MAX_VALUES:
+            raise invalid(
+                f"search_space.{name[:100]} has {len(dimension.values)} values: give {MAX_VALUES} at most, or a range"
+            )
+    if config.strategy == "bayesian" and config.sampler == "gp":
+        axes = sum(axes_of(dimension) for dimension in config.search_space.values())
+        if axes > MAX_AXES:
+            raise invalid(
+                f"sampler gp has an axis for each value of a choice, here {axes}: give {MAX_AXES} at most, or take tpe"
+            )
+    # No trial could log it, and all of them would be trained before the sweep said so.
+    check_key(config.objective.metric, "objective.metric", "objective.metric")
+
+
+def axes_of(dimension: Dimension) -> int:
+    return len(dimension.values) if isinstance(dimension, Choice) else 1
+
+
+def check_objective(config: SweepConfig, recipe: Recipe) -> None:
+    """Refuse an objective that a trial of this recipe never logs. Raises HanzoError."""
+    if config.objective.metric.startswith(EVALUATIONS) and recipe.eval_steps is None:
+        raise invalid(
+            f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
+            "base_config.eval_steps, the steps between two evaluations"
+        )

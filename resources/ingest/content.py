@@ -1,0 +1,71 @@
+"""What is in the files of a dataset: records are checked while they and the files are stored, in one pass of flat memory.
+
+Only CSV is looked through before that: what type a column has, its last value in the last file may tell.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from recipes.schema import FileRecord
+from resources.ingest.chunked import ChunkedFile, ChunkStore
+from resources.ingest.column_types import column_types
+from resources.ingest.formats import Format, records_of
+from resources.ingest.problems import Problem, Problems
+from resources.ingest.raw_file import Damaged, Recorded
+from resources.ingest.records import RecordsWriter
+from resources.ingest.schema import TooManyColumns
+from resources.ingest.sources import SourceFile
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was read and stored of the files."""
+
+    source: tuple[FileRecord, ...]
+    records: tuple[FileRecord, ...]
+    index: FileRecord
+    sha256: str
+    num_records: int
+    schema: Mapping[str, str]
+    counts: Mapping[str, Mapping[str, int]]
+
+
+def read_all(
+    files: Sequence[SourceFile], format: Format, chunks: ChunkStore, progress: Callable[[int], None] = lambda size: None
+) -> Content:
+    """Check and store all files. Raises on bad records, naming the first few and how many there are."""
+    problems = Problems()
+    kinds = column_types(files, problems) if format is Format.CSV else {}
+    if problems.count:
+        raise problems.refusal()
+    records = RecordsWriter(chunks)
+    source = []
+    for file in files:
+        raw = ChunkedFile(chunks, file.path)
+
+        def keep(data: bytes, raw: ChunkedFile = raw) -> None:
+            if not problems.count:  # what will be refused need not be stored
+                raw.write(data)
+            progress(len(data))
+
+        with file.open() as stream:
+            recorded = Recorded(stream, keep)
+            try:
+                for number, item in enumerate(records_of(recorded, format, kinds), start=1):
+                    if isinstance(item, Problem):
+                        problems.add(file.name, item)
+                    elif not problems.count:
+                        try:
+                            records.add(*item)
+                        except TooManyColumns as problem:
+                            problems.add(file.name, Problem(str(problem), f"record {number}"))
+            except Damaged as damage:
+                problems.add(file.name, Problem(str(damage)))
+            recorded.to_the_end()
+        if not problems.count:
+            source.append(raw.close())
+    if problems.count:
+        raise problems.refusal()
+    written, index, sha256 = records.close()
+    schema = records.schema
+    return Content(tuple(source), written, index, sha256, schema.records, schema.schema(), schema.counts())

@@ -1,0 +1,28 @@
+"""The definition that a dataset or model belongs to, and what it says of it."""
+
+import dagster as dg
+
+from hanzo_ml_assets.checkpoint import DATASET_METADATA
+from hanzo_ml_assets.definition import SANDBOX
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+
+
+def home_of(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:
+    """Its own definition where there is one, else the sandbox."""
+    assert context.repository_def is not None
+    step = "version" if kind == "datasets" else "checkpoint"
+    return name if context.repository_def.asset_graph.has(dg.AssetKey([kind, name, step])) else SANDBOX
+
+
+def home_of_version(context: dg.SensorEvaluationContext, version: DatasetVersion) -> str:
+    """A definition is about the default organization's dataset of its name: no other's is checked by its rules."""
+    return home_of(context, "datasets", version.name) if version.organization == DEFAULT_ORGANIZATION else SANDBOX
+
+
+def dataset_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
+    """The dataset that a model's definition names; None where there is no such definition."""
+    assert context.repository_def is not None
+    key = dg.AssetKey(["models", model, "checkpoint"])
+    graph = context.repository_def.asset_graph
+    return str(graph.get(key).metadata[DATASET_METADATA]) if graph.has(key) else None

@@ -1,0 +1,90 @@
+"""What this server has not of MLflow's is refused in a sentence, once: no client retries it or tries it another way."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.server.handlers import get_endpoints
+
+from tests.api.server_process import ServerProcess
+
+WORKSPACES = re.compile("/mlflow/workspaces")
+"""For these a client understands the 404 of a path that is not there."""
+SCRIPT = """
+import mlflow
+
+@mlflow.trace
+def greet(who):
+    return f"ahoy, {who}"
+
+mlflow.set_experiment("traced")
+with mlflow.start_run():
+    for name in ("ann", "bo"):
+        assert greet(name) == f"ahoy, {name}"
+    mlflow.log_metric("greeted", 2)
+mlflow.flush_trace_async_logging()
+"""
+
+
+def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) -> None:
+    """Whatever the next release brings is found here."""
+    unknown: list[str] = []
+    refused = 0
+    for template, _, methods in get_endpoints():
+        path = re.sub("<[^>]*>", "x", template)
+        for method in methods:
+            answer = http.request(method, path, json=None if method == "GET" else {})
+            refused += answer.status_code == 501 and answer.json()["message"].startswith("This server has no ")
+            if answer.status_code == 404 and answer.json()["error_code"] == "ENDPOINT_NOT_FOUND":
+                unknown.append(path)
+    assert [path for path in unknown if not WORKSPACES.search(path)] == []
+    assert refused > 150
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/api/3.0/mlflow/traces", "traces and assessments"),
+        ("/api/3.0/mlflow/traces/tr-1/assessments", "traces and assessments"),
+        ("/ajax-api/2.0/mlflow/webhooks/1/test", "webhooks"),
+        ("/api/3.0/mlflow/datasets/create", "evaluation datasets"),
+        ("/api/3.0/mlflow/scorers/register", "scorers"),
+        ("/api/3.0/mlflow/gateway/secrets/create", "AI gateway"),
+    ],
+)
+def test_what_is_not_here_is_named(http: TestClient, path: str, what: str) -> None:
+    answer = http.post(path, content=b"\xff no JSON")
+    assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
+    served = "of MLflow it has experiments, runs, models and their files"
+    hint = ". mlflow.tracing.disable() stops sending them" if "/traces" in path else ""
+    assert answer.json()["message"] == f"This server has no {what}: {served}{hint}"
+    for other in ("/api/3.0/mlflow/tracesx", "/api/3.0/mlflow/nothing"):
+        assert http.post(other).json()["error_code"] == "ENDPOINT_NOT_FOUND"
+
+
+def test_a_script_that_traces_keeps_running_and_is_told_why(server: ServerProcess, tmp_path: Path) -> None:
+    environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url}
+    del environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]  # as a user has it
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if " WARNING " in line or " ERROR " in line]
+    assert len(told) == 2 and all("This server has no traces and assessments" in line for line in told), done.stderr
+    assert "Retry" not in done.stderr and "Traceback" not in done.stderr
+    client = MlflowClient(server.url)
+    experiment = client.get_experiment_by_name("traced")
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"greeted": 2.0})
+    log = (server.home / "server.log").read_text()
+    assert "/api/2.0/mlflow/traces" not in log
+    with pytest.raises(MlflowException, match="This server has no traces") as refusal:
+        client.search_traces(locations=[experiment.experiment_id])
+    assert refusal.value.error_code == "NOT_IMPLEMENTED"

@@ -1,0 +1,53 @@
+"""The Gaussian process: its fit goes downhill where it thinks it does, and costs no more for thousands of trials."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from resources.hpo.gaussian_process import KNOWN, Array, remembered, suggest, unlikeliness
+from resources.hpo.space import sample
+from resources.hpo.trial import Trial, ranked
+from tests.resources.hpo.sweep_files import sweep
+
+SPACE = {
+    "learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-1},
+    "lora_rank": {"type": "choice", "values": [8, 16, 32]},
+}
+
+
+def trials_of(count: int) -> list[Trial]:
+    """Of which each is a little worse than the one before."""
+    chance = random.Random(1)
+    space = sweep(search_space=SPACE).search_space
+    return [Trial(number, "", sample(space, chance), "completed", 1, value=number / count) for number in range(count)]
+
+
+@pytest.mark.parametrize("logs", [[-0.7, -0.7, -0.7, -4.6], [0.5, -3.0, 2.0, -1.0], [-3.9, 2.9, 0.0, -9.2]])
+def test_its_slope_is_that_of_what_it_makes_small(logs: list[float]) -> None:
+    chance = np.random.default_rng(1)
+    points, values = chance.random((20, 3)), chance.standard_normal(20)
+
+    def value(at: Array) -> float:
+        return unlikeliness(at, points, values)[0]
+
+    at = np.array(logs)
+    assert unlikeliness(at, points, values)[1] == pytest.approx(approx_fprime(at, value, 1e-6), rel=1e-3, abs=1e-3)
+
+
+def test_of_many_trials_the_best_and_the_newest_are_remembered_and_the_others_change_nothing() -> None:
+    config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=10_000)
+    trials = trials_of(2 * KNOWN)
+    kept = {trial.number for trial in remembered(ranked(trials, "minimize"))}
+    assert kept == {*range(KNOWN // 2), *range(2 * KNOWN - KNOWN // 2, 2 * KNOWN)}
+    other = [trial if trial.number in kept else replace(trial, params=trials[0].params) for trial in trials]
+    assert suggest(config, trials) == suggest(config, other)
+
+
+@pytest.mark.parametrize("count", [1, KNOWN - 1, KNOWN])
+def test_of_few_trials_all_are_remembered(count: int) -> None:
+    told = ranked(trials_of(count), "minimize")
+    assert sorted(trial.number for trial in remembered(told)) == list(range(count))
+    assert remembered(told)[0] == told[0]

@@ -1,0 +1,56 @@
+"""The job that a sweep makes of a trial, where the sweep or the recipe decides what is in it."""
+
+from typing import Any
+
+import pytest
+
+from recipes.recipe import Recipe
+from resources.errors import HanzoError
+from resources.hpo.trial_job import trial_job
+from tests.resources.hpo.sweep_files import sweep
+
+PBT = {"strategy": "pbt", "pbt": {"population": 2, "generations": 3}}
+BASE = sweep().base_config
+
+
+@pytest.mark.parametrize(
+    ("base", "params", "seed"),
+    [
+        ({}, {}, Recipe.named("smollm2-135m-lora").seed),
+        ({"seed": 7}, {}, 7),
+        ({"parameters": {"seed": 7}}, {}, 7),
+        ({}, {"seed": 9}, 9),
+        ({"recipe": None, "model": "ellarin-assistant"}, {}, 42),
+    ],
+)
+def test_a_generation_has_the_seed_of_the_first_and_its_own_number(
+    base: dict[str, Any], params: dict[str, Any], seed: int
+) -> None:
+    config = sweep(base_config={**BASE, **base}, **PBT)
+    first = trial_job(config, params)["parameters"]
+    assert first.get("seed") == ({**base, **base.get("parameters", {}), **params}.get("seed")), "digests stay as they were"
+    later = [trial_job(config, params, generation)["parameters"] for generation in (1, 2)]
+    assert [each["seed"] for each in later] == [seed + 1, seed + 2]
+    assert all({**each, "seed": None} == {**first, "seed": None} for each in later)
+
+
+@pytest.mark.parametrize(
+    ("given", "schedule"),
+    [
+        (None, {"max_duration": "48h", "preemptible": False, "priority": "low"}),
+        ({"priority": "high"}, {"max_duration": "48h", "preemptible": False, "priority": "high"}),
+        (
+            {"checkpoint_interval": "5m", "preemptible": True},
+            {"max_duration": "48h", "checkpoint_interval": "5m", "preemptible": True, "priority": "low"},
+        ),
+    ],
+)
+def test_a_trial_has_the_limits_of_its_sweep_and_gives_way(given: Any, schedule: dict[str, Any]) -> None:
+    job = trial_job(sweep(base_config={**BASE, "schedule": given}), {})
+    assert job["schedule"] == schedule and "schedule" not in job["parameters"]
+
+
+@pytest.mark.parametrize("given", ["tonight", [], {"priority": "urgent"}, {"deadline": "2h"}])
+def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(HanzoError, match=r"base_config\.schedule"):
+        trial_job(sweep(base_config={**BASE, "schedule": given}), {})

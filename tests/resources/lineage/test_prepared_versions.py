@@ -1,0 +1,83 @@
+"""A prepared version stands in lineage by its own splits: what was made of it, what it is compared with, what may go."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from recipes.schema import Artifact
+from recipes.validation.findings import ValidationFacts, Violations
+from resources.dataset_deletion import delete_version
+from resources.errors import HanzoError
+from resources.lineage.ancestry import Ancestry
+from resources.lineage.datasets import digests_of, lineage
+from resources.lineage.prove import prove
+from resources.lineage.trace_tree import nodes_below
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.tables import model_versions
+from resources.metadata.validations import Validations
+from tests.recipes.preparation.place import questions
+from tests.resources.lineage.test_trace import SPLITS, World, small
+from tests.resources.lineage.test_trace_prepared import prepared
+
+__all__ = ["small"]
+
+
+def trained_on(world: World, version: DatasetVersion) -> None:
+    world.model("m", "r1", world.run("r1", version, {split: version.split(split) for split in SPLITS}))
+
+
+def checked(world: World, version: DatasetVersion) -> Artifact:
+    """A version whose statistics were taken; what they say does not matter here."""
+    statistics = Artifact(kind="statistics", uri=f"{version.storage_path}statistics", digest="0" * 64, size_bytes=1)
+    with world.database.write() as connection:
+        facts = ValidationFacts(violations=Violations())
+        Validations(world.database).set_version(connection, version, statistics, facts, [])
+    return statistics
+
+
+def test_of_two_versions_prepared_alike_one_goes_and_the_models_of_the_other_stay_proved(small: World) -> None:
+    source = small.create(questions(40), "raw")
+    first, _ = prepared(small, source, "first")
+    second, _ = prepared(small, source, "second")
+    assert first.content_sha256 == second.content_sha256
+    assert not set(digests_of(first)) & set(digests_of(second))
+    trained_on(small, second)
+    delete_version(small.database, small.store, first.id, "u")
+    with small.database.read() as connection:
+        found = prove(connection, small.store, small.registry.read(ModelKey("default", "m"), 1), lambda _: None)
+    assert (found.ok, found.broken) == (True, [])
+    traced = nodes_below(small.trace(questions(40)[3]).reached)
+    assert {node.name for node in traced if node.kind in ("dataset version", "run")} == {"raw@1", "second@1", "r1"}
+
+
+def test_runs_and_models_stand_among_what_was_made_of_a_prepared_version_and_keep_it(small: World) -> None:
+    version, _ = prepared(small, small.create(questions(40), "raw"), "ready")
+    trained_on(small, version)
+    with small.database.read() as connection:
+        found = lineage(connection, version)
+    assert "run r1" in {made.name for made in found.made_into}
+    assert {made.kind for made in found.made_into} == {"run", "adapter", "evaluation", "merged", "gguf"}
+    with pytest.raises(HanzoError, match=r"dataset ready@1 is not deleted: .*run r1"):
+        delete_version(small.database, small.store, version.id, "u")
+    assert small.store.fetch(version.artifact, Path(small.folder) / "cache").is_dir()
+
+
+def test_drift_is_measured_against_the_prepared_version_that_the_model_in_production_learned(small: World) -> None:
+    """Against the one that it was prepared of every column seemed to have moved."""
+    source = small.create(questions(40))
+    version, _ = prepared(small, source, "d")
+    trained_on(small, version)
+    with small.database.write() as connection:
+        connection.execute(update(model_versions).values(stage="production"))
+    later = small.create(questions(50, seed=2))
+    statistics = checked(small, version)
+    for other in (source, later):
+        checked(small, other)
+    newest = small.create(questions(60, seed=3))
+    with small.database.read() as connection:
+        ancestry = Ancestry(connection, small.database, newest)
+        baseline, names = ancestry.baseline(), set(ancestry.training_records())
+    assert baseline == (version.reference, statistics)
+    assert names == {f"{version.reference} train, of m@1"}

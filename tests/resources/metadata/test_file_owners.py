@@ -1,0 +1,23 @@
+"""A file of the store is an organization's by its place, or nobody's."""
+
+from resources.metadata.database import Database
+from resources.metadata.file_owners import organization_of
+from resources.metadata.tracking.tracking import Tracking
+
+
+def test_whose_a_file_is(database: Database) -> None:
+    tracking = Tracking(database)
+    experiment = tracking.experiments.ensure("e", "acme & co")
+    tracking.runs.create(experiment.id, run_id="r")
+    model = tracking.logged_models.create(experiment.id).model.id
+    own = {
+        "hanzo-ml/runs/r/artifacts/f",
+        "hanzo-ml/checkpoints/r/step-1/f",
+        f"hanzo-ml/runs/{model}/artifacts/f",
+        "hanzo-ml/artifacts/@acme%20%26%20co/free/f",
+        "hanzo-models/@acme%20%26%20co/m/1/f",
+    }
+    assert {organization_of(database, f"s3://{place}") for place in own} == {"acme & co"}
+    assert organization_of(database, "s3://hanzo-models/m/1/f") == "default"
+    for nobodys in ("hanzo-ml/runs/gone/artifacts/f", "hanzo-ml", "hanzo-models", "elsewhere/f"):
+        assert organization_of(database, f"s3://{nobodys}") == ""
