@@ -5,7 +5,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10
 INSTALLED := $(VENV)/installed
 
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
