@@ -40,7 +40,9 @@ class Server(Section):
         ("ml.hanzo.svc", "hanzo-ml", "hanzo-ml.hanzo.svc"),
         description="names under which clients reach the API, beside localhost and host",
     )
-    max_body_bytes: int = Field(16 << 20, ge=1, description="of a request that is no upload of a file")
+    max_body_bytes: int = Field(
+        32 << 20, ge=1, description="of a request that is no upload of a file; the largest profile of a dataset is half of it"
+    )
 
 
 class Dagster(Section):

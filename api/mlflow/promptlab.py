@@ -85,7 +85,7 @@ def begun(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> Run:
             name=body.run_name or None,
             user_id=caller.user_or(body.user_id),
             tags={tag.key: tag.value for tag in body.tags} | TAGS,
-            start_time=body.start_time or None,
+            start_time=body.start_time,
             connection=writer,
         )
         check_here(run.artifact_uri)

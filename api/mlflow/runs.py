@@ -62,7 +62,7 @@ def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
             name=body.run_name or None,
             user_id=caller.user_or(body.user_id),
             tags={tag.key: tag.value for tag in body.tags},
-            start_time=body.start_time or None,
+            start_time=body.start_time,
             connection=writer,
         )
         message = run_message(tracking.run_search.get(made, connection=writer))
@@ -82,7 +82,7 @@ def get(
 @router.post("/update")
 def update(body: UpdateRun, tracking: TrackingOf) -> Response:
     status = our_status(body.status) if body.status else None
-    changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time or None, name=body.run_name)
+    changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time, name=body.run_name)
     return answer(run_info=info_message(changed))
 
 

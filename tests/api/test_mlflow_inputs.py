@@ -43,6 +43,14 @@ def test_inputs_of_a_run(http: TestClient) -> None:
         }
 
 
+def test_the_largest_profile_is_taken_and_one_character_more_is_refused_by_its_name(http: TestClient) -> None:
+    run_id, largest = new_run(http), "p" * 16_777_215
+    for profile, status, message in ((largest, 200, ""), (largest + "p", 400, "'profile' exceeds the maximum length")):
+        body = {"run_id": run_id, "datasets": [{"dataset": {**DATASET, "profile": profile}}]}
+        answer = http.post(f"{MLFLOW}/runs/log-inputs", json=body)
+        assert (answer.status_code, message in answer.text) == (status, True)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -73,7 +73,6 @@ REFUSED_SOURCES = [
     ("s3://hanzo-ml/runs/RUN/artifacts/absent", ABSENT),
     ("s3://hanzo-models/nobody/v1", ABSENT),
     ("runs:/RUN/absent", ABSENT),
-    ("runs:/RUN", "Name a path in the run"),
     ("runs:/another/model", NOT_CONTAINED),
     ("mlflow-artifacts:/0/RUN/artifacts/absent", ABSENT),
     ("mlflow-artifacts:/1/RUN/artifacts/model", NOT_CONTAINED),
@@ -95,7 +94,7 @@ def test_a_source_that_is_not_there_or_not_ours_is_refused(registry: TestClient,
     assert registry.get(f"{VERSIONS}/search").json() == {}
 
 
-@pytest.mark.parametrize("source", ["mlflow-artifacts:/0/RUN/artifacts/model", "runs:/RUN/model"])
+@pytest.mark.parametrize("source", ["mlflow-artifacts:/0/RUN/artifacts/model", "runs:/RUN/model", "runs:/RUN"])
 def test_a_run_s_files_need_the_run(registry: TestClient, run_id: str, source: str) -> None:
     assert NOT_CONTAINED in check_refused(create(registry, source.replace("RUN", run_id)))
     answer = create(registry, source.replace("RUN", run_id), run_id=run_id)
@@ -194,6 +193,9 @@ def test_a_prompt_has_no_files(registry: TestClient) -> None:
     message = check_refused(create(registry, "s3://b/x", **prompt))
     assert "Invalid model version source" in message and "Invalid prompt source" in message
     assert create(registry, "dummy-source", **prompt).status_code == 200
+    assert "cannot be used as model version sources" in check_refused(create(registry, "models:/m/1"))
+    text = {"tags": [*prompt["tags"], {"key": "mlflow.prompt.text", "value": "a" * 100_001}]}
+    assert check_refused(create(registry, "dummy-source", **text)) == "Prompt text exceeds max length of 100000 characters."
 
 
 REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [

@@ -133,7 +133,13 @@ def test_a_run_s_times_are_what_the_client_says(http: TestClient) -> None:
         changed = http.post(f"{RUNS}/update", json={"run_id": made["run_id"], "status": status, "end_time": end}).json()
         assert (changed["run_info"]["status"], changed["run_info"]["end_time"]) == (status, end)
     goes_on = http.post(f"{RUNS}/update", json={"run_id": made["run_id"], "status": "RUNNING"}).json()["run_info"]
-    assert "end_time" not in goes_on
+    assert (goes_on["status"], goes_on["end_time"]) == ("RUNNING", 7)
+    at_zero = http.post(f"{RUNS}/create", json={"experiment_id": "0", "start_time": 0}).json()["run"]["info"]
+    assert at_zero["start_time"] == 0
+    ended = http.post(f"{RUNS}/update", json={"run_id": at_zero["run_id"], "status": "FINISHED"}).json()["run_info"]
+    assert (ended["status"], ended.get("end_time")) == ("FINISHED", None)
+    zero = http.post(f"{RUNS}/update", json={"run_id": at_zero["run_id"], "end_time": 0}).json()["run_info"]
+    assert zero["end_time"] == 0
 
 
 def test_a_body_that_is_not_json_is_told_so(http: TestClient) -> None:

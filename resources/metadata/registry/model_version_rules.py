@@ -12,6 +12,7 @@ from resources.metadata.tracking_rules import bad_value, check_key, check_length
 
 PROMPT_TAG = "mlflow.prompt.is_prompt"
 """MLflow keeps prompts as models with this tag."""
+PROMPT_TEXT = "mlflow.prompt.text"
 MAX_MODEL_NAME = 250
 MAX_TAG_VALUE = 100_000
 MAX_ALIAS = 255
@@ -43,6 +44,8 @@ def checked_model_name(name: str, path: str = "name") -> str:
 def checked_tag(key: str, value: str) -> tuple[str, str]:
     """The tag of a model or a version. Unlike a run's, a longer value is refused."""
     check_key(key, "key", "key")
+    if key == PROMPT_TEXT and len(value) > MAX_TAG_VALUE:  # in MLflow's own words, which its client's callers look for
+        raise invalid(f"Prompt text exceeds max length of {MAX_TAG_VALUE} characters.")
     check_length("value", value, MAX_TAG_VALUE)
     return key, checked_text(value, "value")
 

@@ -31,7 +31,7 @@ from resources.errors import HanzoError, conflict, invalid
 from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS, is_proxied
 from resources.metadata.artifacts.artifact_owners import FOLDER, files_owner
 from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organization_of_place
-from resources.metadata.registry.model_version_rules import LATEST, no_model, no_version
+from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
@@ -81,6 +81,8 @@ def check_source(
     scheme, parts = parse(source)
     if scheme == "models" and not LOGGED_MODEL.fullmatch("/".join(parts)):
         original = referred(connection, source, parts, organization)
+        if is_prompt(original.tags):
+            raise bad_source(source, "Prompt versions cannot be used as model version sources.")
         if run_id not in ("", original.run_id or "") or model_id not in ("", original.model_id or ""):
             raise bad_source(source, "The run_id and model_id request parameters must match the referenced model version.")
         return Sourced(f"models:/{original.name}/{original.version}", original.run_id, original.model_id)
@@ -254,8 +256,6 @@ def check_run_source(
     """The run of a source. Raises unless it is the one that the request names and it has files there."""
     if scheme == "runs":
         named, path = parts[0], parts[1:]
-        if not path:
-            raise bad_source(source, "Name a path in the run: runs:/RUN_ID/PATH")
     else:
         owner = files_owner(connection, "/".join(parts))
         if owner is None or owner.is_model:

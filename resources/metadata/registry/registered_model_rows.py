@@ -118,7 +118,8 @@ def check_not_served(reader: Connection, model: ModelKey, number: int | None = N
 
 def copies(reader: Connection, model: ModelKey) -> list[ModelVersion]:
     """The versions of any model of the organization whose source is a version of this one."""
-    source = versions.c.source.startswith(f"models:/{model.name}/", autoescape=True)
+    beginning = f"models:/{model.name}/"
+    source = func.substr(versions.c.source, 1, len(beginning)) == beginning  # LIKE takes `m` for `M` on SQLite
     return read_versions(reader, select(versions).where(versions.c.organization == model.organization, source))
 
 

@@ -90,8 +90,15 @@ class Runs:
     def set_status(
         self, run_id: str, status: str, *, end_time: int | None = None, connection: Connection | None = None
     ) -> Run:
-        """Move a run to one of `STATUSES`; nothing happens, and no event is written, when it is there already."""
-        return self.update(run_id, status=status, end_time=end_time, connection=connection)
+        """Move a run to one of `STATUSES`; nothing happens, and no event is written, when it is there already.
+
+        A run that ends without `end_time` ends now; one that runs again has none.
+        """
+        checked_time(end_time, "end_time")
+        with writing(self._database, connection) as writer:
+            run = _get(writer, run_id)
+            check_run_active(run.id, run.lifecycle_stage)
+            return self._change(writer, run, status_change(run, status, end_time))
 
     def follow_job(self, run_id: str, status: str, connection: Connection) -> Run:
         """`set_status` of a job's run, also of one that somebody has deleted: its job starts and ends all the same."""
@@ -107,12 +114,14 @@ class Runs:
         name: str | None = None,
         connection: Connection | None = None,
     ) -> Run:
-        """Change what is given. A run that ends without `end_time` ends now; one that runs again has none."""
+        """Change what is given and nothing else, as MLflow does: its clients say themselves when a run ended."""
         checked_time(end_time, "end_time")
         with writing(self._database, connection) as writer:
             run = _get(writer, run_id)
             check_run_active(run.id, run.lifecycle_stage)
-            values = status_change(run, status, end_time)
+            values: dict[str, Any] = {} if end_time is None else {"end_time": end_time}
+            if status is not None:
+                values["status"] = known_status(status)
             if name:
                 values["name"] = checked_name(name)
                 write_tags(writer, run_id, {NAME_TAG: name})
@@ -148,7 +157,7 @@ class Runs:
             experiment_id=experiment_id,
             name=chosen_name(name, checked_tags.get(NAME_TAG)),
             status=known_status(status),
-            start_time=checked_time(start_time, "start_time") or now_ms(),
+            start_time=now_ms() if start_time is None else checked_time(start_time, "start_time"),
             end_time=None,
             user_id=user_id,
             organization=experiment.organization,

@@ -140,6 +140,17 @@ def test_a_deleted_version_s_copies_keep_its_files(office: Office) -> None:
     assert office.registry.read(model("copies"), 1).source == "s3://hanzo-models/x/v7"
 
 
+def test_a_model_whose_name_has_other_capitals_is_another(office: Office) -> None:
+    office.models.create(model("M"))
+    office.point(source="s3://hanzo-models/x/v7")
+    office.point("M", source="models:/m/1")
+    office.models.create(model("copies"))
+    office.point("copies", source="models:/M/1")
+    office.models.delete(model("m"))
+    assert office.registry.read(model("copies"), 1).source == "models:/M/1"
+    assert office.registry.read(model("M"), 1).source == "s3://hanzo-models/x/v7"
+
+
 def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
     assert office.point(label="3.1") == 1
     assert refused(office.point, label="3.1").code is ErrorCode.RESOURCE_ALREADY_EXISTS
