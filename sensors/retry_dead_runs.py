@@ -14,6 +14,7 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.jobs import ACTIVE
+from resources.metadata.registry.deployments import is_being_deployed
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
@@ -21,10 +22,13 @@ from sensors.sensor import sensor
 PROGRAMS = {"checkpoint", "command"}
 """Assets whose runs work for a job; those of others only for what it has left."""
 WHAT_FOLLOWS = {"evaluation", "version", "merged", "gguf"}
+DEPLOYMENT = "deployment"
 RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"
 MAX_RETRIES = 20
 FAILURE_REASON = "dagster/failure_reason"
+PAUSE = timedelta(seconds=15)
+"""Before a deployment is tried again, for each time that it was: an outage may last for most of an hour."""
 LOOK_BACK = timedelta(days=7)
 SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
@@ -40,10 +44,14 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
         statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK, updated_before=now - SETTLED
     )
     requests = []
-    for run in context.instance.get_runs(filters):
+    for record in context.instance.get_run_records(filters):
+        run = record.dagster_run
         if may_be_retried(run):
-            retried = context.instance.get_runs(dg.RunsFilter(tags={RETRY_OF: run.run_id}), limit=1)
-            if not retried and is_wanted(context.instance, run, control_plane):
+            if not was_retried(context.instance, run) and is_wanted(context.instance, run, control_plane):
+                requests.append(retry(run))
+        elif steps_of(run) == {DEPLOYMENT}:
+            waited = now - record.update_timestamp.replace(tzinfo=UTC) >= PAUSE * retries_of(run)
+            if waited and not was_retried(context.instance, run) and is_left_deploying(run, control_plane):
                 requests.append(retry(run))
         else:
             with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
@@ -54,7 +62,26 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
 def may_be_retried(run: dg.DagsterRun) -> bool:
     """Whether the run's worker died. An error of its own would only repeat itself."""
     died = run.tags.get(FAILURE_REASON) != "STEP_FAILURE"
-    return died and bool(run.asset_selection) and int(run.tags.get(RETRIES, "0")) < MAX_RETRIES
+    return died and bool(run.asset_selection) and retries_of(run) < MAX_RETRIES
+
+
+def was_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    return bool(instance.get_runs(dg.RunsFilter(tags={RETRY_OF: run.run_id}), limit=1))
+
+
+def retries_of(run: dg.DagsterRun) -> int:
+    return int(run.tags.get(RETRIES, "0"))
+
+
+def is_left_deploying(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """Whether a deployment stopped half-way: the store or the database was away, and what is served and what the registry
+    says are two versions. One that the engine refused is put back at once.
+    """
+    partition = run.tags.get(PARTITION_TAG)
+    if partition is None or retries_of(run) >= MAX_RETRIES:
+        return False
+    with control_plane.database.read() as connection:
+        return is_being_deployed(connection, partition)
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
@@ -79,7 +106,7 @@ def retry(run: dg.DagsterRun) -> dg.RunRequest:
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
         partition_key=run.tags.get(PARTITION_TAG),
-        tags={**kept, RETRY_OF: run.run_id, RETRIES: str(int(run.tags.get(RETRIES, "0")) + 1)},
+        tags={**kept, RETRY_OF: run.run_id, RETRIES: str(retries_of(run) + 1)},
     )
 
 

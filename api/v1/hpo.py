@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.v1.jobs import checked_recipe
+from api.v1.jobs import allow_base_model, checked_recipe
 from recipes.schema import first_problem
 from resources.errors import invalid
 from resources.estimate.admission import admit
@@ -40,6 +40,7 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
     for params in probes(config):
         job = trial_job(config, params)
         recipe = checked_recipe(job.get("recipe"), job["parameters"])
+        allow_base_model(settings, recipe, job.get("recipe"))
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows

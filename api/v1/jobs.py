@@ -87,6 +87,7 @@ def submit(
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
     recipe = checked_recipe(body.recipe, body.parameters)
+    allow_base_model(settings, recipe, body.recipe)
     if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
         admit(recipe, shape_of_base(recipe, store))
     config = body.model_dump(mode="json", exclude_none=True)
@@ -113,6 +114,21 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
             ErrorCode.PERMISSION_DENIED,
             "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
             "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
+        )
+
+
+def allow_base_model(settings: Settings, recipe: Recipe, name: str | None) -> None:
+    """A folder is read with the rights of this server, and may hold what another organization trained.
+
+    Raises:
+        HanzoError: people sign in here, and the job names a folder that its recipe does not.
+    """
+    own = Recipe.named(name or DEFAULT_RECIPE).base_model
+    if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.uri.startswith("file:"):
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "
+            "operator for a recipe with this base model",
         )
 
 

@@ -4,10 +4,11 @@ An implementation answers for phases that only a cluster has (pending, suspended
 above knows where a job runs. All its state is outside the supervisor, which may die and come back at any moment.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from pydantic import ValidationError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
 from recipes.store import Store
+
+log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
 """How often a job starts again before it counts as failed: to heal, a run may ask for six (`recipes.incidents.MOST` of two
@@ -26,6 +29,11 @@ SHUTDOWN_SECONDS = 270
 """What torchrun gives its processes of that, so that it can still end in order itself."""
 RENEW_SECONDS = 3600.0
 """How often whoever follows a job says that it still runs: a fraction of what a job may take."""
+
+PATIENCE_SECONDS = 3600.0
+"""How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
+RETRY_SECONDS = 1.0
+"""Between two looks in vain."""
 
 
 class Phase(StrEnum):
@@ -151,26 +159,24 @@ class Compute(ABC):
             return done
         _, offset = self.log(job, 0)
         self.submit(job)
-        seen: Observation | None = None
-        renewed = time.monotonic()
+        told = Told(offset)
+        looked = time.monotonic()
         try:
             while True:
-                if time.monotonic() - renewed > RENEW_SECONDS:
-                    self.credentials.renew(job)
-                    renewed = time.monotonic()
-                observation = self.observe(job)
-                text, offset = self.log(job, offset)
-                for line in text.splitlines():
-                    follower.line(line)
-                if observation != seen:
-                    follower.phase(observation)
-                    seen = observation
-                if observation.phase is Phase.SUCCEEDED and (done := self.result(job)):
-                    self.credentials.revoke(job)
+                try:
+                    done = self._look(job, follower, told)
+                except (BadConfiguration, JobFailed):
+                    raise
+                except Exception as error:
+                    # Of whoever looks, not of the program: a training of weeks was ended for it, for a second's outage.
+                    if time.monotonic() - looked > PATIENCE_SECONDS:
+                        raise
+                    log.warning("%s %s could not be looked at, and will be again: %r", job.program, job.id, error)
+                    time.sleep(RETRY_SECONDS)
+                    continue
+                if done:
                     return done
-                if observation.phase is Phase.FAILED:
-                    self.credentials.revoke(job)
-                    raise failure(job, observation)
+                looked = time.monotonic()
                 time.sleep(self.poll_seconds)
         except (BadConfiguration, JobFailed):
             raise
@@ -179,6 +185,34 @@ class Compute(ABC):
             self.cancel(job)
             self.credentials.revoke(job)
             raise
+
+    def _look(self, job: Job, follower: Follower, told: "Told") -> Result | None:
+        """Tell what is new of a job; returns its result once it has one. Raises as `run` does where it has failed."""
+        if time.monotonic() - told.renewed > RENEW_SECONDS:
+            self.credentials.renew(job)
+            told.renewed = time.monotonic()
+        observation = self.observe(job)
+        text, told.offset = self.log(job, told.offset)
+        for line in text.splitlines():
+            follower.line(line)
+        if observation != told.phase:
+            follower.phase(observation)
+            told.phase = observation
+        done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
+        if done or observation.phase is Phase.FAILED:
+            self.credentials.revoke(job)
+        if observation.phase is Phase.FAILED:
+            raise failure(job, observation)
+        return done
+
+
+@dataclass
+class Told:
+    """What whoever follows a job was told of it, and when it was said last that the program still runs."""
+
+    offset: int
+    phase: Observation | None = None
+    renewed: float = field(default_factory=time.monotonic)
 
 
 def failure(job: Job, observation: Observation) -> Exception:

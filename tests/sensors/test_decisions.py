@@ -33,7 +33,7 @@ from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.retry_dead_runs import FAILURE_REASON, SETTLED, fail_job, retry_dead_runs
+from sensors.retry_dead_runs import FAILURE_REASON, RETRY_OF, SETTLED, fail_job, retry_dead_runs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -578,3 +578,16 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
     look_at(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
     with house.plane.database.read() as connection:
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
+
+
+@pytest.mark.parametrize(("status", "tried"), [("deploying", 1), ("failed", 0), ("serving", 0)])
+def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
+    house: House, status: str, tried: int
+) -> None:
+    """The store was away while the weights were fetched, or the database when the engine had swapped them."""
+    promotion = house.promote(house.register("job-1").version)
+    house.begin_deployment(1, promotion, status)
+    run = failed_run(house, ("deployment",), "job-1")
+    time.sleep(SETTLED.total_seconds() + 0.1)
+    requests = house.tick(retry_dead_runs)
+    assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried

@@ -8,12 +8,13 @@ Whatever dies in between, the row says what is still to be done.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, select, update
 
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_model_rows import emit_model
 from resources.metadata.tables import deployments as table
+from resources.metadata.tables import model_versions as versions
 from resources.metadata.transactions import insert_into
 
 LEAVING = ("withdrawing", "withdrawn")
@@ -63,6 +64,14 @@ def serving(connection: Connection, model: ModelKey) -> Deployment | None:
     query = select(table).where(model.of(table), table.c.status == "serving").order_by(table.c.id.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return Deployment(**row) if row else None
+
+
+def is_being_deployed(connection: Connection, run_id: str) -> bool:
+    """Whether the version that a run became is promoted, and neither served nor refused yet."""
+    same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
+    query = select(table.c.id).join(versions, and_(*same, versions.c.version == table.c.version))
+    left = query.where(versions.c.run_id == run_id, table.c.status == "deploying").limit(1)
+    return connection.execute(left).first() is not None
 
 
 def newest(connection: Connection, model: ModelKey, version: int | None = None) -> Deployment | None:

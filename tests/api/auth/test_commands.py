@@ -18,3 +18,11 @@ def test_a_command_is_refused_to_everybody_who_signs_in(signed_in: SignedIn, rol
 def test_a_viewer_is_refused_as_for_every_job(signed_in: SignedIn) -> None:
     answer = signed_in.acme.viewer.post("/v1/jobs", json={"name": "mine", "command": ["true"]})
     assert answer.status_code == 403
+
+
+def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: SignedIn) -> None:
+    """It is read with the server's rights, and may hold what another organization trained."""
+    base = {"base_model": {"uri": "file:///etc", "sha256": "0" * 64}}
+    job = {"name": "mine", "dataset": "d", "parameters": base}
+    answer = signed_in.acme.admin.post("/v1/jobs", json=job)
+    assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text

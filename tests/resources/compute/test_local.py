@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from recipes.assignment import SPLITS
 from recipes.records import write_json_lines
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
-from resources.compute import local
+from resources.compute import base, local
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute
 from resources.compute.memory_kills import memory_kills
@@ -341,6 +342,43 @@ def test_an_exception_in_whoever_follows_ends_the_job_with_a_signal_that_it_can_
         compute.run(job, Follower(interrupt, lambda seen: None))
     assert not is_running(Path(job.work_dir))
     assert "asked to stop" in compute.log(job, 0)[0] or starts(job) == 1
+
+
+def test_what_keeps_whoever_follows_from_looking_ends_no_job(
+    compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's database, the store or the metadata are away for a moment."""
+    monkeypatch.setattr(base, "RETRY_SECONDS", 0.02)
+    job, outages = job_that("wait"), 0
+
+    def say(_: object) -> None:
+        nonlocal outages
+        if outages < 5:
+            outages += 1
+            raise ConnectionError("no database")
+
+    follower = threading.Thread(target=compute.run, args=(job, Follower(say, say)))
+    follower.start()
+    until("the outage's end", lambda: outages == 5)
+    go_on(job)
+    follower.join(60)
+    assert not follower.is_alive()
+    assert compute.run(job, Watcher().follower).metrics == {"starts": 1.0}
+
+
+def test_who_cannot_look_for_too_long_ends_the_job(
+    compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(base, "PATIENCE_SECONDS", 0.1)
+    job = job_that("term")
+
+    def say(seen: Observation) -> None:
+        raise ConnectionError("no database")
+
+    with pytest.raises(ConnectionError):
+        compute.run(job, Follower(lambda line: None, say))
+    assert not is_running(Path(job.work_dir))
 
 
 def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompute, job_that: Any) -> None:
