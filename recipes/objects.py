@@ -24,6 +24,8 @@ PART = 5 << 20
 """The smallest part that S3 takes, and what is sent in one request without parts."""
 PARTS = 9_000
 """S3 takes 10,000 parts of an object."""
+REPLACED_AT_MOST = 1000
+"""How often an object may be replaced while it is read. A store that takes no version for the one it names would never end."""
 PART_OF_UNKNOWN = 16 << 20
 CONCURRENT_PARTS = 2
 """Parts on their way at once: together with their size, the memory of an upload."""
@@ -96,9 +98,10 @@ class Objects:
 
         Read as not there while another process replaced it, a list of incidents was begun anew.
         """
-        while True:
+        for _ in range(REPLACED_AT_MOST):
             with suppress(Replaced):
                 return b"".join(self.open(uri).chunks())
+        return b"".join(self.open(uri).chunks())
 
     def open(self, uri: str) -> StoredObject:
         """The object that lies at `uri` now. Raises FileNotFoundError."""

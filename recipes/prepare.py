@@ -29,6 +29,9 @@ from recipes.runner import main, say
 from recipes.schema import Artifact, Job, Result
 from recipes.store import Store
 
+TABLES = 2
+"""Counts up with the columns of the half-done work's tables: what an earlier release began with others is begun anew."""
+
 
 def prepare(
     job: Job,
@@ -56,8 +59,8 @@ def prepare(
     cache.mkdir(parents=True, exist_ok=True)
     count = 1 if rank is None else job.pods
     # Another job's files in the same folder, or those of another number of pods, are no half-done work of this one.
-    name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}"
-    given = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}"
+    name = f"{job.work_digest[:16]}-{rank or 0}-of-{count}-{TABLES}"
+    given = f"{job.result_uri.rpartition('/')[0]}/_pods/{job.work_digest[:16]}-of-{count}-{TABLES}"
     is_over = partial(has_result, job, store)
     pods = Pods() if rank is None or count == 1 else PodsOfMany(store, given, work / name, rank, count, is_over)
     if pods.count > 1 and is_over():

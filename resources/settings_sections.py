@@ -41,7 +41,7 @@ class Server(Section):
         description="names under which clients reach the API, beside localhost and host",
     )
     max_body_bytes: int = Field(
-        32 << 20, ge=1, description="of a request that is no upload of a file; the largest profile of a dataset is half of it"
+        32 << 20, ge=1, description="of a request that is no upload of a file, such as a dataset's profile of 16 MB"
     )
 
 

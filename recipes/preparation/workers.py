@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 Unit = Callable[..., Any]
+END_SECONDS = 30.0
+"""What a process has for its end, of which nothing is wanted any more."""
 
 
 def work(pipe: Connection) -> None:
@@ -61,7 +63,10 @@ class Workers:
         for process in self._processes:
             if error is not None:
                 process.terminate()
-            process.join()
+            process.join(END_SECONDS)
+            if process.is_alive():  # it hangs while it ends, and nobody waits for anything of it
+                process.kill()
+                process.join()
 
     def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """What `unit` answers to each call, as they are done. Raises what a unit raised."""
