@@ -156,6 +156,9 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.in_rows:
             sharded.load_weights(self.model, Path(checkpoint))
+        elif isinstance(self.model, PeftModel):
+            # By way of the host: the libraries would read it onto the first GPU, those of all processes at once.
+            self.model.load_adapter(checkpoint, self.model.active_adapter, is_trainable=True, torch_device="cpu")
         else:
             super()._load_from_checkpoint(checkpoint, model)
 

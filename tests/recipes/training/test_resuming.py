@@ -83,6 +83,19 @@ def test_a_checkpoint_of_another_recipe_is_refused_before_anything_is_loaded(
             place.train(work, **changed)
 
 
+def test_an_adapter_is_read_by_way_of_the_host_whatever_gpus_there_are(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody says where to, the library reads it onto the first GPU: from every process of a machine."""
+    work = tmp_path / "host"
+    whole = place.train(work, max_steps=4)
+    place.checkpoints(work).discard_from(4)
+    monkeypatch.setattr("peft.peft_model.infer_device", lambda: "cuda")
+    again = place.train(work, max_steps=4)
+    assert facts(again).resumed_from == 2
+    assert again.artifacts["adapter"].digest == whole.artifacts["adapter"].digest and losses(again) == losses(whole)
+
+
 def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_used(place: Place, tmp_path: Path) -> None:
     """8 steps, back to 4, and back to 4 once more: each way has its own checkpoints, and ends as the first one did."""
     work = tmp_path / "sent-back"
