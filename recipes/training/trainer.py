@@ -20,6 +20,7 @@ from recipes.retention import VALIDATION_LOSS, from_the_best
 from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
+from recipes.training.paged import page_again
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
 from recipes.training.usage import Meter
@@ -134,6 +135,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self._load_scheduler(Path(checkpoint))
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint and not self.is_deepspeed_enabled:
+                page_again(self.optimizer.optimizer)
 
     def _load_scheduler(self, checkpoint: Path) -> None:
         """The schedule, and with it the rate of the next step."""

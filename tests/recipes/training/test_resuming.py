@@ -3,8 +3,11 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import Trainer
 
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
@@ -13,6 +16,7 @@ from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Result
 from recipes.sent_back import SentBack
 from recipes.training.metrics import PENDING_METRICS
+from recipes.training.trainer import CheckpointingTrainer
 from tests.recipes.tiny_model import make_tiny_model
 from tests.recipes.training.place import Place, facts
 
@@ -130,6 +134,37 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     sent[:] = [SentBack(step=5, done=8)]
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 4, 6, 8"):
         train()
+
+
+class Paged(torch.optim.SGD):
+    """As those of bitsandbytes: only large moments get a page."""
+
+    is_paged = True
+
+    def get_state_buffer(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        room = torch.zeros_like(weight, dtype=dtype)
+        room.is_paged = weight.numel() >= 1e5  # type: ignore[attr-defined]
+        return room
+
+
+def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (torch.nn.Parameter(torch.zeros(size)) for size in (10, 200_000))
+    optimizer = Paged([small, large], lr=0.1)
+    moments = {weight: [torch.randn(weight.numel()) for _ in "12"] for weight in (small, large)}
+
+    def load(self: Trainer, checkpoint: str) -> None:
+        for weight, (first, second) in moments.items():
+            optimizer.state[weight] = {"step": 3, "state1": first.clone(), "state2": second.clone()}
+
+    monkeypatch.setattr(Trainer, "_load_optimizer_and_scheduler", load)
+    trainer = object.__new__(CheckpointingTrainer)
+    trainer.in_rows = trainer.is_deepspeed_enabled = False
+    trainer.optimizer = SimpleNamespace(optimizer=optimizer)
+    trainer._load_optimizer_and_scheduler("checkpoint")
+    for weight, kept in moments.items():
+        found = [optimizer.state[weight][key] for key in ("state1", "state2")]
+        assert [moment.is_paged for moment in found] == [weight is large] * 2
+        assert all(moment.equal(before) for moment, before in zip(found, kept, strict=True))
 
 
 def test_what_it_does_once_more_is_logged_once_more() -> None:
