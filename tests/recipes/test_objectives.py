@@ -17,6 +17,7 @@ from recipes.records import record_of
 from recipes.schema import BadConfiguration
 from recipes.training.model import load_for_training
 from recipes.training.objectives import objective_of
+from recipes.training.objectives.orpo import log_odds_of
 from recipes.training.objectives.sft import Sft
 from tests.recipes.tiny_training import COLOURS, FULL, LORA, TinyTraining, losses
 
@@ -109,6 +110,14 @@ def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:
     found = objective_of(recipe).loss(model, stack(pairs))
     assert found is not None
     assert float(found.value) == pytest.approx(-likelihood - 0.25 * ratio, rel=1e-4)
+
+
+def test_an_answer_that_is_certain_has_odds_and_a_slope() -> None:
+    certain = torch.tensor([0.0, -0.5], requires_grad=True)
+    odds = log_odds_of(certain)
+    odds.sum().backward()
+    assert certain.grad is not None and certain.grad.isfinite().all()
+    assert odds.tolist() == pytest.approx([math.log(1e7), -0.5 - math.log(1 - math.exp(-0.5))], rel=1e-4)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])

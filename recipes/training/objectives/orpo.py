@@ -15,6 +15,9 @@ from recipes.schema import Artifact
 from recipes.store import Store
 from recipes.training.objectives.objective import Batch, Loss, Objective
 
+HIGHEST = -1e-7
+"""Of a mean log-probability: an answer that is certain in float32 has 0."""
+
 
 class Orpo(Objective):
     """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers.
@@ -38,5 +41,6 @@ class Orpo(Objective):
 
 
 def log_odds_of(log_probability: torch.Tensor) -> torch.Tensor:
-    """log(p / (1 - p)), exact for p near 1."""
+    """log(p / (1 - p)), exact for p near 1; of p = 1, where it is infinite and has no slope, that of the p next to it."""
+    log_probability = log_probability.clamp(max=HIGHEST)
     return log_probability - torch.log(-torch.expm1(log_probability))
