@@ -53,9 +53,11 @@ def zero_stage(recipe: Recipe) -> int | None:
 def zero(recipe: Recipe, stage: int, holds: str) -> dict[str, Any]:
     """DeepSpeed's configuration for ZeRO; the optimizer is the trainer's.
 
-    It holds weights in the type `holds`, and trains a copy in float32 where that is narrower.
+    It holds weights in the type `holds`, and trains a copy in float32 where that is narrower. Their gradients it would add
+    up in `holds` too, over micro-batches and over processes: in bfloat16 small ones are lost beside the sum (row H7).
     """
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(holds)
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"} if precision == "bf16" else {}
     gather = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
     return {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
@@ -63,4 +65,5 @@ def zero(recipe: Recipe, stage: int, holds: str) -> dict[str, Any]:
         "gradient_clipping": recipe.max_grad_norm,
         "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **gather},
         **({precision: {"enabled": True}} if precision else {}),
+        **sums,
     }

@@ -74,7 +74,10 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     trained = trained_tensors(recipe, part)
     trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
-    sizes = sum(tensors.total for tensors in trained) * trained_width
+    # DeepSpeed is told to add gradients up in float32 (`launch.zero`), but not those in float16, which it scales.
+    gradient_width = trained_width if recipe.computing_dtype == "float16" else WIDTH[TRAINED]
+    elements = sum(tensors.total for tensors in trained)
+    sizes, gradients = elements * trained_width, elements * gradient_width
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
@@ -86,7 +89,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         "weights": ((frozen if recipe.method != "full" else sizes) + reference) / of_weights,
         "adapter": (sizes if recipe.method != "full" else 0) / of_weights,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
-        "gradients": sizes * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
+        "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
         "activations": float(saved_bytes(forward)),
         "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),

@@ -93,6 +93,8 @@ def test_deepspeed_is_told_stage_precision_and_batch(strategy: Any, stage: int) 
     found = sharding(recipe)["deepspeed"]
     assert found["zero_optimization"]["stage"] == stage
     assert found["bf16"] == {"enabled": True}
+    assert found["data_types"] == {"grad_accum_dtype": "fp32"} and found["communication_data_type"] == "fp32"
     adapter = Recipe.named("smollm2-135m-lora").changed({"distributed": shape.model_dump()})
-    assert "bf16" not in sharding(adapter)["deepspeed"]  # beside a base in bfloat16 an adapter is trained in float32
+    # Beside a base in bfloat16 an adapter is trained in float32.
+    assert not {"bf16", "data_types", "communication_data_type"} & sharding(adapter)["deepspeed"].keys()
     assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (4, 4)

@@ -217,9 +217,9 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert copied.gradients == 2 * whole.gradients  # and its buckets
     assert fsdp.weights == whole.weights / 8 and fsdp.gradients == whole.gradients / 8
     assert fsdp.optimizer == whole.optimizer / 8
-    # DeepSpeed's weights and gradients are in bfloat16; its copy of them and both moments in float32: 12 bytes for 8.
+    # DeepSpeed's weights are in bfloat16; their gradients, its copy of them and both moments in float32: 12 bytes for 8.
     assert zero2.weights == whole.weights / 2 == 8 * zero3.weights
-    assert zero2.gradients == zero3.gradients == fsdp.gradients / 2
+    assert zero2.gradients == zero3.gradients == fsdp.gradients
     assert zero2.optimizer == zero3.optimizer == pytest.approx(1.5 * whole.optimizer / 8, rel=1e-5)
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
     adapter = memory_budget(*zen("zen-7b-lora", **shared("ddp"), **eight))

@@ -59,6 +59,28 @@ for (name, one), (_, two) in zip(zero.trained(engine), zero.trained(again), stri
         assert value.equal(zero.own_numbers(two)[key]), (name, key)
 print(f"rank {group.rank} goes on from it", flush=True)
 """
+ADDING_UP = """
+import deepspeed, torch
+from recipes.launch import zero as configuration
+from recipes.recipe import Recipe
+from recipes.schema import Distributed
+from recipes.training import zero
+from recipes.training.group import join
+
+zero.begin()
+join(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
+recipe = Recipe.named("zen-7b-full").changed({"batch_size": 1, "gradient_accumulation": 2})
+for stage in (2, 3):
+    model = torch.nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(recipe, stage, "bfloat16"))[0]
+    assert engine.module.weight.dtype is torch.bfloat16
+    assert engine.optimizer.gradient_accumulation_dtype is engine.communication_data_type is torch.float32
+    for _ in range(2):
+        engine.backward(engine(torch.randn(1, 64, dtype=torch.bfloat16)).float().square().mean())
+        engine.step()
+    print(f"stage {stage} did a step", flush=True)
+"""
 
 
 def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +95,25 @@ def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named
 @pytest.mark.parametrize("stage", [2, 3])
 def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, stage: int) -> None:
     """200 MB of weights and 400 MB of moments over two processes, of which the leader gathers nothing."""
-    (tmp_path / "saving.py").write_text(SAVING)
     (tmp_path / "saved").mkdir()
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "saving.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *words, str(tmp_path / "saved"), str(stage)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    said = ended.stdout + ended.stderr
+    said = said_by(SAVING, tmp_path, 2, str(tmp_path / "saved"), str(stage))
     found = re.findall(r"saving took (-?\d+) MB", said)
     assert len(found) == 2 and all(int(more) < MEGABYTES_OF_BUFFER for more in found), said
     assert said.count("goes on from it") == 2, said
+
+
+@pytest.mark.slow
+def test_gradients_of_weights_in_bfloat16_are_added_up_in_float32(tmp_path: Path) -> None:
+    """Row H7, of micro-batches and of processes."""
+    said = said_by(ADDING_UP, tmp_path, 1)
+    assert "stage 2 did a step" in said and "stage 3 did a step" in said, said
+
+
+def said_by(program: str, folder: Path, processes: int, *words: str) -> str:
+    """What so many processes of a program print."""
+    (folder / "program.py").write_text(program)
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", str(folder / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *start, *words]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return ended.stdout + ended.stderr
