@@ -64,8 +64,9 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     """The budget of a recipe with a base model of that shape, for each GPU.
 
     Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
-    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed. With tensor
-    parallelism it is a part of the model that is sharded and gathered, and whose heads and inner width are computed.
+    optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed. Beside a base
+    that fsdp shards, an adapter is whole in each process, with its gradients and states. With tensor parallelism it is a
+    part of the model that is sharded and gathered, and whose heads and inner width are computed.
 
     Raises:
         BadConfiguration: an adapter's target is no module of this model.
@@ -81,13 +82,15 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
-    of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") else 1
+    whole = strategy == "fsdp" and recipe.method != "full"  # an adapter, with all that belongs to it
+    of_adapter = 1 if whole else of_weights
+    of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") and not whole else 1
     forward = forward_of(recipe, part.model_copy(update={"vocab_size": shape.vocab_size}))  # logits are gathered
     # Full DPO keeps the base beside what it trains, and spread as that is.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
         "weights": ((frozen if recipe.method != "full" else sizes) + reference) / of_weights,
-        "adapter": (sizes if recipe.method != "full" else 0) / of_weights,
+        "adapter": (sizes if recipe.method != "full" else 0) / of_adapter,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
         "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,

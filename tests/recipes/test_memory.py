@@ -228,6 +228,15 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
 
 
+def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:
+    four = {"hardware": {"gpus": 4, "gpu_type": "nvidia-a100-80gb"}}
+    copied = memory_budget(*zen("zen-72b-lora", **shared("ddp", 4), **four))
+    sharded, spread = (memory_budget(*zen("zen-72b-lora", **shared(name, 4))) for name in ("fsdp", "deepspeed_zero3"))
+    assert sharded.weights == spread.weights == copied.weights / 4
+    assert sharded.adapter == copied.adapter == 4 * spread.adapter
+    assert sharded.gradients == copied.gradients / 2 and sharded.optimizer == copied.optimizer  # ddp's buckets
+
+
 def test_tensor_parallelism_divides_what_is_gathered_and_computed_too() -> None:
     shape = {"strategy": "fsdp", "num_nodes": 4}
     spread, cut = (
@@ -264,7 +273,7 @@ def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None
     """Row L8, with the figures that were reckoned: whoever changes the budget sees what it does to them."""
     needed = {name: memory_budget(*zen(name)).needed / GIB for name in Recipe.names() if name.startswith("zen")}
     assert needed == pytest.approx(
-        {"zen-7b-lora": 32.1, "zen-72b-lora": 52.4, "zen-72b-qlora": 65.7, "zen-7b-full": 36.3, "zen-72b-full": 58.0},
+        {"zen-7b-lora": 32.1, "zen-72b-lora": 55.4, "zen-72b-qlora": 65.7, "zen-7b-full": 36.3, "zen-72b-full": 58.0},
         abs=0.05,
     )
 
