@@ -61,7 +61,22 @@ class Diverged(Frozen):
         return f"diverged: {self.reason}; stopped, and no checkpoint is from before: try a lower learning_rate"
 
 
-Incident = Annotated[OutOfMemory | Diverged, Field(discriminator="kind")]
+class NotDeterministic(Frozen):
+    """An operation has no form on this GPU that computes the same each time; from here on the run takes what there is."""
+
+    kind: Literal["not_deterministic"] = "not_deterministic"
+    step: int = Field(description="the step that came to it")
+    operation: str
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{words_of(self.step)} came to {self.operation}, which has no form that computes the same each time: on with "
+            "what there is, so that the run's last digits may differ where it is resumed or repeated"
+        )
+
+
+Incident = Annotated[OutOfMemory | Diverged | NotDeterministic, Field(discriminator="kind")]
 
 
 class Incidents(Frozen):
@@ -76,6 +91,10 @@ class Incidents(Frozen):
     @property
     def diverged(self) -> list[Diverged]:
         return [entry for entry in self.entries if isinstance(entry, Diverged)]
+
+    @property
+    def not_deterministic(self) -> list[NotDeterministic]:
+        return [entry for entry in self.entries if isinstance(entry, NotDeterministic)]
 
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
@@ -107,12 +126,14 @@ class Incidents(Frozen):
         """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `others`.
 
         Samples are left out from the beginning on: of the steps that came to them, or behind them, none was left. A
-        micro-batch gets smaller where it did then.
+        micro-batch gets smaller where it did then. Whether its GPU has a form of an operation, the run finds out itself.
         """
+        others = [entry for entry in others if not isinstance(entry, NotDeterministic)]
         hold = (
             entry
             for entry in others
-            if (entry.skipped if isinstance(entry, Diverged) else entry.after is not None and entry.after <= step)
+            if (isinstance(entry, Diverged) and entry.skipped)
+            or (isinstance(entry, OutOfMemory) and entry.after is not None and entry.after <= step)
         )
         return Incidents(entries=(*hold, *self.without(others).entries))
 

@@ -20,9 +20,9 @@ from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training.course import Course, take_up
-from recipes.training.determinism import compute_alike_each_time
+from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
 from recipes.training.facts import facts_of
-from recipes.training.healing import restart_smaller, roll_back
+from recipes.training.healing import restart_less_strictly, restart_smaller, roll_back
 from recipes.training.logged import LogToTracking
 from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
@@ -53,12 +53,15 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
         Preempted: SIGTERM came; a checkpoint was saved, where the job wants one then.
-        Restart: memory ran out or the loss diverged, and the run can go on otherwise.
+        Restart: memory ran out, the loss diverged, or an operation was refused, and the run can go on otherwise.
     """
     began = time.monotonic()
     compute_alike_each_time()
     course = take_up(job, store, work)
     recipe, group = course.recipe, course.group
+    if refused := course.incidents.not_deterministic:
+        compute_with_what_there_is()
+        say(refused[0].words)
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
     material = gather(job, recipe, group, store)
     model = build_model(job, course, material, store)
@@ -121,17 +124,25 @@ def build_trainer(
 
 
 def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) -> None:
-    """Train until the run is over or something ends it. Raises Restart: a step did not fit into memory."""
+    """Train until the run is over or something ends it.
+
+    Raises:
+        Restart: a step did not fit into memory, or came to an operation that cannot be computed the same each time.
+    """
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
         course.checkpoints.settle()
-        if not is_out_of_memory(error):
+        operation = None if course.incidents.not_deterministic else refused_operation(error)
+        if operation is None and not is_out_of_memory(error):
             raise
         if trainer.metrics:
             trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
             write_usage(store, folder, trainer.meter.read(trainer.state.global_step))
-        raise restart_smaller(store, course.uri, course.recipe, trainer.state.global_step + 1) from error
+        step = trainer.state.global_step + 1
+        if operation is not None:
+            raise restart_less_strictly(store, course.uri, operation, step) from error
+        raise restart_smaller(store, course.uri, course.recipe, step) from error
 
 
 def leave(

@@ -1,11 +1,23 @@
-"""What a run does about memory that ran out and about a loss that diverged: written down first, then started again."""
+"""What a run does about memory that ran out, a loss that diverged, and an operation that has no form which computes the same
+each time: written down first, then started again.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.checkpoints import Checkpoints
 from recipes.divergence import Divergence
-from recipes.incidents import MOST, Diverged, Incident, Incidents, ends_of, put_incidents, read_incidents, write_incident
+from recipes.incidents import (
+    MOST,
+    Diverged,
+    Incident,
+    Incidents,
+    NotDeterministic,
+    ends_of,
+    put_incidents,
+    read_incidents,
+    write_incident,
+)
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
@@ -21,6 +33,13 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
         BadConfiguration: there is nothing smaller to start again with.
     """
     incident = smaller(recipe, read_incidents(store, uri), step)
+    write_incident(store, uri, incident)
+    return Restart(incident.words)
+
+
+def restart_less_strictly(store: Store, uri: str, operation: str, step: int) -> Restart:
+    """The restart after `step` came to an operation that PyTorch refuses where all is to be computed the same each time."""
+    incident = NotDeterministic(step=step, operation=operation)
     write_incident(store, uri, incident)
     return Restart(incident.words)
 

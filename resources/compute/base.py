@@ -20,8 +20,8 @@ from recipes.store import Store
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
-"""How often a job starts again before it counts as failed: to heal, a run may ask for six (`recipes.incidents.MOST` of two
-kinds), and is killed besides."""
+"""How often a job starts again before it counts as failed: to heal, a run may ask for seven (`recipes.incidents.MOST` of two
+kinds, and one of the third), and is killed besides."""
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 300
 """Row J3: from SIGTERM to SIGKILL."""

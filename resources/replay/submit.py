@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.incidents import Diverged
+from recipes.incidents import OutOfMemory
 from recipes.machine import read_machine
 from recipes.store import Store
 from resources.lineage.run_record import RunRecord, read_environment, write_record
@@ -50,7 +50,7 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
         environment=environment,
         replay_of=first.job.id,
         threads=threads_of(first),
-        repeats=tuple(each for each in first.incidents if isinstance(each, Diverged) or each.after is not None),
+        repeats=tuple(each for each in first.incidents if not isinstance(each, OutOfMemory) or each.after is not None),
     )
     write_record(store, record, splits)
     submitted = {key: value for key, value in first.job.config.items() if key != RESUMED}

@@ -1,6 +1,6 @@
 """What a run was healed of, from which step on that holds, and for a run that repeats it."""
 
-from recipes.incidents import Diverged, Incidents, OutOfMemory
+from recipes.incidents import Diverged, Incidents, NotDeterministic, OutOfMemory
 
 HALVED = OutOfMemory(step=11, batch_size=4, gradient_accumulation=2)
 HALVED_AGAIN = OutOfMemory(step=21, batch_size=2, gradient_accumulation=4)
@@ -30,3 +30,11 @@ def test_a_run_that_repeats_another_leaves_out_its_samples_at_once_and_takes_its
     # Its newest checkpoints are lost: the steps before the eleventh are done in the larger parts once more.
     assert own.repeating(first.entries, 8).entries == (SKIPPED, own.entries[-1])
     assert own.without(first.entries).steps_done_anew == ()
+
+
+def test_whether_an_operation_is_the_same_each_time_a_repetition_finds_out_on_its_own_gpu() -> None:
+    refused = NotDeterministic(step=1, operation="index_fold_cuda_")
+    first = Incidents().grown(refused).going_on(10)
+    assert first.not_deterministic == [refused]
+    assert Incidents().repeating(first.entries, 10).entries == ()
+    assert first.repeating(first.entries, 10) == first

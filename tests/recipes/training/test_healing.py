@@ -1,6 +1,7 @@
 """Runs that heal: memory that runs out, a loss that diverges. The samples that were consumed are compared by their ids."""
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from recipes import train as program
-from recipes.incidents import Diverged, OutOfMemory, read_incidents
+from recipes.incidents import Diverged, NotDeterministic, OutOfMemory, read_incidents
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
+from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
 from recipes.training.out_of_memory import is_out_of_memory
 from tests.recipes.training.place import CHECKPOINTS, Place, facts
 
 GIB = 1 << 30
+REFUSED = "does not have a deterministic implementation"
 
 
 @pytest.fixture
@@ -103,6 +106,59 @@ def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_an
         assert incident == OutOfMemory(step=None, batch_size=batch, gradient_accumulation=accumulation, after=done)
         assert not (work / MEMORY_RAN_OUT).exists()
     assert len(found.incidents) == 2 and len(found.losses) == 8
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 3 on, an operation of training has no form that computes the same each time, and must have one."""
+    load = program.load_for_training
+    strict = [True]
+    monkeypatch.setattr(program, "compute_with_what_there_is", lambda: strict.remove(True))
+
+    def strictly(*given: Any) -> Any:
+        steps = 0
+        model = load(*given)
+
+        def check(module: torch.nn.Module, arguments: Any) -> None:
+            nonlocal steps
+            steps += module.training
+            if strict and steps > 2:
+                raise RuntimeError(f"index_fold_cuda_ {REFUSED}, but you set 'torch.use_deterministic_algorithms(True)'")
+
+        model.register_forward_pre_hook(check)
+        return model
+
+    monkeypatch.setattr(program, "load_for_training", strictly)
+
+
+def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_with_it(
+    place: Place, tmp_path: Path, refused: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "refused"
+    with pytest.raises(Restart, match="step 3 came to index_fold_cuda_, which has no form that computes the same each time"):
+        place.train(work, max_steps=4)
+    capsys.readouterr()
+    found = facts(place.train(work, max_steps=4))
+    assert found.resumed_from == 2 and len(found.losses) == 4
+    assert found.incidents == (NotDeterministic(step=3, operation="index_fold_cuda_"),)
+    assert found.incidents[0].words in capsys.readouterr().out
+
+
+def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `warn_only`, the backward pass of attention does not."""
+    told: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: told.append((mode, warn_only))
+    )
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
+    compute_alike_each_time()
+    assert told == [(True, False)] and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    compute_with_what_there_is()
+    assert told[1:] == [(True, True)]
+    assert refused_operation(RuntimeError(f"cumsum_cuda_kernel {REFUSED}, but you set")) == "cumsum_cuda_kernel"
+    assert refused_operation(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
 
 
 @pytest.mark.slow
