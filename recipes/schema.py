@@ -102,7 +102,8 @@ class Manifest(Frozen):
     """What an artifact is made of and what it was made from; its digest names the artifact.
 
     A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
-    equal digest. `inputs` maps a role to the digest of another manifest: the chain `prove` walks.
+    equal digest; a checkpoint's alone says how long its run had taken. `inputs` maps a role to the digest of another
+    manifest: the chain `prove` walks.
     """
 
     kind: str

@@ -81,6 +81,12 @@ class SamplesOfRun(Sampler[int]):
         """How many samples the weights after `step` were trained on."""
         return step * self.per_step
 
+    def place_after(self, step: int) -> dict[str, int]:
+        """For people who look into a checkpoint: in which epoch the next sample is, and after how many batches of that."""
+        position, _ = self.order.positions(self.seen(step), self.seen(step) + 1)
+        epoch, place = divmod(position, self.order.rows)
+        return {"epoch": epoch, "batch_index": place // self.per_step}
+
     def positions_of_steps(self, first: int, last: int) -> tuple[int, int]:
         """The range of positions from which steps `first` to `last`, both included, took their samples."""
         return self.order.positions(self.seen(first - 1), self.seen(last))

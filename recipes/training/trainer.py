@@ -28,6 +28,9 @@ from recipes.training.usage import Meter
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
 
+ELAPSED_SECONDS = "elapsed_seconds"
+"""The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""
+
 
 class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     """Hugging Face's Trainer with atomic, hashed checkpoints, and a place in the data that is a number of samples.
@@ -78,7 +81,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         step = self.state.global_step
         losses = validation_losses(self.state)
-        facts: dict[str, JsonValue] = {**self.facts, SAMPLES_SEEN: self.samples.seen(step)}
+        facts: dict[str, JsonValue] = {
+            **self.facts,
+            SAMPLES_SEEN: self.samples.seen(step),
+            **self.samples.place_after(step),
+            ELAPSED_SECONDS: round(self.meter.read(step).seconds, 3),
+        }
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]
         if not self.group.leads:

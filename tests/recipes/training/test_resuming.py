@@ -13,8 +13,9 @@ from hanzo_ml.points import Point, Resumption
 from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.results import TrainingFacts
-from recipes.schema import BadConfiguration, Result
+from recipes.schema import BadConfiguration, Manifest, Result
 from recipes.sent_back import SentBack
+from recipes.store import MANIFEST
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.trainer import CheckpointingTrainer
 from tests.recipes.tiny_model import make_tiny_model
@@ -105,6 +106,9 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     work = tmp_path / "sent-back"
     first = place.train(work)
     checkpoints = place.checkpoints(work)
+    told = Manifest.model_validate_json((checkpoints.folder / "6" / MANIFEST).read_bytes()).facts
+    assert (told["epoch"], told["batch_index"], told["samples_seen"]) == (0, 6, 24)
+    assert isinstance(told["elapsed_seconds"], float) and 0 < told["elapsed_seconds"] <= facts(first).train_seconds
     kept = {step: folder_digest(checkpoints.folder / str(step)) for step in checkpoints.local_steps()}
     assert sorted(kept) == [4, 6, 8]
     sent = [SentBack(step=4, done=8)]

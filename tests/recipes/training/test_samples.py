@@ -25,6 +25,15 @@ def test_a_rollback_leaves_out_exactly_the_samples_of_its_steps(rollbacks: list[
         assert after == (seen[: 2 * before] + seen[2 * (before + count) :])[:60]
 
 
+def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:
+    """Steps of 4 of 10 rows; after two of them, those of the third and fourth are left out."""
+    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=4, steps=9)
+    found = [tuple(samples.place_after(step).values()) for step in range(6)]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    skipping = SamplesOfRun(SampleOrder(10, seed=1, skipped=((8, 16),)), per_step=4, steps=9)
+    assert skipping.place_after(1) == samples.place_after(1) and skipping.place_after(2) == samples.place_after(4)
+
+
 def test_processes_that_compute_together_are_dealt_the_same_micro_batches() -> None:
     """The library gives each process the next micro-batch, and so on from the first."""
     samples = SamplesOfRun(SampleOrder(60, seed=2), per_step=12, steps=4)
