@@ -36,7 +36,7 @@ from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
-from recipes.training.usage import Meter, WriteUsage, work_of_step
+from recipes.training.usage import Meter, WriteUsage, gpus_held, work_of_step
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 METRICS_GRACE_SECONDS = 600
@@ -95,7 +95,7 @@ def build_trainer(
     evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
     anew = course.steps_done_anew
     metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
-    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, job.gpus, began)
+    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, gpus_held(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
     saving = [CheckpointWhenDue(job.checkpoint, group), SaveTheBest()]

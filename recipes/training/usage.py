@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from recipes.architecture import Architecture
 from recipes.gpus import gpu_named
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
 from recipes.throughput import flops_per_token
 from recipes.usage import Usage, write_usage
@@ -90,6 +90,12 @@ class WriteUsage(TrainerCallback):  # type: ignore[misc]
     def _write(self, step: int) -> None:
         self._written_at = self._clock()
         self._writer.submit(write_usage, self._store, self._folder, self._meter.read(step))
+
+
+def gpus_held(job: Job) -> int:
+    """On all nodes, as many of those that the job asks for as are there: on a processor it may train without any."""
+    nodes = job.distributed.num_nodes if job.distributed else 1
+    return min(job.hardware.gpus, torch.cuda.device_count()) * nodes
 
 
 def peak_memory() -> int:

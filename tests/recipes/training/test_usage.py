@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
 from recipes.runner import Preempted
-from recipes.training.usage import EVERY_SECONDS, Meter, Work, WriteUsage, work_of_step
+from recipes.schema import Distributed, Hardware
+from recipes.training.usage import EVERY_SECONDS, Meter, Work, WriteUsage, gpus_held, work_of_step
 from recipes.usage import Usage, read_usage, write_usage
 from tests.recipes.training.place import Place, facts, stop_after
 
@@ -70,6 +72,16 @@ def test_hours_of_gpus_are_counted_with_as_many_as_there_were(place: Place) -> N
     meter = Meter(Usage(seconds=100.0, gpus=8, gpu_seconds=800.0), place.recipe, 3)
     used = meter.read(1)
     assert used.gpus == 3 and used.gpu_seconds - 800 == pytest.approx(3 * (used.seconds - 100))
+
+
+def test_gpus_that_are_not_there_cost_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Distributed(num_nodes=2, gpus_per_node=4)
+    job = place.job(tmp_path / "asked", {"max_steps": 1}).model_copy(update={"hardware": Hardware(cpu=1, gpus=4)})
+    for there, held in ((2, 2), (8, 4), (0, 0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        assert gpus_held(job) == held
+        assert gpus_held(job.model_copy(update={"distributed": shape})) == 2 * held
+    assert facts(place.run(job, tmp_path / "asked")).gpu_seconds == 0
 
 
 def test_gpus_are_held_while_the_model_is_loaded_too(place: Place) -> None:
