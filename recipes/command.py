@@ -1,7 +1,7 @@
 """The program `command`: a script of the user's own, as its job file says (rows G2, H6).
 
-It is given a folder with its source files, one for checkpoints that outlives a restart on this machine, its dataset, and
-the tracking run, all by variables of its environment. What ends by a signal is started again; a script's own error is not.
+It is given a folder with its source files, one for checkpoints that outlives a restart, its dataset, and the tracking run,
+all by variables of its environment. What ends by a signal is started again; a script's own error is not.
 """
 
 import os
@@ -24,7 +24,7 @@ from recipes.job_processes import MARK, end_processes
 from recipes.machine import read_machine
 from recipes.runner import Failed, Preempted, Restart, main, say
 from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
-from recipes.store import MANIFEST, Store
+from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 PIPE_SECONDS = 10.0
@@ -113,10 +113,11 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     usage = Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
     if leads:
         write_usage(store, folder_of(job), usage)
+    # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
+    artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
     by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
     if by_signal is not None:
         raise Restart(f"the command was killed ({by_signal})")
-    artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
     if running.asked_to_stop:
         raise Preempted("the command was asked to stop, and has ended")
     if code != 0:
@@ -147,10 +148,30 @@ def make_folders(job: Job, store: Store, work: Path) -> Folders:
             shutil.copyfile(fetched / record.path, target)
             if target.read_bytes().startswith(b"#!"):
                 target.chmod(0o755)
+    bring_back(job, store, cache, checkpoints)
     asked, dataset = job.parameters.get("dataset"), job.inputs.get("dataset")
     if asked and dataset is None:
         raise BadConfiguration(f"there is no dataset {asked}, which storage.datasets names: see `hanzo-ml dataset list`")
     return Folders(code, checkpoints, own_copy(store, dataset, cache, work / "dataset") if dataset else None)
+
+
+def bring_back(job: Job, store: Store, cache: Path, checkpoints: Path) -> None:
+    """What an earlier attempt published, where this machine has nothing that the command left: the job has moved here.
+
+    On a node that does not lead too: what the first one left is the job's.
+    """
+    kept = None if any(checkpoints.iterdir()) else store.find(job.outputs["checkpoints"])
+    if kept is None:
+        return
+    whole = checkpoints.with_name(".checkpoints.tmp")  # so that a kill leaves no half of it for the command
+    shutil.rmtree(whole, ignore_errors=True)
+    try:
+        copy_files(store, kept, store.fetch(kept, cache), whole)
+    except BrokenArtifact as problem:  # an upload that a kill broke off, over the one before it
+        say(f"checkpoints: the command begins without those at {kept.uri}, which are not whole: {problem}")
+        return
+    os.replace(whole, checkpoints)
+    say(f"checkpoints: {kept.size_bytes} bytes brought back from {kept.uri}")
 
 
 def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path:
@@ -158,10 +179,15 @@ def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path
     folder = store.fetch(dataset, cache)
     if folder != store.local_path(dataset.uri):
         return folder
-    for file in store.manifest(dataset).files:  # others may lie there too: a prepared version's splits have their tokens
-        (target / file.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / file.path, target / file.path)
+    copy_files(store, dataset, folder, target)  # others may lie there too: a prepared version's splits have their tokens
     return target
+
+
+def copy_files(store: Store, artifact: Artifact, fetched: Path, target: Path) -> None:
+    """Those that the artifact names, and no other."""
+    for file in store.manifest(artifact).files:
+        (target / file.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(fetched / file.path, target / file.path)
 
 
 def environment(

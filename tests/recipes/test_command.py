@@ -181,6 +181,34 @@ print("went on from", open(kept).read())
     assert house.said()[-1] == "went on from 1"
 
 
+STAYING = """
+import os, pathlib, signal
+kept = pathlib.Path(os.environ["HANZO_ML_CHECKPOINTS"])
+print("found", sorted(path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()))
+(kept / "deep").mkdir(exist_ok=True)
+(kept / "deep" / "step").write_text("1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, broken: bool) -> None:
+    """Or nothing, where an upload over the one before was broken off."""
+    once = LocalCompute(source=ROOT, max_restarts=0, poll_seconds=0.02)
+    job = house.job(STAYING)
+    with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
+        once.run(job, house.follower)
+    if broken:
+        house.store.put_bytes(f"{job.outputs['checkpoints']}/deep/step", b"half")
+    elsewhere = {"work_dir": str(house.folder / "elsewhere"), "cache_dir": str(house.folder / "other-cache")}
+    with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
+        once.run(job.model_copy(update=elsewhere), house.follower)
+    found = [line for line in house.said() if line.startswith("found")]
+    assert found == ["found []", "found []" if broken else "found ['deep/step']"]
+    words = "which are not whole" if broken else "1 bytes brought back from"
+    assert any(words in line for line in house.lines)
+
+
 def test_one_that_is_always_killed_fails_with_the_signal(compute: LocalCompute, house: House) -> None:
     with pytest.raises(JobFailed, match=r"after 3 attempts: .*killed \(SIGKILL\)"):
         compute.run(house.job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), house.follower)
