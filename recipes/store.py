@@ -15,6 +15,7 @@ from recipes.chunks import chunk_uri
 from recipes.objects import Objects
 from recipes.schema import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
+from recipes.shared_cache import put_when_whole
 from recipes.stored_object import CHUNK
 
 __all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
@@ -177,15 +178,12 @@ class Store(Objects):
         return folder
 
     def _download(self, artifact_uri: str, file: FileRecord, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
         try:
-            with part.open("wb") as out:
+            with put_when_whole(target) as out:
                 for piece in self.pieces(artifact_uri, file):
                     out.write(piece)
         except FileNotFoundError as error:
             raise BrokenArtifact(f"{artifact_uri}/{file.path} is missing: {error}") from None
-        part.replace(target)
 
 
 def what_is_broken(folder: Path, file: FileRecord) -> str | None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.schema import Artifact, StoreAddress
+from recipes.schema import Artifact, FileRecord, StoreAddress
 from recipes.store import MANIFEST, BrokenArtifact, Store, sha256_of
 from tests.s3_server import VARIABLES, S3Server
 
@@ -147,6 +147,49 @@ def test_a_spoiled_download_is_made_again(in_s3: Store, folder: Path, tmp_path: 
     published = in_s3.publish(folder, URI, "dataset")
     (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").write_bytes(spoiled)
     assert (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
+
+
+class Fetching(Store):
+    """Tells of each piece that it was read, before it is written down."""
+
+    def __init__(self, store: Store, told: Callable[[], None]) -> None:
+        super().__init__(store.address, VARIABLES)
+        self._told = told
+
+    def pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        for piece in super().pieces(artifact_uri, file):
+            self._told()
+            yield piece
+
+
+def test_jobs_that_fetch_one_artifact_at_once_do_not_disturb_each_other(in_s3: Store, folder: Path, tmp_path: Path) -> None:
+    """A pod of several begins while another is in the middle of the same file."""
+    published = in_s3.publish(folder, URI, "dataset")
+    found: list[Path] = []
+    first = Fetching(in_s3, lambda: found.append(in_s3.fetch(published, tmp_path / "cache")))
+    assert first.fetch(published, tmp_path / "cache") == tmp_path / "cache" / published.digest
+    assert found == [tmp_path / "cache" / published.digest], "the other was done before the first file of this one was"
+    assert (found[0] / "inner/b.bin").read_bytes() == bytes(range(256))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_fetch_that_breaks_off_leaves_nothing_and_what_a_killed_one_left_goes_after_a_day(
+    in_s3: Store, folder: Path, tmp_path: Path
+) -> None:
+    published = in_s3.publish(folder, URI, "dataset")
+
+    def break_off() -> None:
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        Fetching(in_s3, break_off).fetch(published, tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    young, old = (tmp_path / "cache" / published.digest / f".7-{letter * 16}.part" for letter in "ab")
+    for path in (young, old):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 90_000, time.time() - 90_000))
+    in_s3.fetch(published, tmp_path / "cache")
+    assert young.exists() and not old.exists()
 
 
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
