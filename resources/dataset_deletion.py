@@ -12,6 +12,7 @@ from resources.ingest.place import place_of
 from resources.lineage.datasets import children, digests_of, is_part, own_artifacts, places_of_others
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
+from resources.metadata.dataset_locks import await_makers
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import artifacts, jobs, lineage_edges
 
@@ -26,6 +27,7 @@ def delete_version(database: Database, store: Store, identifier: str, user: str)
     """
     datasets = Datasets(database)
     with database.write() as connection:
+        await_makers(connection, identifier)
         version = datasets.get(identifier, connection)
         if names := referrers(connection, version):
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

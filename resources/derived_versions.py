@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from recipes.parameters import PrepareParameters
 from recipes.schema import Artifact, Result
 from recipes.store import Store
+from resources.errors import conflict
 from resources.ingest.place import place_of
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
+from resources.metadata.dataset_locks import keep
 from resources.metadata.datasets import Datasets, DatasetVersion, new_id
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.outbox import now_ms
@@ -49,53 +53,64 @@ def add_prepared(
     elsewhere, as other parameters made it, nobody needs what lies here, and it is removed as a version that is deleted is.
 
     Raises:
-        HanzoError: 409 where an earlier version of this preparation is just being deleted.
+        HanzoError: 409 where an earlier version of this preparation is just being deleted, or the parent was meanwhile: what
+            was made of it is removed then, as nothing would ever prove it.
     """
-    datasets, parent = Datasets(database), derivation.parent
+    parent, place = derivation.parent, storage_path_of(result.artifacts["dataset"].uri)
     claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
-    leftover = None
-    artifact = result.artifacts["dataset"]
-    content = str(result.facts["content_sha256"])
     manifests = {role: store.manifest(made) for role, made in result.artifacts.items()}
+    leftover, is_new = new_id(), False
     with database.write() as connection:
-        found = datasets.with_content(connection, parent.organization, derivation.name, content)
-        version = found or DatasetVersion(
-            id=new_id(),
-            name=derivation.name,
-            version=datasets.take_number(connection, parent.organization, derivation.name),
-            organization=parent.organization,
-            created_at=now_ms(),
-            created_by=derivation.user,
-            storage_path=storage_path_of(artifact.uri),
-            format="arrow" if derivation.parameters.tokenize else "jsonl",
-            size_bytes=artifact.size_bytes,
-            num_records=sum(int(result.metrics[name]) for name in SPLITS),
-            schema=parent.schema,  # records are filtered and masked: their columns stay
-            splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
-            metadata={name: result.facts[name] for name in TOLD if name in result.facts},
-            tags=[],
-            lineage={
-                "parent_datasets": [parent.reference],
-                "transform": derivation.parameters.model_dump(mode="json", exclude_none=True),
-            },
-            content_sha256=content,
-            artifact=artifact,
-        )
-        if found is None:
-            claims.check_not_being_deleted(connection, version.storage_path)
+        version = Datasets(database).with_content(connection, parent.organization, derivation.name, content_of(result))
+        if version is None and (is_new := keep(connection, parent.id)):
+            claims.check_not_being_deleted(connection, place)
+            version = version_of(derivation, result, Datasets(database), connection)
             for role, made in result.artifacts.items():
                 record(connection, made, manifests[role])
-            datasets.add(connection, version)
-        elif (place := storage_path_of(artifact.uri)) != found.storage_path:
-            # From here on nobody makes a version of it, as one whose files are on their way out: `check_not_being_deleted`.
-            leftover = new_id()
-            claims.take_over(connection, leftover, place)
-        if job is not None:
+            Datasets(database).add(connection, version)
+        if version is not None and job is not None:
             there = {"dataset": version.artifact, **{split: version.split(split) for split in SPLITS}}
-            Jobs(database).complete(connection, job.id, result.artifacts if leftover is None else there, 0.0)
-    if leftover is not None:
+            artifacts = result.artifacts if version.storage_path == place else there
+            Jobs(database).complete(connection, job.id, artifacts, 0.0)
+        if is_in_vain := version is None or version.storage_path != place:
+            # From here on nobody makes a version of it, as one whose files are on their way out: `check_not_being_deleted`.
+            claims.take_over(connection, leftover, place)
+    if is_in_vain:
         claims.release(store, leftover)
-    return version, found is None
+    if version is None:
+        raise conflict(f"dataset {parent.reference} was deleted while it was prepared: prepare a version that is there")
+    return version, is_new
+
+
+def content_of(result: Result) -> str:
+    return str(result.facts["content_sha256"])
+
+
+def version_of(derivation: Derivation, result: Result, datasets: Datasets, connection: Connection) -> DatasetVersion:
+    """What was made, under the next number of its name."""
+    parent, artifact = derivation.parent, result.artifacts["dataset"]
+    return DatasetVersion(
+        id=new_id(),
+        name=derivation.name,
+        version=datasets.take_number(connection, parent.organization, derivation.name),
+        organization=parent.organization,
+        created_at=now_ms(),
+        created_by=derivation.user,
+        storage_path=storage_path_of(artifact.uri),
+        format="arrow" if derivation.parameters.tokenize else "jsonl",
+        size_bytes=artifact.size_bytes,
+        num_records=sum(int(result.metrics[name]) for name in SPLITS),
+        schema=parent.schema,  # records are filtered and masked: their columns stay
+        splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
+        metadata={name: result.facts[name] for name in TOLD if name in result.facts},
+        tags=[],
+        lineage={
+            "parent_datasets": [parent.reference],
+            "transform": derivation.parameters.model_dump(mode="json", exclude_none=True),
+        },
+        content_sha256=content_of(result),
+        artifact=artifact,
+    )
 
 
 def split_of(artifact: Artifact, num_records: int) -> dict[str, object]:

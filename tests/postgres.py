@@ -26,6 +26,7 @@ from tests.debian import found_or_installed
 VERSIONS = Path("/usr/lib/postgresql")
 TEMPLATE = "migrated"
 STARTS_WITHIN = 60.0
+WAITS_WITHIN = 30.0
 
 
 class NoPostgres(Exception):
@@ -140,6 +141,17 @@ def binaries() -> Path:
 def installed() -> Path | None:
     folders = [path.parent for path in VERSIONS.glob("*/bin/postgres")]
     return max(folders, key=lambda folder: float(folder.parent.name), default=None)
+
+
+def until_one_waits(url: str) -> None:
+    """Return when a connection to a database waits for what another has locked."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(url, autocommit=True) as connection:
+        deadline = time.monotonic() + WAITS_WITHIN
+        while connection.execute(waiting).fetchone() is None:
+            if time.monotonic() > deadline:
+                raise AssertionError("nobody waits for a lock")
+            time.sleep(0.01)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A preparation becomes a version once: with its parents and its transform, its splits, and the end of its job."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,10 +18,12 @@ from resources.ingest.create import create_version
 from resources.lineage.record import find, parents, record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
+from resources.metadata.dataset_locks import await_makers, keep
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import PREPARATION, Jobs
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import dataset_holders
+from tests.postgres import until_one_waits
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
@@ -37,6 +40,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def parent(database: Database, store: Store, tmp_path: Path) -> DatasetVersion:
+    return source(database, store, tmp_path)
+
+
+def source(database: Database, store: Store, tmp_path: Path) -> DatasetVersion:
     raw = tmp_path / "raw.jsonl"
     raw.write_text('{"instruction": "Who?", "answer": "She."}\n')
     version, _ = create_version(database, store, name="d", path=raw, user="u", organization="default")
@@ -193,3 +200,49 @@ def test_a_version_is_not_made_where_one_is_just_being_deleted(
         connection.execute(update(dataset_holders).values(updated_at=1))
     claims.release_dead(store)
     assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
+
+
+def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and_its_files_go(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
+) -> None:
+    """No job of the queue names it: the asset was materialized by hand."""
+    result = prepared(store, parent, tmp_path, "a")
+    delete_version(database, store, parent.id, "ann")
+    with pytest.raises(HanzoError, match="d@1 was deleted while it was prepared"):
+        add_prepared(database, store, Derivation(parent, "d", PARAMETERS, "ann"), result)
+    assert Datasets(database).list("default") == []
+    assert store.list("s3://hanzo-ml/datasets/") == []
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_a_deletion_waits_for_what_is_just_made_of_the_version(
+    postgres_url: str, store: Store, tmp_path: Path, kind: str
+) -> None:
+    database = Database(postgres_url)
+    version = source(database, store, tmp_path)
+    artifact = prepared(store, version, tmp_path, "a").artifacts["dataset"]
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as connection:
+            assert keep(connection, version.id)
+            deleted = pool.submit(delete_version, database, store, version.id, "ann")
+            until_one_waits(postgres_url)
+            record(connection, artifact, store.manifest(artifact))
+        with pytest.raises(HanzoError, match="d@1 is not deleted"):
+            deleted.result()
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_what_is_made_of_a_version_waits_for_its_deletion(
+    postgres_url: str, store: Store, tmp_path: Path, kind: str
+) -> None:
+    database = Database(postgres_url)
+    version = source(database, store, tmp_path)
+    result = prepared(store, version, tmp_path, "a")
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as connection:
+            await_makers(connection, version.id)
+            made = pool.submit(add_prepared, database, store, Derivation(version, "d", PARAMETERS, "ann"), result)
+            until_one_waits(postgres_url)
+            Datasets(database).remove(connection, version, "ann")
+        with pytest.raises(HanzoError, match="d@1 was deleted"):
+            made.result()
