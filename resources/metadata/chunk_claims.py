@@ -96,10 +96,16 @@ class ChunkClaims:
             raise conflict("the same was prepared before, and is being deleted just now: ask for it again")
 
     def _condemn(self, which: ColumnElement[bool]) -> list[tuple[str, str]]:
-        """Declare holders that are no versions dead, and nothing brings them back. Returns their ids and places."""
+        """Declare holders that are no versions dead, and nothing brings them back. Returns their ids and places.
+
+        They are locked by a statement of its own: one that waits for a holder that becomes a version in that moment does not
+        see the version afterwards, only the next does.
+        """
         lives = exists().where(dataset_versions.c.id == holders.c.id)
+        found = select(holders.c.id).where(which).order_by(holders.c.id).with_for_update()
         with self._database.write() as connection:
-            dead = update(holders).where(which & ~lives).values(updated_at=DEAD).returning(holders.c.id, holders.c.place)
+            held = holders.c.id.in_(connection.execute(found).scalars().all())
+            dead = update(holders).where(held & ~lives).values(updated_at=DEAD).returning(holders.c.id, holders.c.place)
             return [(row.id, row.place) for row in connection.execute(dead)]
 
     def _release(self, store: Store, place: str, holder: str) -> int:

@@ -6,10 +6,11 @@ import random
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from recipes.chunks import chunk_folder, chunk_uri
 from recipes.record_lines import record_lines
@@ -26,7 +27,8 @@ from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.tables import artifacts, chunk_claims, dataset_holders
+from resources.metadata.tables import artifacts, chunk_claims, dataset_holders, dataset_versions
+from tests.postgres import until_one_waits
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
 from tests.resources.test_ingest import BUCKETS
 from tests.s3_server import VARIABLES, S3Request, S3Server
@@ -389,3 +391,22 @@ def test_what_was_prepared_of_a_version_keeps_it_though_it_lies_in_its_folder(da
         record(connection, prepared, store.manifest(prepared))
     with pytest.raises(HanzoError, match="is not deleted: dataset at"):
         delete_version(database, store, version.id, "u")
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_what_becomes_a_version_while_the_dead_are_removed_lives(postgres_url: str, tmp_path: Path, kind: str) -> None:
+    """An upload took more than a day between two signs of life, and somebody comes by as it commits."""
+    database, store = Database(postgres_url), in_folder(tmp_path)
+    version, _ = create(database, store, tmp_path, '{"a": 1}\n')
+    with database.write() as connection:
+        connection.execute(delete(dataset_versions).where(dataset_versions.c.id == version.id))
+    age_all(database)
+    claims = ChunkClaims(database, "default", f"{ALL}/d")
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as connection:
+            claims.keep_alive(connection, version.id, version.storage_path)
+            Datasets(database).add(connection, version)
+            released = pool.submit(claims.release, store, version.id)
+            until_one_waits(postgres_url)
+        assert released.result() == 0
+    assert content(store, version) == '{"a":1}\n'
