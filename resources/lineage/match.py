@@ -1,6 +1,6 @@
 """Records that say something: all versions are searched, what several have in common once, in flat memory."""
 
-from collections import deque
+import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ from resources.lineage.trace import Trace, Tracer
 
 AHEAD = 4
 """Chunks that are read while one is searched."""
+WHOLE = "whole"
+"""What stands before a file that was not cut into chunks."""
 
 
 class Matches(BaseModel):
@@ -55,6 +57,8 @@ class Search:
     text: str
     size: int = 0
     _seen: set[tuple[str, str]] = field(default_factory=set)
+    _ends: dict[str, bool] = field(default_factory=dict)
+    """Whether a line ends in a chunk, of those that were searched."""
 
     def lines(self, artifact: Artifact) -> Iterator[bytes]:
         """The records of an artifact that say the text, save those that were found before it in another."""
@@ -62,45 +66,50 @@ class Search:
             if not file.path.endswith(".jsonl"):
                 continue
             if file.chunks:
-                for start, stop in self._new_runs(file.chunks):
-                    yield from self._in_lines(blocks(self._run(artifact, file, start, stop)))
-            elif ("", file.sha256) not in self._seen:
-                self._seen.add(("", file.sha256))
+                yield from self._in_lines(self._new_lines(artifact, file))
+            elif (WHOLE, file.sha256) not in self._seen:
+                self._seen.add((WHOLE, file.sha256))
                 yield from self._in_lines(blocks(self.store.pieces(artifact.uri, file)))
 
-    def _new_runs(self, chunks: tuple[Chunk, ...]) -> Iterator[tuple[int, int]]:
-        """Ranges of chunks that were not searched behind the chunk before them: a line may begin there."""
-        before = ""
-        new = []
-        for chunk in chunks:
-            new.append((before, chunk.sha256) not in self._seen)
-            self._seen.add((before, chunk.sha256))
-            before = chunk.sha256
-        start = None
-        for place, is_new in enumerate([*new, False]):
-            if is_new and start is None:
-                start = place
-            elif not is_new and start is not None:
-                yield start, place
-                start = None
+    def _new_lines(self, artifact: Artifact, file: FileRecord) -> Iterator[bytes]:
+        """Blocks of whole lines: those of chunks that were not searched yet behind the chunks before them.
 
-    def _run(self, artifact: Artifact, file: FileRecord, start: int, stop: int) -> Iterator[bytes]:
-        """Chunks `start` to before `stop`, and before them the beginning of the line that ends in the first."""
-        beginning = b""
-        before = start
-        while before and b"\n" not in beginning:
-            before -= 1
-            beginning = self._chunk(artifact, file, file.chunks[before]) + beginning
-        yield beginning.rpartition(b"\n")[2]
-        del beginning
+        A line may be longer than a chunk. What stands before a chunk is therefore all since the last end of a line.
+        """
+        before = ""
+        rest: list[bytes] | None = []  # of the line that ends in a later chunk; none where it was not read
+        waiting: dict[int, Future[bytes]] = {}
         with ThreadPoolExecutor(AHEAD) as pool:
-            waiting: deque[Future[bytes]] = deque()
-            for chunk in file.chunks[start:stop]:
-                waiting.append(pool.submit(self._chunk, artifact, file, chunk))
-                if len(waiting) > AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for place, chunk in enumerate(file.chunks):
+                for later in range(place, min(place + AHEAD, len(file.chunks))):
+                    if later not in waiting and file.chunks[later].sha256 not in self._ends:
+                        waiting[later] = pool.submit(self._chunk, artifact, file, file.chunks[later])
+                future = waiting.pop(place, None)
+                if (before, chunk.sha256) in self._seen:
+                    rest = None
+                else:
+                    self._seen.add((before, chunk.sha256))
+                    data = future.result() if future else self._chunk(artifact, file, chunk)
+                    rest = self._beginning(artifact, file, place) if rest is None else rest
+                    end = data.rfind(b"\n") + 1
+                    self._ends[chunk.sha256] = end > 0
+                    if end:
+                        yield b"".join((*rest, data[:end]))
+                        rest = []
+                    rest.append(data[end:])
+                ends = self._ends[chunk.sha256]
+                before = chunk.sha256 if ends else hashlib.sha256((before + chunk.sha256).encode()).hexdigest()
+
+    def _beginning(self, artifact: Artifact, file: FileRecord, place: int) -> list[bytes]:
+        """What stands before a chunk of the line that ends in it or behind it."""
+        found: list[bytes] = []
+        while place:
+            place -= 1
+            _, newline, data = self._chunk(artifact, file, file.chunks[place]).rpartition(b"\n")
+            found.insert(0, data)
+            if newline:
+                break
+        return found
 
     def _chunk(self, artifact: Artifact, file: FileRecord, chunk: Chunk) -> bytes:
         return b"".join(self.store.pieces(artifact.uri, file.model_copy(update={"chunks": (chunk,)})))

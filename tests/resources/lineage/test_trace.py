@@ -1,6 +1,7 @@
 """A record is found wherever it went, and nowhere else: over both databases, on a folder and on S3."""
 
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from recipes.schema import Artifact, Job, Program, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
 from resources.ingest.create import create_version
-from resources.lineage.match import trace_matches
+from resources.lineage.match import Search, trace_matches
 from resources.lineage.record import record
 from resources.lineage.trace import Trace, Tracer
 from resources.lineage.trace_tree import TraceNode, nodes_below
@@ -396,3 +397,30 @@ def test_a_text_is_found_in_all_versions_and_each_record_is_searched_once(world:
     assert [node.name for node in many.traces[0].reached] == ["d@1", "d@2", "other@1"]
     assert trace_matches(Tracer(world.database, world.store, "default"), "instruction", 5).records == 0
     assert trace_matches(Tracer(world.database, world.store, "nobody"), "number", 5).records == 0
+
+
+@pytest.mark.parametrize("edited", [[0], [0, 1 << 21], [1 << 20], [1 << 22, 3 << 19]], ids=str)
+def test_a_text_is_found_in_a_record_that_is_longer_than_a_chunk_wherever_it_was_edited(
+    world: World, edited: list[int]
+) -> None:
+    """Most of its chunks were searched in the version before: only the beginning of the line, or its middle, is new."""
+    long = random.Random(0).randbytes(3_000_000).hex()
+    others = rows(2)
+    world.create([others[0], {"text": long}, others[1]])
+    for place in edited:
+        long = f"{long[:place]} newword {long[place:]}"
+    world.create([others[0], {"text": long}, others[1]])
+    assert trace_matches(Tracer(world.database, world.store, "default"), "newword", 5).records == 1
+
+
+def test_a_text_is_found_where_every_chunk_follows_one_that_it_followed_before(world: World) -> None:
+    """The beginning of the third version's record stands in the second, its end in the first: the record in neither."""
+    long = random.Random(0).randbytes(3_000_000).hex()
+    world.create([{"text": f"{long} end of the first"}])
+    world.create([{"text": f"begin of the second {long}"}])
+    world.create([{"text": f"begin of the second {long} end of the first"}])
+    search = Search(world.store, "newword")
+    for version in Tracer(world.database, world.store, "default").versions:
+        before = search.size
+        assert list(search.lines(version)) == []
+        assert search.size - before > len(long)
