@@ -8,7 +8,8 @@ Object store and database commit one after the other, so a file may have several
   taken their place. Rows of uploads that run at the same time stay, for nobody knows which of the two came last;
 - whatever lies in the store must have the hash of *one* of its rows. A flipped bit has none of them;
 - a client that sends its parts to the S3 server itself lets nobody hash them on the way. Its row is `UNSEEN` until the
-  object was read once, right after its parts became one; where the server died in between, the first reader fixes the hash.
+  object was read once, right after its parts became one; where the server died in between, the first reader fixes the hash,
+  unless something came there later.
 """
 
 from collections.abc import Sequence
@@ -81,9 +82,13 @@ class ArtifactFiles:
 
     def at(self, uri: str) -> list[Recorded]:
         """The rows of one of which the bytes at `uri` must be; none where nothing was uploaded."""
-        query = select(files.c.id, files.c.sha256, files.c.found_sha256).where(files.c.uri == uri)
+        query = select(files.c.id, files.c.sha256, files.c.found_sha256, files.c.stored).where(files.c.uri == uri)
         with self._database.read() as connection:
-            return [Recorded(row.id, row.sha256, row.found_sha256) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        # An `UNSEEN` one that nobody ended would let every flipped bit pass, for good: a later one is what was uploaded.
+        last = max((row.id for row in rows if row.stored), default=0)
+        known = (row for row in rows if row.sha256 != UNSEEN or row.id > last)
+        return [Recorded(row.id, row.sha256, row.found_sha256) for row in known]
 
     def stored_at(self, uris: Sequence[str]) -> list[int]:
         """The rows to `forget` once these objects are deleted: not those of uploads that are on their way meanwhile."""
