@@ -22,7 +22,8 @@ MATCHES = ("none", "near", "exact")
 def find_leaks(job: Job, store: Store, work: Path) -> Result:
     """Find leaks. Inputs: `test`, and each ancestor's training records. Output: `leaks`. The facts are `Leaks`."""
     parameters = FindLeaksParameters.model_validate(job.parameters)
-    tested_files = sorted(store.fetch(job.inputs[TEST], Path(job.cache_dir)).rglob("*.jsonl"))
+    test, place = job.inputs[TEST], store.fetch(job.inputs[TEST], Path(job.cache_dir))
+    tested_files = sorted(place / file.path for file in store.manifest(test).files if file.path.endswith(".jsonl"))
     trained_on = {role: source for role, source in sorted(job.inputs.items()) if role != TEST}
     folder = work / "leaks"
     folder.mkdir(exist_ok=True)

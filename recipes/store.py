@@ -12,33 +12,13 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.addresses import BrokenArtifact
 from recipes.chunks import chunk_uri
+from recipes.local_artifact import MANIFEST, describe, lies_alone, sha256_of, what_is_broken
 from recipes.objects import Objects
 from recipes.schema import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
 from recipes.shared_cache import put_when_whole
-from recipes.stored_object import CHUNK
 
 __all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
-
-MANIFEST = "manifest.json"
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, read in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def describe(folder: Path) -> tuple[FileRecord, ...]:
-    """Every file below `folder` but its manifest, in the order of their names."""
-    return tuple(
-        FileRecord(path=file.relative_to(folder).as_posix(), sha256=sha256_of(file), size=file.stat().st_size)
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
-    )
 
 
 class Store(Objects):
@@ -154,9 +134,10 @@ class Store(Objects):
             raise BrokenArtifact(f"{artifact_uri}/{file.path} consists of lines of another file: {error}") from None
 
     def fetch(self, artifact: Artifact, cache: Path, only: Collection[str] | None = None) -> Path:
-        """The artifact as a verified local folder: in place where it lies in one, else put together in `cache`.
+        """The artifact as a verified local folder: in place where it lies in one alone, else put together in `cache`.
 
-        What the cache has already is not fetched again, unless its bytes are not the manifest's.
+        What the cache has already is not fetched again, unless its bytes are not the manifest's. Whoever is given a folder
+        reads what lies in it: a file that no manifest lists would be trained on, and the proof would not know of it.
 
         Args:
             only: names of the files that are wanted; none: all.
@@ -167,6 +148,8 @@ class Store(Objects):
         manifest = self.manifest(artifact)
         scattered = any(file.chunks or file.selection for file in manifest.files)
         local = None if scattered else self.local_path(artifact.uri)
+        if local is not None and only is None and not lies_alone(local, manifest):
+            local = None
         folder = local or cache / artifact.digest
         for file in manifest.files if only is None else (file for file in manifest.files if file.path in only):
             problem = what_is_broken(folder, file)
@@ -184,15 +167,3 @@ class Store(Objects):
                     out.write(piece)
         except FileNotFoundError as error:
             raise BrokenArtifact(f"{artifact_uri}/{file.path} is missing: {error}") from None
-
-
-def what_is_broken(folder: Path, file: FileRecord) -> str | None:
-    """What is wrong with a file of a local folder, as one line that begins with its name; None when all is well."""
-    path = folder / file.path
-    if not path.is_file():
-        return f"{file.path} is missing"
-    if path.stat().st_size != file.size:
-        return f"{file.path} has {path.stat().st_size} bytes, recorded are {file.size}"
-    if (found := sha256_of(path)) != file.sha256:
-        return f"{file.path} has SHA-256 {found}, recorded is {file.sha256}"
-    return None

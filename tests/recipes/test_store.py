@@ -149,6 +149,30 @@ def test_a_spoiled_download_is_made_again(in_s3: Store, folder: Path, tmp_path: 
     assert (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
 
 
+@pytest.mark.parametrize("stray", ["b.jsonl", "inner/c.bin", "deeper/d.jsonl", ".hidden.jsonl"])
+def test_what_no_manifest_lists_is_not_in_the_folder_that_is_fetched(
+    in_folder: Store, folder: Path, tmp_path: Path, stray: str
+) -> None:
+    published = in_folder.publish(folder, URI, "dataset")
+    in_folder.put_bytes(f"{URI}/{stray}", b"not of the dataset\n")
+    found = in_folder.fetch(published, tmp_path / "cache")
+    assert sorted(path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()) == [
+        "a.jsonl",
+        "inner/b.bin",
+    ]
+
+
+def test_an_artifact_below_another_is_none_of_its_files(in_folder: Store, folder: Path, tmp_path: Path) -> None:
+    """As the splits of a prepared version lie below its records: nothing is copied for them."""
+    published = in_folder.publish(folder, URI, "dataset")
+    for name in ("split", "inner"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokens.arrow").write_bytes(b"tokens")
+        in_folder.publish(tmp_path / name, f"{URI}/{name}", "split")
+    (place(in_folder, URI) / "half#1").write_bytes(b"what another is just writing")
+    assert in_folder.fetch(published, tmp_path / "cache") == place(in_folder, URI)
+
+
 class Fetching(Store):
     """Tells of each piece that it was read, before it is written down."""
 
