@@ -4,8 +4,10 @@ What was fetched before a crash lies in a folder beside it, is verified again, a
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -62,32 +64,68 @@ def checkout(
     Raises:
         Broken: bytes are not the recorded ones, or the folder is there already.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise Broken(f"{to} is there already: give another folder with --to, or remove it")
-    unfinished = to.absolute().parent / f".{to.name}.{mark}.part"
-    files = fetch_all(links, unfinished, progress)
-    wanted = {safe(file.path) for file in files}
-    for path in unfinished.rglob("*"):
-        if path.is_file() and PurePosixPath(path.relative_to(unfinished).as_posix()) not in wanted:
-            path.unlink()
-    if to.exists():
-        to.rmdir()
-    unfinished.rename(to)
+    with alone(to):
+        if to.exists() and (not to.is_dir() or any(to.iterdir())):
+            raise Broken(f"{to} is there already: give another folder with --to, or remove it")
+        unfinished = beside(to, f"{mark}.part")
+        files = fetch_all(links, unfinished, progress)
+        wanted = {safe(file.path) for file in files}
+        for path in unfinished.rglob("*"):
+            if path.is_file() and PurePosixPath(path.relative_to(unfinished).as_posix()) not in wanted:
+                path.unlink()
+        if to.exists():
+            to.rmdir()
+        unfinished.rename(to)
     return sum(file.size for file in files)
+
+
+def beside(to: Path, ending: str) -> Path:
+    return to.absolute().parent / f".{to.name}.{ending}"
+
+
+@contextmanager
+def alone(to: Path) -> Iterator[None]:
+    """Nobody else makes the folder `to` meanwhile: two that write one file leave holes in what both have verified.
+
+    Raises:
+        Broken: somebody does.
+    """
+    from fcntl import LOCK_EX, LOCK_NB, flock  # which Windows has not: the other commands need none of it
+
+    path = beside(to, "lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):  # or whoever had it has ended in this moment, and removed it
+            is_ours = False
+        if not is_ours:
+            raise Broken(f"another checkout into {to} is at work: wait until it has ended, or give another folder with --to")
+        try:
+            yield
+        finally:
+            path.unlink()
 
 
 def fetch_all(
     links: Callable[[], Sequence[RemoteFile]], folder: Path, progress: Callable[[int], None]
 ) -> Sequence[RemoteFile]:
-    for _ in range(TRIES):
-        files = links()
+    """However often addresses expire: only those that brought nothing are asked for no more than a few times."""
+    in_vain = 0
+    while in_vain < TRIES:
+        files, had = links(), size_of(folder)
         try:
             for file in files:
                 fetch(file, folder / safe(file.path), progress)
             return files
         except Expired:  # it took longer than the addresses hold: what is there is kept
-            continue
+            in_vain = 0 if size_of(folder) > had else in_vain + 1
     raise Broken("the addresses of the files are refused: is the clock of this machine or of the server wrong?")
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def fetch(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:

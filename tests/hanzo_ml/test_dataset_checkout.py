@@ -108,17 +108,41 @@ def test_addresses_that_expired_are_asked_for_again(remote: RemoteFile, tmp_path
         checkout(lambda: [stale], tmp_path / "other", "mark")
 
 
+def test_a_second_checkout_into_the_same_folder_is_refused_while_the_first_is_at_work(
+    remote: RemoteFile, tmp_path: Path
+) -> None:
+    """Of whatever version: both would be put under the one name."""
+    refused = []
+
+    def links() -> list[RemoteFile]:
+        with pytest.raises(Broken, match=r"another checkout into .* is at work") as problem:
+            checkout(lambda: [remote], tmp_path / "to", "other mark")
+        refused.append(problem)
+        return [remote]
+
+    assert checkout(links, tmp_path / "to", "mark") == remote.size
+    assert len(refused) == 1 and (tmp_path / "to" / remote.path).read_text() == LINES
+    assert not list(tmp_path.glob(".to.*")), "nothing is left beside it"
+    with pytest.raises(Broken, match="is there already"):
+        checkout(lambda: [remote], tmp_path / "to", "mark")
+
+
 class Breaking(BaseHTTPRequestHandler):
     """Answers ranges, and breaks off after some bytes; with nothing at all from `silent_from` on."""
 
     content = LINES.encode()
     after = len(content) // 3
     silent_from: ClassVar[int] = len(content)
+    expires_after: ClassVar[int] = 1000
+    """Requests that an address holds for."""
     asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         self.asked.append(self.headers["Range"])
         start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        if len(self.asked) % (self.expires_after + 1) == 0:
+            self.send_error(403)
+            return
         self.send_response(206)
         self.send_header("Content-Length", str(len(self.content) - start if start < self.silent_from else 0))
         self.end_headers()
@@ -153,6 +177,18 @@ def test_a_server_that_answers_without_bytes_is_not_asked_for_ever(
     monkeypatch.undo()
     assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size, "what came is kept"
     assert Breaking.asked[1 + TRIES] == "bytes=1000-"
+
+
+def test_addresses_may_expire_as_often_as_they_like_as_long_as_each_brings_something(
+    breaking: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Breaking, "expires_after", 1)
+    monkeypatch.setattr(Breaking, "after", breaking.size // (2 * TRIES))
+    assert checkout(lambda: [breaking], tmp_path / "to", "mark") == breaking.size
+    assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
+    monkeypatch.setattr(Breaking, "expires_after", 0)
+    with pytest.raises(Broken, match="refused"):
+        checkout(lambda: [breaking], tmp_path / "other", "mark")
 
 
 @pytest.mark.parametrize("wrong", [False, True])
