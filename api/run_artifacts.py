@@ -27,6 +27,10 @@ LOGGED_IMAGE = re.compile(r"[^/%]+%step%\d+%timestamp%\d+%[a-zA-Z0-9-]+(%compres
 """What MLflow's older clients call what `log_image(image, key=..., step=100)` writes: "%10" is no encoding there."""
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1000
+MAX_NEW_NAME_BYTES = 240
+"""A file system takes 255, of which the store needs some for itself while a file arrives."""
+MAX_KEY_BYTES = 1024
+"""What S3 takes, with the place of the owner's files in it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,16 @@ def checked_folder(path: str) -> str:
     """As `checked_path`, for what is listed: clients ask for "." and "./folder", and write a slash at the end."""
     folder = "/".join(part for part in path.removesuffix("/").split("/") if part != ".")
     return checked_path(folder) if folder else ""
+
+
+def check_storable(path: str, uri: str) -> None:
+    """Raises a 400 for a new name that no store takes: who is told that the store is not available sends it for ever."""
+    key = uri.partition("://")[2].partition("/")[2]
+    if any(len(part.encode()) > MAX_NEW_NAME_BYTES for part in path.split("/")) or len(key.encode()) > MAX_KEY_BYTES:
+        raise invalid(
+            f"'{path[:100]}' is too long to be stored: at most {MAX_NEW_NAME_BYTES} bytes in a name, and {MAX_KEY_BYTES} in "
+            f"all with '{key.removesuffix(path)}' before it"
+        )
 
 
 class OwnedArtifacts:
@@ -104,6 +118,7 @@ class OwnedArtifacts:
 
     def check_free(self, owner: str, path: str) -> None:
         """In a folder nothing can be a file and a folder; what works there and what works on S3 is the same."""
+        check_storable(path, self.uri(owner, path))
         parents = path.split("/")[:-1]
         if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
             raise invalid("Invalid artifact path: a part of it is a file already")

@@ -55,6 +55,18 @@ def test_a_file_comes_back_with_its_hash(server: ArtifactServer, run_id: str, bo
     assert shown == [{"key": "a/f.bin", "path": uri(run_id, "a/f.bin"), "size": len(body)}]
 
 
+@pytest.mark.parametrize(("name", "times"), [("n", (240, 241)), ("d/", (470, 495))], ids=["name", "whole key"])
+def test_a_name_that_no_store_takes_is_refused_for_good(
+    server: ArtifactServer, run_id: str, name: str, times: tuple[int, int]
+) -> None:
+    """Answered with a 503, it was sent again for ever."""
+    fits, too_long = ((name * count).removesuffix("/") for count in times)
+    answer = server.raw("POST", f"/v1/runs/{run_id}/artifacts?key={too_long}", b"x")
+    assert answer.status == 400 and "at most 240 bytes in a name, and 1024 in all" in json.loads(answer.body)["message"]
+    assert server.raw("POST", f"/v1/runs/{run_id}/artifacts?key={fits}", b"x").status in (200, 201)
+    assert server.raw("GET", server.place(run_id, fits)).body == b"x"
+
+
 def test_a_body_whose_length_nobody_told_arrives_whole(server: ArtifactServer, run_id: str) -> None:
     where = server.place(run_id, "f")
     pieces = (LARGE[start : start + 100_000] for start in range(0, len(LARGE), 100_000))

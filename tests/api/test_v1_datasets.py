@@ -173,6 +173,12 @@ def test_metadata_that_could_not_be_answered_is_refused(http: httpx.Client, meta
     assert http.get("/v1/datasets", params={"name": "bad"}).json() == {"datasets": []}
 
 
+@pytest.mark.parametrize("file", ["n" * 241, "ä" * 121, "d/" * 510 + "f"])
+def test_a_file_whose_name_no_store_takes_is_refused(http: httpx.Client, file: str) -> None:
+    answer = http.post("/v1/datasets/raw", params={"name": "long", "file": file}, content=b'{"a": 1}\n')
+    assert answer.status_code == 400 and "at most 240 bytes in a name, and 1024 in all" in answer.json()["message"]
+
+
 @pytest.mark.parametrize("tag", [" ", "a\0"])
 def test_a_tag_that_nobody_could_look_for_is_refused(http: httpx.Client, tag: str) -> None:
     made = create(http, "tagged", b'{"a": 1}\n', tags=["fine"])

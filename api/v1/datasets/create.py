@@ -14,8 +14,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.run_artifacts import check_storable
 from api.v1.datasets.messages import version_json
 from api.v1.datasets.upload_form import UploadRoute
+from recipes.chunks import DATASETS
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
@@ -116,4 +118,5 @@ def safe_name(name: str) -> PurePosixPath:
         raise invalid(
             f"file name {name[:100]!r} is not allowed: rename it, without '..', backslashes and control characters"
         )
+    check_storable(str(path), f"{DATASETS}{path}")
     return path
