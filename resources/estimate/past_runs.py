@@ -11,7 +11,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import flops_per_token
 from resources.metadata.database import Database
-from resources.metadata.jobs import TRAINING, JobRecord
+from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.tables import jobs, params
 from resources.metadata.tracking.metrics import Metrics
 
@@ -60,7 +60,7 @@ def past_runs(database: Database, recipe: Recipe, shape: Architecture | None, or
             if seconds is None:
                 continue
             tokens = then.tokens_per_step / seconds
-            around = around_steps(job, times, then.max_steps)
+            around = around_steps(job, times, then.max_steps, Jobs(database).begun_at(job, connection))
             found.append(PastRun(job.id, tokens, tokens * work_per_token(then, shape), around))
         return found
 
@@ -132,8 +132,15 @@ def seconds_per_step(times: dict[int, int]) -> float | None:
     return sum(steady) / len(steady)
 
 
-def around_steps(job: JobRecord, times: dict[int, int], steps: int) -> float | None:
-    """Seconds before the first step and after the last one of a job that ran through."""
+def around_steps(job: JobRecord, times: dict[int, int], steps: int, begun_at: int) -> float | None:
+    """Seconds before the first step and after the last one of a job that ran through.
+
+    Args:
+        begun_at: when it was started last. Of one that had broken off before its first step nothing counts but that start:
+            `started_at` is the time of the first, and between the two it stood still.
+    """
     if job.status != "completed" or job.started_at is None or job.ended_at is None or max(times) != steps:
         return None
-    return max(0.0, (job.ended_at - job.started_at - (max(times.values()) - min(times.values()))) / 1000)
+    first = min(times.values())
+    started = begun_at if job.started_at <= begun_at <= first else job.started_at
+    return max(0.0, (job.ended_at - started - (max(times.values()) - first)) / 1000)

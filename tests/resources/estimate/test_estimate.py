@@ -7,11 +7,13 @@ from recipes.known_architectures import shape_of
 from recipes.recipe import Recipe
 from recipes.throughput import flops_per_token
 from resources.estimate.estimate import AROUND, DatasetTokens, Estimate, estimate
-from resources.estimate.past_runs import PastRun, seconds_per_step
+from resources.estimate.past_runs import PastRun, around_steps, seconds_per_step
+from resources.metadata.jobs import JobRecord
 
 PRICES = {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0}
 RECIPE = Recipe.named("zen-7b-lora")
 SHAPE = shape_of(RECIPE)
+DAYS_MS = 3 * 24 * 3600 * 1000
 
 
 def run(tokens_per_second: float, around: float | None = None) -> PastRun:
@@ -117,3 +119,15 @@ def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
 @pytest.mark.parametrize("times", [{}, {1: 0}, {1: 0, 2: 1000}, dict.fromkeys(range(100), 5)])
 def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
     assert seconds_per_step(times) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "begun_at"),
+    [(10_000, 0), (DAYS_MS + 10_000, DAYS_MS), (10_000, 15_000)],
+    ids=["once", "again before its first step", "again between two steps"],
+)
+def test_what_is_around_the_steps_is_no_time_that_a_job_stood_still(first: int, begun_at: int) -> None:
+    """One failed before its first step and was resumed three days later: `started_at` stays that of the first time."""
+    times = {step: first + step * 1000 for step in range(21)}
+    job = JobRecord("j", "j", "training", "completed", {}, "u", "default", 0, 0, first + 40_000, "", {}, None)
+    assert around_steps(job, times, 20, begun_at) == pytest.approx(30)
