@@ -11,13 +11,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from types import FrameType
 
+from recipes.buckets import StoreUnavailable
 from recipes.command_end import Tail, killed_by, last_words
 from recipes.command_job import Script
 from recipes.job_processes import MARK, end_processes
@@ -29,6 +30,8 @@ from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 PIPE_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
+STORE_PAUSES = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
+"""Seconds between two attempts to store what a command left."""
 WITHOUT_GPU = Path(__file__).parent / "without_gpu"
 KIND = "checkpoints"
 
@@ -111,11 +114,15 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     nodes = job.distributed.num_nodes if job.distributed else 1
     seconds, gpus = time.monotonic() - began, min(job.hardware.gpus, here) * nodes
     usage = Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
-    if leads:
-        write_usage(store, folder_of(job), usage)
-    # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
-    artifacts = publish(job, script, store, folders.checkpoints) if leads else {}
     by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
+
+    def leave() -> dict[str, Artifact]:
+        write_usage(store, folder_of(job), usage)
+        return publish(job, script, store, folders.checkpoints)
+
+    # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
+    goes_on = by_signal is not None or running.asked_to_stop
+    artifacts = (leave() if goes_on else patiently(leave, folders.checkpoints)) if leads else {}
     if by_signal is not None:
         raise Restart(f"the command was killed ({by_signal})")
     if running.asked_to_stop:
@@ -125,6 +132,24 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     if not leads:
         return None
     return Result(work_digest=job.work_digest, artifacts=artifacts, facts=usage.model_dump(mode="json"))
+
+
+def patiently(leave: Callable[[], dict[str, Artifact]], checkpoints: Path) -> dict[str, Artifact]:
+    """Store what a command left that has ended. Without a store it would start again, and do all it did once more.
+
+    Raises:
+        Failed: the store was away for too long; what the command left stays on this machine.
+    """
+    for pause in STORE_PAUSES:
+        try:
+            return leave()
+        except StoreUnavailable as error:
+            say(f"what the command left cannot be stored, and is tried again in {pause:g} s: {error}")
+            time.sleep(pause)
+    try:
+        return leave()
+    except StoreUnavailable as error:
+        raise Failed(f"the command has ended, and what it left in {checkpoints} could not be stored: {error}") from None
 
 
 def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:

@@ -12,7 +12,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from recipes.architecture import Architecture
 from recipes.divergence import DivergencePolicy
 from recipes.gpus import requirement
-from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Frozen, Hardware, canonical_json, first_problem
+from recipes.schema import (
+    MOST,
+    BadConfiguration,
+    CheckpointPolicy,
+    Distributed,
+    Frozen,
+    Hardware,
+    canonical_json,
+    first_problem,
+)
 from recipes.yaml_document import yaml_document
 from recipes.yaml_lines import line_of, repeated_key
 
@@ -84,7 +93,7 @@ class Recipe(Frozen):
     dtype: Literal["bfloat16", "float32"] | None = Field(
         None, description="of arithmetic and of the published weights (full); trained are float32 ones"
     )
-    lora_rank: int = Field(16, ge=1)
+    lora_rank: int = Field(16, ge=1, le=MOST)
     lora_alpha: int = Field(32, ge=1)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: tuple[str, ...] = ()
@@ -94,12 +103,13 @@ class Recipe(Frozen):
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    batch_size: int = Field(ge=1, description="packed sequences, or pairs, per micro-batch")
-    gradient_accumulation: int = Field(1, ge=1)
+    batch_size: int = Field(ge=1, le=MOST, description="packed sequences, or pairs, per micro-batch")
+    gradient_accumulation: int = Field(1, ge=1, le=MOST)
     # Left out where it is not set: runs that were made before there was this key keep their digests.
     rows_per_step: int | None = Field(
         None,
         ge=1,
+        le=MOST,
         exclude_if=lambda value: value is None,
         description="where the processes cannot share them evenly: their last micro-batches are smaller, or have no row",
     )

@@ -24,6 +24,8 @@ from pydantic import (
 )
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MOST = 1_000_000
+"""Of what is counted or divided step by step, as rows and processes are: more of it is a mistake, or meant to keep us busy."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
@@ -169,12 +171,13 @@ class Distributed(Frozen):
     """Shape of a multi-process job (specification row H1)."""
 
     strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3"] = "ddp"
-    num_nodes: int = Field(1, ge=1)
-    gpus_per_node: int = Field(8, ge=1)
+    num_nodes: int = Field(1, ge=1, le=MOST)
+    gpus_per_node: int = Field(8, ge=1, le=MOST)
     # Left out where it is 1: runs that were made before there was this key keep their digests.
     tensor_parallel: int = Field(
         1,
         ge=1,
+        le=MOST,
         exclude_if=lambda value: value == 1,
         description="processes of a node that hold a part of each weight and compute the same rows together (row H4)",
     )

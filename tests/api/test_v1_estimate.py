@@ -133,6 +133,12 @@ def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
     assert named in post(server, "/v1/hpo", sweep, 400)["message"]
 
 
+def test_a_batch_that_nobody_could_divide_is_refused(server: ServerProcess, dataset: str) -> None:
+    """The micro-batch that divides its rows would be looked for in as many steps."""
+    found = estimate(server, 400, parameters={"batch_size": 4_000_000_000_000, "rows_per_step": 3_999_999_999_999})
+    assert "batch_size" in found["message"] and "1000000" in found["message"]
+
+
 def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, dataset: str) -> None:
     for parameters in (
         {"base_model": {"uri": "file:///x", "sha256": "1" * 64}, "batch_size": 512},

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from recipes import command
+from recipes.buckets import StoreUnavailable
 from recipes.command import own_copy
 from recipes.command_job import CommandJob
 from recipes.job_processes import MARK, is_of, processes
-from recipes.schema import BadConfiguration, Job, StoreAddress
+from recipes.runner import Failed
+from recipes.schema import Artifact, BadConfiguration, Job, StoreAddress
 from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 from resources.command_jobs import command_work, manifest_of
@@ -179,6 +182,25 @@ print("went on from", open(kept).read())
 """
     compute.run(house.job(script), house.follower)
     assert house.said()[-1] == "went on from 1"
+
+
+@pytest.mark.parametrize("away", [2, 9])
+def test_a_command_that_has_ended_is_not_run_again_because_the_store_is_away(
+    away: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 0.0))
+    answers = iter([StoreUnavailable("no answer")] * away)
+
+    def leave() -> dict[str, Artifact]:
+        if (problem := next(answers, None)) is not None:
+            raise problem
+        return {}
+
+    if away == 2:
+        assert command.patiently(leave, tmp_path) == {}
+    else:
+        with pytest.raises(Failed, match=f"what it left in {tmp_path} could not be stored: no answer"):
+            command.patiently(leave, tmp_path)
 
 
 STAYING = """

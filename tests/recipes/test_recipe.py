@@ -274,6 +274,12 @@ def test_a_run_on_32_gpus_that_loses_8_goes_on_with_24() -> None:
     assert left.on(32).model_dump() == recipe.model_dump()
 
 
+@pytest.mark.parametrize("key", ["batch_size", "gradient_accumulation", "rows_per_step", "lora_rank"])
+def test_a_number_that_is_counted_through_has_a_limit(key: str) -> None:
+    with pytest.raises(BadConfiguration, match=f"'{key}': Input should be less than or equal to 1000000"):
+        Recipe.named("smollm2-135m-lora").changed({"batch_size": 4, "gradient_accumulation": 1, key: 4_000_000_000_000})
+
+
 @pytest.mark.parametrize(("rows", "fits"), [(16, False), (17, True), (24, True), (25, False)])
 def test_rows_that_leave_a_whole_round_empty_are_refused(rows: int, fits: bool) -> None:
     recipe = Recipe.named("smollm2-135m-lora")
