@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from recipes.schema import Distributed
+from recipes.machine import read_machine
+from recipes.schema import BadConfiguration, Distributed
 
 T = TypeVar("T")
 
@@ -104,10 +105,21 @@ class Group:
 
 
 def join(shape: Distributed | None) -> Group:
-    """The group that torchrun started this process in, or this process alone. Gradients go over NCCL, on a CPU over gloo."""
+    """The group that torchrun started this process in, or this process alone. Gradients go over NCCL, on a CPU over gloo.
+
+    Raises:
+        BadConfiguration: they are to go over NCCL between GPUs that this torch cannot use.
+    """
     if shape is None or not dist.is_torchelastic_launched():
         return Group()
     on_gpus = torch.cuda.is_available()
+    if shape.backend == "nccl" and torch.version.cuda is None and read_machine().gpus:
+        wanted = torch.__version__.partition("+")[0]
+        raise BadConfiguration(
+            f"there are NVIDIA GPUs here, and torch {torch.__version__} was built without CUDA: install the one that was "
+            f"built with it (pip install --force-reinstall torch=={wanted}), or set distributed.backend to gloo, to train "
+            "on the processor"
+        )
     dist.init_process_group(shape.backend if on_gpus else "gloo")
     local_rank = dist.get_node_local_rank()
     if on_gpus:
