@@ -1,10 +1,10 @@
 """Addresses under which a version can be downloaded for a while by whoever has them (row B6).
 
-On S3 they are pre-signed and lead to S3 itself; where the store is a folder, this server answers them. So it does for files
-of a split that are lines of its version: no object has their bytes. To make one of them for those who ask would store the
-version a second time for what a bit a record says, and somebody would have to remove it. Here they go by, a chunk at a time,
-and from where a download broke off. A file may lie in parts: put one behind the other in their order, they are the file,
-whose SHA-256 proves it.
+Where clients reach the S3 server (`storage.public_endpoint`), they are pre-signed for it. Where they do not, or the store
+is a folder, this server answers them. So it does for files of a split that are lines of its version: no object has their
+bytes. To make one of them for those who ask would store the version a second time for what a bit a record says, and
+somebody would have to remove it. Here they go by, a chunk at a time, and from where a download broke off. A file may lie in
+parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
 """
 
 import time
@@ -29,6 +29,7 @@ from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
+from resources.settings import Settings
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
@@ -52,9 +53,10 @@ def download(
     version = find(database, dataset_id)
     artifact = artifact_of(database, store, version, content)
     expires_at = int(time.time()) + seconds
+    public = public_store(settings)
 
     def address(uri: str, file: FileRecord) -> str:
-        if file.selection is None and (signed := store.signed_url(uri, seconds)):
+        if file.selection is None and public is not None and (signed := public.signed_url(uri, seconds)):
             return signed
         link = Link(caller.organization, uri, expires_at)
         return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
@@ -72,7 +74,7 @@ def linked(
     """What a signed link leads to, or a part of it. The signature is the permission: nobody signs in here."""
     Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
-        file = ChosenLines.at(store, uri) or whole_object(store, uri)
+        file = ChosenLines.at(store, uri) or store.open(uri)
         return part_response(file, request.headers.get("range", ""))
     except (BrokenArtifact, FileNotFoundError):
         raise not_found("The file of this link is not there any more: ask for a new link") from None
@@ -125,11 +127,12 @@ class ChosenLines:
                 return
 
 
-def whole_object(store: Store, uri: str) -> StoredObject:
-    """What lies at an address. Raises FileNotFoundError."""
-    if store.local_path(uri) is None:
-        raise not_found("This server gives out links to its object store, and has none of its own")
-    return store.open(uri)
+def public_store(settings: Settings) -> Store | None:
+    """The object store as clients reach it; none where they do not. A signature holds for the host that it names."""
+    storage = settings.storage
+    if not storage.endpoint or not storage.public_endpoint:
+        return None
+    return Store(settings.store.model_copy(update={"root": storage.public_endpoint}), storage.variables)
 
 
 def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
