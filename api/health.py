@@ -23,7 +23,7 @@ PROBES = ("s3://hanzo-ml/datasets/ready", "s3://hanzo-ml/runs/ready", "s3://hanz
 
 
 @router.get("/alive")
-def alive() -> JSONResponse:
+async def alive() -> JSONResponse:
     return JSONResponse({"alive": True})
 
 
@@ -36,7 +36,7 @@ def ready(tracking: TrackingOf, store: StoreOf) -> JSONResponse:
 
 @router.get("/health")
 @router.head("/health", include_in_schema=False)
-def health() -> PlainTextResponse:
+async def health() -> PlainTextResponse:
     return PlainTextResponse("OK")
 
 

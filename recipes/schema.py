@@ -25,7 +25,7 @@ from pydantic import (
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
-"""Of what is counted or divided step by step, as rows and processes are: more of it is a mistake, or meant to keep us busy."""
+"""Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 

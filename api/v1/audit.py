@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf
 from resources.metadata.audit import calls_of
+from resources.metadata.tracking_rules import MAX_INT64
 
 router = APIRouter(prefix="/v1", tags=["v1"])
 
@@ -15,8 +16,8 @@ router = APIRouter(prefix="/v1", tags=["v1"])
 def audit(
     database: DatabaseOf,
     caller: CallerOf,
-    after: Annotated[int, Query(ge=0)] = 0,
-    since: Annotated[int | None, Query(ge=0)] = None,
+    after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
+    since: Annotated[int | None, Query(ge=0, le=MAX_INT64)] = None,
     user: str | None = None,
     type: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,

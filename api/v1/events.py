@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from api.auth.permissions import LOCAL
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
 from resources.metadata.scope_events import events_of
+from resources.metadata.tracking_rules import MAX_INT64
 
 router = APIRouter(prefix="/v1", tags=["v1"])
 
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["v1"])
 def events(
     database: DatabaseOf,
     caller: CallerOf,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_INT64)] = 0,
     type: Annotated[list[str] | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:

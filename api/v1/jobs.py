@@ -2,14 +2,15 @@
 graph's business.
 """
 
-import time
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
+from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
@@ -30,6 +31,8 @@ from resources.settings import Settings
 router = APIRouter(prefix="/v1/jobs", tags=["v1"])
 
 POLL_SECONDS = 0.5
+LOG_BYTES = 1 << 20
+"""Of a log that are read at a time."""
 SANDBOX = "sandbox"
 """The standing definition for jobs that bring their own configuration."""
 DEFAULT_RECIPE = "smollm2-135m-lora"
@@ -186,18 +189,28 @@ def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool =
     return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
 
 
-def events(database: Database, job_id: str, path: Path, follow: bool) -> Iterator[str]:
+async def events(database: Database, job_id: str, path: Path, follow: bool) -> AsyncIterator[str]:
+    """Waits without a thread: forty who followed jobs that say nothing had all that the server has."""
     offset = 0
     while True:
-        status = Jobs(database).read(job_id).status
-        data = path.read_bytes()[offset:] if path.is_file() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        offset += len(whole)
-        yield from (f"data: {line.decode(errors='replace')}\n\n" for line in whole.splitlines())
+        status = (await run_in_threadpool(Jobs(database).read, job_id)).status
+        while lines := await run_in_threadpool(new_lines, path, offset):
+            offset += len(lines)
+            yield "".join(f"data: {line.decode(errors='replace')}\n\n" for line in lines.splitlines())
         if status in ENDED or not follow:
             yield f"event: end\ndata: {status}\n\n"
             return
-        time.sleep(POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def new_lines(path: Path, offset: int) -> bytes:
+    """The next whole lines of a log, some of them where there are many; a line that is longer than that comes in parts."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(LOG_BYTES)
+    return data[: data.rfind(b"\n") + 1] or (data if len(data) == LOG_BYTES else b"")
 
 
 def as_json(job: JobRecord) -> dict[str, Any]:

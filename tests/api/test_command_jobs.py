@@ -1,7 +1,9 @@
 """POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
 
+from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from fastapi.testclient import TestClient
@@ -11,6 +13,7 @@ from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.totals import queued
 from resources.settings import Settings
+from tests.api.server_process import ServerProcess
 
 SPECIFICATION = """
 name: "zen-72b-finetune-finance"
@@ -91,6 +94,21 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("epoch 1\n")
     assert "data: epoch 1\n" in http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+    long = "x" * (3 << 20)
+    (folder / "log.txt").write_text(f"epoch 1\n{long}\nhalf a li")
+    told = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
+    assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}event: end")
+
+
+def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) -> None:
+    """Each of them had one of the server's forty threads, and kept it when he was gone."""
+    job = httpx.post(f"{server.url}/v1/jobs", json={"name": "quiet", "command": ["true"]}).json()
+    with ExitStack() as followers, httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=None)) as client:
+        for _ in range(60):
+            followers.enter_context(client.stream("GET", f"/v1/jobs/{job['id']}/logs", timeout=60))
+        assert httpx.get(f"{server.url}/v1/jobs", timeout=60).status_code == 200
+        assert httpx.get(f"{server.url}/alive", timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/v1/jobs/{job['id']}/cancel", timeout=60).status_code == 200
 
 
 def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:

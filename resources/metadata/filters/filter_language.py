@@ -79,14 +79,14 @@ def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
     conditions: list[Condition] = []
     position = 0
     while position < len(tokens):
+        if len(conditions) == MAX_CONDITIONS:
+            raise invalid(f"A filter string can contain at most {MAX_CONDITIONS} comparisons")
         if conditions:
             if not is_word(tokens[position], "AND"):
                 raise _malformed(tokens[position:], grammar)
             position += 1
         condition, position = _condition(tokens, position, grammar)
         conditions.append(condition)
-    if len(conditions) > MAX_CONDITIONS:
-        raise invalid(f"A filter string can contain at most {MAX_CONDITIONS} comparisons")
     return conditions
 
 
@@ -94,6 +94,8 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
     """Orders such as `metrics.loss DESC`. Raises a 400 for a field that cannot be ordered by."""
     orders: list[Order] = []
     for text in texts:
+        if len(orders) == MAX_ORDERS:
+            raise invalid(f"order_by can contain at most {MAX_ORDERS} fields")
         tokens, rest = tokenize(text)
         if rest or len(tokens) not in (1, 2) or any(token.kind != "name" for token in tokens):
             raise invalid(
@@ -108,8 +110,6 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
         if any((order.entity, order.key) == (entity, key) for order in orders):
             raise invalid(f"`order_by` contains duplicate fields: '{printable(text)}'")
         orders.append(Order(entity, key, direction == "ASC"))
-    if len(orders) > MAX_ORDERS:
-        raise invalid(f"order_by can contain at most {MAX_ORDERS} fields")
     return orders
 
 

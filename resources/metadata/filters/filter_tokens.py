@@ -4,11 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resources.metadata.tracking_rules import checked_text
+from resources.metadata.tracking_rules import check_length, checked_text
 
 WORDS = (("IS", "NOT", "NULL"), ("IS", "NULL"), ("NOT", "IN"), ("IN",), ("LIKE",), ("ILIKE",), ("RLIKE",))
 """Comparators that are words. RLIKE is one of MLflow's for traces: it is known here in order to be refused by name."""
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?")
+"""Digits are not given back: one of 100,000 that is no number would be read again from each of them."""
+MAX_LENGTH = 1_000_000
+"""Of a filter: what lists as many runs as a page has is a third of it."""
 TOKEN = re.compile(
     rf"\s*(?:(?P<string>'[^']*'|\"[^\"]*\")|(?P<number>{NUMBER.pattern}(?![\w.]))"
     r"|(?P<operator><=|>=|<>|==|!=|=|<|>)|(?P<mark>[(),])"
@@ -28,6 +31,7 @@ OPENING, CLOSING = Token("mark", "("), Token("mark", ")")
 def tokenize(text: str) -> tuple[list[Token], str]:
     """The tokens of a text, and what is left of it from where it cannot be read on."""
     checked_text(text, "filter")
+    check_length("filter", text, MAX_LENGTH)
     tokens: list[Token] = []
     position, end = 0, len(text.rstrip())
     while position < end:

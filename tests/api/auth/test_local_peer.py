@@ -48,9 +48,11 @@ def test_the_user_who_started_the_server_is_heard(server: ServerProcess) -> None
     assert answer.status_code == 201, answer.text
     cancelled = httpx.post(f"{server.url}/v1/jobs/{answer.json()['id']}/cancel")
     assert cancelled.json()["status"] == "cancelled"
-    for name in ("somebody", "127.0.0.1"):
+    own = socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port))
+    for name in ("somebody", "127.0.0.1", f"127.0.0.1:{own.getsockname()[1]}"):
         forwarded = httpx.post(f"{server.url}/v1/jobs", content=COMMAND, headers={**headers, "X-Forwarded-For": name})
         assert (forwarded.status_code, "not through a proxy" in forwarded.text) == (403, True)
+    own.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")

@@ -76,6 +76,19 @@ def test_a_filter_of_something_else_is_refused(text: str, grammar: Grammar, refu
     assert refusing(text, grammar).startswith(refusal)
 
 
+@pytest.mark.parametrize("text", ["1" * 300_000 + "x", "version_number = '" + "1" * 300_000 + "x'"])
+@pytest.mark.parametrize("grammar", [RUN_GRAMMAR, VERSION_GRAMMAR])
+def test_digits_that_are_no_number_are_read_once(text: str, grammar: Grammar) -> None:
+    """Read again from each of them, it took an hour in which nobody was answered."""
+    with pytest.raises(HanzoError):
+        parse_filter(text, grammar)
+
+
+def test_a_filter_has_a_limit() -> None:
+    with pytest.raises(HanzoError, match="'filter' exceeds the maximum length"):
+        parse_filter("a" * 1_000_001, RUN_GRAMMAR)
+
+
 def test_a_name_may_be_quoted_whole_or_in_parts() -> None:
     quoted = "`params`.`learning rate` = 'x' and metrics.\"a b\" > 1 and attributes.`Run name` = 'y'"
     assert parse_filter(quoted, RUN_GRAMMAR) == [
