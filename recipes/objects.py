@@ -25,7 +25,7 @@ PART = 5 << 20
 PARTS = 9_000
 """S3 takes 10,000 parts of an object."""
 REPLACED_AT_MOST = 1000
-"""Times that an object may be replaced while it is read. A store that takes no version for the one it names would never end."""
+"""Times that an object may be replaced while it is read: a store that takes no version for the one it names never ends."""
 PART_OF_UNKNOWN = 16 << 20
 CONCURRENT_PARTS = 2
 """Parts on their way at once: together with their size, the memory of an upload."""
