@@ -25,7 +25,7 @@ from api.auth import body as bodies
 from api.auth.call import Call, call_of
 from api.auth.credentials import authorization, from_page
 from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
-from api.auth.job_callers import JobCallers, check_job_scope, job_token, named_by_job
+from api.auth.job_callers import JobCallers, check_job_scope, in_place, job_token, named_by_job
 from api.auth.ownership import check_ownership
 from api.auth.permissions import LOCAL, OWN, Caller, Permission
 from api.auth.references import references
@@ -188,7 +188,8 @@ class Guard:
                 receive = bodies.replay(raw, receive)
         call.references = references(match.route.shape, match.parameters, query, body)
         if caller.job is not None:
-            call.references = named_by_job(match.route.template, call.references, body)
+            acted_on = in_place(match.route.shape, match.parameters, query, call.references)
+            call.references = named_by_job(match.route.template, acted_on, body)
             lists = rule.permission is not Permission.SERVER_READ
             await run_in_threadpool(
                 check_job_scope, self._database, caller.job, call.references, writes=rule.writes, lists=lists

@@ -4,7 +4,7 @@ What belongs here: which objects. Which routes there are for jobs is `api.auth.t
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth.ownership import missing
 from api.auth.permissions import JOB, Caller
+from api.auth.references import PROXY_LIST, references
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
@@ -70,10 +71,20 @@ def job_token(authorization: str | None) -> str | None:
     return token if scheme.lower() == "bearer" and token.startswith(PREFIX) else None
 
 
-def named_by_job(route: str, references: Iterable[Reference], body: Any) -> frozenset[Reference]:
-    """What a job's request names: a run that it makes is named by the parent that it gets."""
-    named = set(references)
+def in_place(
+    route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], named: frozenset[Reference]
+) -> frozenset[Reference]:
+    """What a request acts on: through the artifact proxy what its path says, whatever it names beside it."""
+    if "artifact_path" in path:
+        return references(route, {"artifact_path": path["artifact_path"]}, {})
+    return references(route, {}, {"path": query.get("path", ())}) if PROXY_LIST.search(route) else named
+
+
+def named_by_job(route: str, acted_on: Iterable[Reference], body: Any) -> frozenset[Reference]:
+    """What a job's request names: a run that it makes is named by the parent that it gets, and by nothing else."""
+    named = set(acted_on)
     if route.endswith(CREATES_A_RUN):
+        named = {reference for reference in named if reference.kind is not Kind.RUN}
         tags = body.get("tags") if isinstance(body, dict) else None
         for tag in tags if isinstance(tags, list) else ():
             if isinstance(tag, dict) and tag.get("key") == PARENT_TAG:

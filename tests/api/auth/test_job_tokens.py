@@ -134,6 +134,29 @@ def test_a_run_of_nobody_s_is_refused(job: Job) -> None:
     assert answer.status_code == 403 and "mlflow.parentRunId" in answer.json()["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "{proxy}/place/{other}/artifacts/f"),
+        ("GET", "{proxy}/place/{other}/artifacts/f"),
+        ("GET", "{proxy}?path=place/{other}"),
+        ("PUT", "{proxy}/{experiment}"),
+        ("POST", "/api/2.0/mlflow-artifacts/mpu/create/place/{other}"),
+        ("POST", "/api/2.0/mlflow-artifacts/mpu/create/{experiment}"),
+    ],
+)
+def test_its_run_beside_another_place_gives_it_no_right_there(signed_in: SignedIn, job: Job, method: str, path: str) -> None:
+    where = path.format(proxy=PROXY, other=signed_in.acme.ids["run"], experiment=job.experiment)
+    options: dict[str, Any] = {"PUT": {"content": b"f"}, "POST": {"json": {"path": "f", "num_parts": 1}}}.get(method, {})
+    answer = job.http.request(method, f"{where}{'&' if '?' in where else '?'}run_id={job.id}", **options)
+    assert (answer.status_code, answer.json()["error_code"]) == (403, "PERMISSION_DENIED"), answer.text
+
+
+def test_a_new_run_is_not_named_by_an_id(job: Job) -> None:
+    answer = job.post("/runs/create", experiment_id=job.experiment, run_id=job.id)
+    assert answer.status_code == 403 and "mlflow.parentRunId" in answer.json()["message"]
+
+
 def test_who_it_was_is_on_record(signed_in: SignedIn, job: Job) -> None:
     made(job.post("/runs/update", run_id=job.id, run_name="n"))
     params = {"user": "researcher@acme", "limit": 1000}
