@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.requests import StrictRoute
 from api.v1.jobs import DEFAULT_RECIPE, SANDBOX, NewJob, checked_recipe
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
@@ -21,7 +22,7 @@ from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 
-router = APIRouter(prefix="/v1/jobs", tags=["v1"])
+router = APIRouter(prefix="/v1/jobs", tags=["v1"], route_class=StrictRoute)
 
 
 @router.post("/estimate")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.requests import StrictRoute
 from api.v1.jobs import allow_base_model, checked_recipe
 from recipes.schema import first_problem
 from resources.errors import invalid
@@ -27,7 +28,7 @@ from resources.metadata.sweep_rows import Snapshot
 from resources.metadata.sweeps import Sweeps
 from resources.settings_sections import Hpo
 
-router = APIRouter(prefix="/v1/hpo", tags=["v1"])
+router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)
 
 PROBES = (0.0, 0.37, 1.0)
 """Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""

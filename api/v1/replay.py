@@ -4,13 +4,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.requests import StrictRoute
 from api.v1.jobs import as_json
 from resources.replay.finished_run import read_finished
 from resources.replay.submit import submit_replay
 from resources.replay.verdict import read_verdict
 from resources.services import SOURCE
 
-router = APIRouter(prefix="/v1/runs", tags=["v1"])
+router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
 
 
 @router.post("/{run_id}/replay", status_code=201)

@@ -144,3 +144,16 @@ def test_a_refused_run_leaves_no_experiment(http: TestClient) -> None:
     body = {"experiment_name": "new", "params": {"bad//key": 1}}
     assert http.post("/v1/runs", json=body).status_code == 400
     assert [found["name"] for found in http.get("/v1/experiments").json()["experiments"]] == ["Default"]
+
+
+@pytest.mark.parametrize("asked", ["events?after", "audit?after", "audit?since"])
+def test_a_place_beyond_all_records_is_refused(http: TestClient, asked: str) -> None:
+    assert http.get(f"/v1/{asked}={2**63 - 1}").json()["events"] == []
+    assert http.get(f"/v1/{asked}={10**20}").status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/estimate", "/v1/hpo"])
+def test_half_a_character_is_no_json(http: TestClient, path: str) -> None:
+    body = b'{"name": "\\ud800", "command": ["\\ud800"]}'
+    answer = http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "\\ud800" not in answer.text

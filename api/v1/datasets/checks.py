@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dependencies import DatabaseOf, StoreOf
+from api.requests import StrictRoute
 from api.v1.datasets.messages import find, reading
 from recipes.schema import Artifact
 from recipes.store import Store
@@ -17,7 +18,7 @@ from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
 
-router = APIRouter(prefix="/v1/datasets", tags=["v1"])
+router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
 
 
 @router.get("/{dataset_id}/checks")

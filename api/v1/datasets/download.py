@@ -1,8 +1,8 @@
 """Addresses under which a version can be downloaded for a while by whoever has them (row B6).
 
-Where clients reach the S3 server (`storage.public_endpoint`), they are pre-signed for it. Where they do not, or the store
-is a folder, this server answers them. So it does for files of a split that are lines of its version: no object has their
-bytes. To make one of them for those who ask would store the version a second time for what a bit a record says, and
+On S3 they are pre-signed and lead to S3 itself, by the name that clients know it by (`storage.public_endpoint`) where there
+is one. Where the store is a folder, this server answers them. So it does for files of a split that are lines of its version:
+no object has their bytes. To make one of them for those who ask would store the version a second time for what a bit a record says, and
 somebody would have to remove it. Here they go by, a chunk at a time, and from where a download broke off. A file may lie in
 parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
 """
@@ -56,7 +56,7 @@ def download(
     public = public_store(settings)
 
     def address(uri: str, file: FileRecord) -> str:
-        if file.selection is None and public is not None and (signed := public.signed_url(uri, seconds)):
+        if file.selection is None and (signed := public.signed_url(uri, seconds)):
             return signed
         link = Link(caller.organization, uri, expires_at)
         return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
@@ -127,12 +127,11 @@ class ChosenLines:
                 return
 
 
-def public_store(settings: Settings) -> Store | None:
-    """The object store as clients reach it; none where they do not. A signature holds for the host that it names."""
+def public_store(settings: Settings) -> Store:
+    """The object store as clients reach it: a signature holds for the host that it names."""
     storage = settings.storage
-    if not storage.endpoint or not storage.public_endpoint:
-        return None
-    return Store(settings.store.model_copy(update={"root": storage.public_endpoint}), storage.variables)
+    root = storage.public_endpoint if storage.endpoint and storage.public_endpoint else settings.store.root
+    return Store(settings.store.model_copy(update={"root": root}), storage.variables)
 
 
 def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
