@@ -22,6 +22,7 @@ from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
 from resources.metadata.tracking.runs import Runs
+from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -104,6 +105,7 @@ class Jobs:
         A job of that id that is there already stays as it is. One that its supervisor records itself, on a click in the
         Dagster UI, is `running` at once: queued, the sensor would start it a second time.
         """
+        refuse_unstorable([name, dict(config)], "config")
         identifier = id or uuid.uuid4().hex
         with writing(self._database, connection) as writer:
             row = {

@@ -141,6 +141,19 @@ def checked_text(text: str, path: str) -> str:
     return text
 
 
+def refuse_unstorable(value: Any, path: str) -> None:
+    """The same of every text and every key of a JSON value: one of them, and PostgreSQL reads no field of that row."""
+    if isinstance(value, str):
+        checked_text(value, path)
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            checked_text(key, path)
+            refuse_unstorable(member, path)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            refuse_unstorable(member, path)
+
+
 def checked_time(value: int | None, path: str) -> int | None:
     if value is not None and not -MAX_INT64 - 1 <= value <= MAX_INT64:
         raise bad_value(path, value, "It must be a 64-bit integer (milliseconds since 1970)")
