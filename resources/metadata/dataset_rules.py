@@ -6,7 +6,7 @@ from typing import Any
 
 from recipes.schema import canonical_json
 from resources.errors import invalid
-from resources.metadata.tracking_rules import UNSTORABLE
+from resources.metadata.tracking_rules import UNSTORABLE, refuse_unstorable
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 VERSION = re.compile(r"[0-9]{1,9}")
@@ -44,4 +44,5 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise invalid(
             "metadata has a value that JSON has not, such as NaN, or is nested too deeply: write null, or a text"
         ) from None
+    refuse_unstorable(metadata, "metadata")
     return dict(metadata)

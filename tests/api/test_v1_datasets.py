@@ -161,7 +161,9 @@ def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
     assert (broken.status_code, "ask for a new link" in broken.text) == (404, True)
 
 
-@pytest.mark.parametrize("metadata", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "[" * 100_000, "[1]"])
+@pytest.mark.parametrize(
+    "metadata", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": ["\\u0000"]}', "[" * 100_000, "[1]"]
+)
 def test_metadata_that_could_not_be_answered_is_refused(http: httpx.Client, metadata: str) -> None:
     """One such version, and the list of all versions of its organization was an error."""
     made = create(http, "described", b'{"a": 1}\n')

@@ -2,9 +2,9 @@
 
 On S3 they are pre-signed and lead to S3 itself, by the name that clients know it by (`storage.public_endpoint`) where there
 is one. Where the store is a folder, this server answers them. So it does for files of a split that are lines of its version:
-no object has their bytes. To make one of them for those who ask would store the version a second time for what a bit a record says, and
-somebody would have to remove it. Here they go by, a chunk at a time, and from where a download broke off. A file may lie in
-parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
+no object has their bytes. To make one of them for those who ask would store the version a second time for what a bit a
+record says, and somebody would have to remove it. Here they go by, a chunk at a time, and from where a download broke off.
+A file may lie in parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
 """
 
 import time
