@@ -3,6 +3,7 @@
 What was fetched before a crash lies in a folder beside it, is verified again, and is not fetched a second time.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +94,10 @@ def alone(to: Path) -> Iterator[None]:
     from fcntl import LOCK_EX, LOCK_NB, flock  # which Windows has not: the other commands need none of it
 
     path = beside(to, "lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # a file stands where the folder would: said as every other command says it
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
     with path.open("w") as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
