@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Client:
                 mlflow.set_tag(run_id, key, value)
         run = Run(mlflow, self.tracking_uri, run_id, on_end=self._active.remove)
         if not self._active:
-            atexit.register(self.end_run)
+            atexit.register(self._end_at_exit)
         self._active.append(run)
         return run
 
@@ -74,6 +75,14 @@ class Client:
     def end_run(self, status: str = "FINISHED") -> None:
         if self._active:
             self._active[-1].end(status)
+
+    def _end_at_exit(self) -> None:
+        """A script that ends by an exception says so of its run (row T4): the interpreter has told it, and keeps it.
+
+        In a prompt it keeps that of any line before.
+        """
+        failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+        self.end_run("FAILED" if failed else "FINISHED")
 
     def _mlflow(self) -> "MlflowClient":
         from mlflow import MlflowClient

@@ -23,6 +23,7 @@ from hanzo_ml_assets.validation import (
 from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.schema import Artifact, Job, Program, Result, canonical_json
 from recipes.validation.findings import Leaks
+from resources.dataset_deletion import recording
 from resources.ingest.create import create_from
 from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion
@@ -204,9 +205,10 @@ def record_splits(
     control_plane: ControlPlane, version: DatasetVersion, divided: Division, leaks: Result, verdict: Verdict
 ) -> None:
     """Lineage, pointers and leaks of the splits, in one transaction: no job starts on what is not judged yet."""
-    with control_plane.database.write() as connection:
+    made = [*divided.artifacts.values(), *leaks.artifacts.values()]
+    with recording(control_plane.database, control_plane.store, version, made) as connection:
         control_plane.validations.set_leaks(connection, version, Leaks.model_validate(leaks.facts), verdict)
-        for artifact in [*divided.artifacts.values(), *leaks.artifacts.values()]:
+        for artifact in made:
             record(connection, artifact, control_plane.store.manifest(artifact))
         stored = {
             split: {

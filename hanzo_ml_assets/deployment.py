@@ -1,5 +1,8 @@
 """The deployment asset: a promoted version is verified, loaded, warmed and put in front of traffic, or rolled back."""
 
+import time
+from pathlib import Path
+
 import dagster as dg
 from sqlalchemy import Connection, select
 
@@ -8,13 +11,15 @@ from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.version_tag import group_name
 from recipes.schema import FileRecord
 from recipes.store import BrokenArtifact
-from resources.engine.errors import EngineError
+from resources.engine.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
 from resources.metadata.registry import deployments
 from resources.metadata.registry.registry import ModelVersion
 from resources.metadata.tables import events
 
 PROMOTED = "model.promoted"
+ENGINE_SECONDS = 60.0
+"""How long an engine may be away: one that is just started anew says nothing against what was promoted."""
 
 
 def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
@@ -91,14 +96,7 @@ def deploy(
     try:
         file = gguf_file(version, control_plane)
         folder = control_plane.store.fetch(artifact, control_plane.settings.home / "cache")
-        control_plane.engine.deploy(
-            name=version.model.served_name,
-            version=version.version,
-            deployment=row.id,
-            path=folder / file.path,
-            sha256=file.sha256,
-            smoke_prompts=list(model.deployment.smoke_prompts),
-        )
+        load(model, version, row, folder / file.path, file.sha256, control_plane)
     except (EngineError, BrokenArtifact) as error:
         with control_plane.database.write() as connection:
             deployments.fail(connection, row, str(error))
@@ -112,6 +110,37 @@ def deploy(
     if not serves:
         raise dg.Failure(f"{version.reference} was taken out of service while it was deployed", allow_retries=False)
     return row
+
+
+def load(
+    model: ModelDefinition,
+    version: ModelVersion,
+    row: deployments.Deployment,
+    path: Path,
+    sha256: str,
+    control_plane: ControlPlane,
+) -> None:
+    """Have the engine serve a file, once there is an engine.
+
+    Raises:
+        EngineError: it does not answer as it should, or no engine answered for ENGINE_SECONDS.
+    """
+    end = time.monotonic() + ENGINE_SECONDS
+    while True:
+        try:
+            control_plane.engine.deploy(
+                name=version.model.served_name,
+                version=version.version,
+                deployment=row.id,
+                path=path,
+                sha256=sha256,
+                smoke_prompts=list(model.deployment.smoke_prompts),
+            )
+            return
+        except EngineUnavailable:
+            if time.monotonic() > end:
+                raise
+        time.sleep(1)
 
 
 def withdrawn_meanwhile(promotion: Event, control_plane: ControlPlane) -> None:

@@ -13,8 +13,10 @@ from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, can
 from recipes.validation.findings import STATISTICS, Leaks, Statistics, ValidationFacts
 from recipes.validation.parameters import FindLeaksParameters, ValidateParameters
 from resources.compute.base import JobFailed
+from resources.dataset_deletion import recording
 from resources.lineage.ancestry import Ancestry
 from resources.lineage.record import record
+from resources.metadata.dataset_locks import keep
 from resources.metadata.dataset_problems import tell_problem
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import now_ms
@@ -83,7 +85,7 @@ def validate(
         facts, statistics, definition.checks, definition.measures, created_at=version.created_at, now=now_ms()
     )
     artifact = result.artifacts["statistics"]
-    with control_plane.database.write() as connection:
+    with recording(control_plane.database, control_plane.store, version, [artifact]) as connection:
         record(connection, artifact, control_plane.store.manifest(artifact))
         control_plane.validations.set_version(connection, version, artifact, facts, verdicts)
     return Validated(statistics, facts, tuple(verdicts))
@@ -96,7 +98,8 @@ def telling_why(version: DatasetVersion, attempt: str, control_plane: ControlPla
         yield
     except (BadConfiguration, JobFailed) as problem:
         with control_plane.database.write() as connection:
-            tell_problem(connection, version, f"could not be {attempt}: {problem}")
+            if keep(connection, version.id):
+                tell_problem(connection, version, f"could not be {attempt}: {problem}")
         raise
 
 

@@ -26,6 +26,8 @@ MERGE_TOLERANCE = 1e-3
 ROUNDING_TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Relative error of the logits that rounding every weight to the stored type may cause."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""The templates that have a name, such as `tool_use`, a file each."""
 PATH_KEYS = ("_name_or_path", "_model_name_or_path", "transformers_version")
 
 
@@ -157,6 +159,8 @@ def complete(base: Path, out: Path) -> None:
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (base / name).is_file():
             shutil.copyfile(base / name, out / name)
+    if (base / TEMPLATES_FOLDER).is_dir():
+        shutil.copytree(base / TEMPLATES_FOLDER, out / TEMPLATES_FOLDER, dirs_exist_ok=True)
 
 
 def one_line(error: Exception) -> str:

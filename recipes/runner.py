@@ -6,6 +6,7 @@ by that.
 """
 
 import errno
+import faulthandler
 import json
 import re
 import sys
@@ -24,6 +25,8 @@ from recipes.store import BrokenArtifact, Store
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
 
+EXIT_SECONDS = 120
+"""How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_DISK_WORDS = re.compile(
     rf"\(os error ({'|'.join(map(str, FULL_DISK))})\)|inline_container.* unexpected pos|iostream error"
@@ -69,6 +72,7 @@ def main(program: Work) -> None:
         # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
         with suppress(OSError), (work / EXIT_FILE).open("x") as file:
             json.dump({"code": code, "message": line}, file)
+        end_soon()
         sys.exit(code)
 
     try:
@@ -93,6 +97,15 @@ def main(program: Work) -> None:
             fail(f"{type(error).__name__}: {error}", 1)
         place = getattr(error, "filename", None) or work
     else:
+        end_soon()
         return
     # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
     fail(f"no space left for {place}: free some space, then retry; nothing saved so far is lost", 1)
+
+
+def end_soon() -> None:
+    """Let nothing keep a program alive that has done its work, and with it its lock: whoever follows it would wait for ever.
+
+    Its result, or `exit.json`, counts more than the code that it is ended with; the log has what its threads were at.
+    """
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)

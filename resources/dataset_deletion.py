@@ -4,17 +4,21 @@ The row goes first, in one transaction with the look at who refers to it; then, 
 what lies in the object store.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from sqlalchemy import Connection, delete, select, update
 
+from recipes.schema import Artifact
 from recipes.store import Store
 from resources.errors import conflict
 from resources.ingest.place import place_of
 from resources.lineage.datasets import children, digests_of, is_part, own_artifacts, places_of_others
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
-from resources.metadata.dataset_locks import await_makers
-from resources.metadata.datasets import Datasets, DatasetVersion
-from resources.metadata.tables import artifacts, jobs, lineage_edges
+from resources.metadata.dataset_locks import await_makers, keep
+from resources.metadata.datasets import Datasets, DatasetVersion, new_id
+from resources.metadata.tables import artifacts, dataset_versions, jobs, lineage_edges
 
 SHOWN = 5
 
@@ -32,12 +36,40 @@ def delete_version(database: Database, store: Store, identifier: str, user: str)
         if names := referrers(connection, version):
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             raise conflict(f"dataset {version.reference} is not deleted: {', '.join(names[:SHOWN])}{more} refer to it")
-        claims = ChunkClaims(database, version.organization, place_of(version.organization, version.name))
+        claims = claims_of(database, version)
         claims.take_over(connection, version.id, version.storage_path)
         forget(connection, version)
         datasets.remove(connection, version, user)
     claims.release(store, version.id)
     return version
+
+
+@contextmanager
+def recording(database: Database, store: Store, version: DatasetVersion, made: Sequence[Artifact]) -> Iterator[Connection]:
+    """A transaction that records what was made of a version and lies beside its files: checks, splits.
+
+    Raises:
+        HanzoError: 409 where it was deleted meanwhile. What was made is removed then: records stand in it, and nobody else
+            would come by. Where the same was prepared anew, it lies beside that version.
+    """
+    claims, leftovers = claims_of(database, version), dict[str, str]()
+    with database.write() as connection:
+        if keep(connection, version.id):
+            yield connection
+            return
+        at_place = dataset_versions.c.storage_path == version.storage_path
+        if connection.execute(select(dataset_versions.c.id).where(at_place)).first() is None:
+            beside = [artifact.uri for artifact in made if not artifact.uri.startswith(version.artifact.uri)]
+            leftovers = {place: new_id() for place in dict.fromkeys(uri.rpartition("/")[0] for uri in beside)}
+        for place, leftover in leftovers.items():
+            claims.take_over(connection, leftover, place)
+    for leftover in leftovers.values():
+        claims.release(store, leftover)
+    raise conflict(f"dataset {version.reference} was deleted while it was looked at")
+
+
+def claims_of(database: Database, version: DatasetVersion) -> ChunkClaims:
+    return ChunkClaims(database, version.organization, place_of(version.organization, version.name))
 
 
 def forget(connection: Connection, version: DatasetVersion) -> None:

@@ -64,6 +64,7 @@ def add_prepared(
         version = Datasets(database).with_content(connection, parent.organization, derivation.name, content_of(result))
         if version is None and (is_new := keep(connection, parent.id)):
             claims.check_not_being_deleted(connection, place)
+            refuse_what_is_gone(store, result.artifacts["dataset"])
             version = version_of(derivation, result, Datasets(database), connection)
             for role, made in result.artifacts.items():
                 record(connection, made, manifests[role])
@@ -80,6 +81,12 @@ def add_prepared(
     if version is None:
         raise conflict(f"dataset {parent.reference} was deleted while it was prepared: prepare a version that is there")
     return version, is_new
+
+
+def refuse_what_is_gone(store: Store, made: Artifact) -> None:
+    """An equal version was there as this preparation found its files done, and was deleted since, to the end."""
+    if store.find(made.uri) is None:
+        raise conflict("the same was prepared before, and was deleted just now: ask for it again")
 
 
 def content_of(result: Result) -> str:

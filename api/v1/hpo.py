@@ -32,12 +32,16 @@ router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)
 
 PROBES = (0.0, 0.37, 1.0)
 """Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
+MOST_PROBES = 1000
+"""Each is a recipe to be checked while the request waits: a few milliseconds."""
 
 
 @router.post("", status_code=201)
 def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
     """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused."""
     config = pinned(checked(body, settings.hpo), database, caller)
+    if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
+        raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
     for params in probes(config):
         job = trial_job(config, params)
         recipe = checked_recipe(job.get("recipe"), job["parameters"])

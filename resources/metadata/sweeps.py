@@ -25,7 +25,7 @@ from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import runs, sweep_trials, sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
-from resources.metadata.tracking_rules import MetricPoint
+from resources.metadata.tracking_rules import MetricPoint, refuse_unstorable
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Sweeps:
     def start(self, config: SweepConfig, *, user: str, organization: str) -> Sweep:
         """Record a sweep and its parent run. Its trials come later, as jobs."""
         identifier, now = uuid.uuid4().hex, now_ms()
+        asked = config.model_dump(mode="json")
+        refuse_unstorable(asked, "config")
         with self._database.write() as connection:
             name = f"{config.strategy} sweep"
             self._runs.ensure(
@@ -61,7 +63,7 @@ class Sweeps:
                 "id": identifier,
                 "experiment": config.experiment,
                 "status": "running",
-                "config": config.model_dump(mode="json"),
+                "config": asked,
                 "user_id": user,
                 "organization": organization,
                 "reason": "",

@@ -125,6 +125,9 @@ def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset
         ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
         (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),
+        ({"search_space": {f"x{n}": {"type": "choice", "values": [*range(501)]} for n in range(2)}}, 400, "1002 values"),
+        ({"objective": {"metric": "eval\0loss"}}, 400, "objective.metric"),
+        ({"base_config": {"dataset": "instruction-v2", "model": "a\0b"}}, 400, "cannot be stored"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [1]} for n in range(101)}}, 400, "101 hyperparameters"),
         (
             {

@@ -59,6 +59,19 @@ def test_an_exception_marks_the_run_failed_and_keeps_its_metrics(client: Client,
     assert found.info.end_time is not None
 
 
+@pytest.mark.parametrize(("last_line", "status"), [("raise ZeroDivisionError", "FAILED"), ("print('well')", "FINISHED")])
+def test_without_a_with_statement_an_exception_marks_the_run_failed_too(
+    server: ServerProcess, mlflow: MlflowClient, tmp_path: Path, last_line: str, status: str
+) -> None:
+    script = tmp_path / "script.py"
+    first_lines = "import hanzo_ml\nrun = hanzo_ml.start_run()\nprint(run.id)\nrun.log_metric('loss', 1.5)\n"
+    script.write_text(first_lines + last_line)
+    env = environment(tmp_path, server.port) | {"HANZO_ML_TRACKING_URI": server.url, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False, timeout=120)
+    found = mlflow.get_run(done.stdout.split()[0])
+    assert (found.info.status, found.data.metrics) == (status, {"loss": 1.5}), done.stderr
+
+
 def test_a_run_goes_on_under_its_id(client: Client, mlflow: MlflowClient) -> None:
     with client.start_run() as first:
         first.log_metric("loss", 2.0, step=1)

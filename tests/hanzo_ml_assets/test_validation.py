@@ -3,17 +3,24 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from sqlalchemy import Connection
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
 from recipes.record_lines import record_lines
+from recipes.schema import Job
+from recipes.store import Store
+from resources.compute.base import JobFailed
+from resources.dataset_deletion import delete_version, recording
 from resources.lineage.record import record
+from resources.metadata.database import Database
 from resources.metadata.dataset_problems import FAILED, problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
@@ -121,6 +128,41 @@ def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph:
     with graph.plane.database.read() as connection:
         told = [event.payload["problem"] for event in read_after(connection, 0, [FAILED])]
     assert [reason[:20] for reason in told] == ["could not be checked", "could not be split: "]
+
+
+@pytest.mark.parametrize("at", ["validation", "dataset"])
+def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Its records stand in what was measured, and in its splits."""
+
+    @contextmanager
+    def deleted_before(database: Database, store: Store, version: DatasetVersion, made: Any) -> Iterator[Connection]:
+        delete_version(database, store, version.id, "ann")
+        with recording(database, store, version, made) as connection:
+            yield connection
+
+    monkeypatch.setattr(f"hanzo_ml_assets.{at}.recording", deleted_before)
+    result = graph.materialize(rows(60))
+    assert not result.success
+    told = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert len(told) == 1 and "dataset doors@1 was deleted while it was looked at" in told[0]
+    assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
+    with graph.plane.database.read() as connection:
+        assert problems_of(connection, ["doors@1"]) == {}
+
+
+def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reason_alone(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(job: Job, _follower: Any) -> None:
+        delete_version(graph.plane.database, graph.plane.store, graph.version().id, "ann")
+        raise JobFailed("its records are gone")
+
+    monkeypatch.setattr(type(graph.plane.compute), "run", lambda _compute, job, follower: fails(job, follower))
+    result = graph.materialize(rows(60))
+    (told,) = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
+    assert "its records are gone" in told and "IntegrityError" not in told
 
 
 def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:

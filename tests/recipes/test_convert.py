@@ -101,13 +101,23 @@ def test_the_served_file_answers_as_base_plus_adapter(made: Path, store: Store, 
 
 
 def test_merged_folder_is_complete_and_names_no_path(made: Path, store: Store, tmp_path: Path) -> None:
-    result = run(job_for(store, tmp_path, made / "base", made / "adapter"), store)
-    merged = store.fetch(result.artifacts["merged"], tmp_path)
+    base = tmp_path / "base"
+    shutil.copytree(made / "base", base)
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    result = run(job_for(store, tmp_path, base, made / "adapter"), store)
+    merged = store.fetch(result.artifacts["merged"], tmp_path / "merged")
     config = json.loads((merged / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50_000.0
     assert str(tmp_path) not in (merged / "config.json").read_text()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (merged / name).read_bytes() == (made / "base" / name).read_bytes()
+    tokenizer = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+    )
+    for name in tokenizer:
+        assert (merged / name).read_bytes() == (base / name).read_bytes()
     assert {tensor.dtype for tensor in load_file(merged / "model.safetensors").values()} == {torch.bfloat16}
     assert not result.metrics
     assert {"seconds_merge", "seconds_export"} <= result.facts.keys()

@@ -52,6 +52,21 @@ def last_error(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("end", "code"), [("return Result(work_digest=job.work_digest)", None), ("raise Failed('it is no model')", 1)]
+)
+def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
+    job: Job, tmp_path: Path, end: str, code: int | None
+) -> None:
+    waits = "import threading, recipes.runner; recipes.runner.EXIT_SECONDS = 1"
+    done = run(job, tmp_path, waits, "threading.Thread(target=threading.Event().wait).start()", end)
+    assert "Thread" in done.stderr and "in wait" in done.stderr, "the log has what it was at"
+    if code is None:
+        assert Result.model_validate_json(Store(job.store).get_bytes(RESULT)).work_digest == job.work_digest
+    else:
+        assert said(job) == {"code": code, "message": "it is no model"}
+
+
 def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, "return Result(work_digest=job.work_digest, metrics={'steps': 3.0})")
     assert done.returncode == 0, done.stderr

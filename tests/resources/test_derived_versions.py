@@ -202,6 +202,21 @@ def test_a_version_is_not_made_where_one_is_just_being_deleted(
     assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
 
 
+def test_no_version_is_made_of_files_that_a_deletion_took_to_the_end(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preparation found that an equal one had done its work; then that one's version was deleted."""
+    derivation = Derivation(parent, "d", PARAMETERS, "ann")
+    result = prepared(store, parent, tmp_path, "a")
+    first, _ = add_prepared(database, store, derivation, result)
+    manifests = {artifact: store.manifest(artifact) for artifact in result.artifacts.values()}
+    delete_version(database, store, first.id, "ann")
+    monkeypatch.setattr(Store, "manifest", lambda _store, artifact: manifests[artifact])
+    with pytest.raises(HanzoError, match="was deleted just now: ask for it again"):
+        add_prepared(database, store, derivation, result)
+    assert [version.reference for version in Datasets(database).list("default")] == ["d@1"]
+
+
 def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and_its_files_go(
     database: Database, store: Store, parent: DatasetVersion, tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.deployment import deploy, withdrawn_meanwhile
+from resources.engine.client import HttpEngine
+from resources.engine.errors import EngineUnavailable
 from resources.errors import ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
@@ -119,6 +121,7 @@ class Deploying:
         monkeypatch.setenv("HANZO_ML_HOME", str(folder))
         monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(free_port()))
         monkeypatch.setenv("HANZO_ML_DATABASE_URL", database.url)
+        monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_SECONDS", 0.0)
         self.house = House(database)
         self.plane = ControlPlane()
         self.folder = folder
@@ -164,6 +167,22 @@ def test_a_deployment_that_fails_leaves_the_registry_at_what_is_served(deploying
     assert deploying.house.stages() == {1: "production", 2: "staging"}
     status, reason = state(deploying.house.database, promotion.seq)
     assert status == "failed" and reason
+
+
+def test_an_engine_that_is_just_started_anew_is_waited_for(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploying.register("r1")
+    promotion = deploying.promote(1)
+    answers = iter([EngineUnavailable("it is away"), EngineUnavailable("still"), None])
+
+    def starts_anew(_engine: HttpEngine, **_asked: Any) -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    monkeypatch.setattr(HttpEngine, "deploy", starts_anew)
+    monkeypatch.setattr("hanzo_ml_assets.deployment.ENGINE_SECONDS", 60.0)
+    deploying.deploy(1, promotion)
+    assert serving(deploying.house.database) == 1
+    assert deploying.house.stages() == {1: "production"}
 
 
 def test_an_export_with_a_flipped_bit_is_not_deployed_and_the_reason_names_the_file(deploying: Deploying) -> None:
