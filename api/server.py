@@ -17,6 +17,7 @@ from resources.settings import Settings
 from resources.settings_sections import is_loopback
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from uvicorn import Config
 
 
@@ -54,8 +55,9 @@ def load(settings: Settings) -> "Config":
     import api.prometheus.page  # noqa: F401 - `serve` takes it
     from api.app import create_app
 
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -67,10 +69,27 @@ def load(settings: Settings) -> "Config":
     config.load()
     config.get_loop_factory()
     anyio.run(anyio.sleep, 0)
+    if settings.server.workers > 1:
+        warm_up(app)
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
     gc.enable()
     return config
+
+
+def warm_up(app: "FastAPI") -> None:
+    """Begin with the database once, as each worker will: what that allocates, 3 MB, they share.
+
+    No connection is left, because no fork may take one along.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        app.state.tracking.experiments.ensure_default()
+    except SQLAlchemyError:
+        pass  # the workers say so, and wait for it
+    finally:
+        app.state.database.close()
 
 
 def serve(

@@ -2,7 +2,7 @@
 do (row L8).
 """
 
-import psutil
+import os
 
 from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
@@ -12,12 +12,17 @@ from recipes.training.trainable import contradiction, too_long
 from resources.errors import invalid
 
 
+def memory_of_machine() -> int:
+    """In bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def memory_of(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     """How a recipe fits; none where the base model's shape, or a module that the adapter is put on, is not known here."""
     if shape is None:
         return None
     try:
-        return fit(recipe, shape, psutil.virtual_memory().total)
+        return fit(recipe, shape, memory_of_machine())
     except BadConfiguration:
         return None
 
@@ -39,5 +44,5 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
 
 def advice(recipe: Recipe, shape: Architecture) -> str:
     others = [Recipe.named(name) for name in Recipe.names()]
-    found = nearest(recipe, shape, others, psutil.virtual_memory().total)
+    found = nearest(recipe, shape, others, memory_of_machine())
     return f"use {found.words}" if found else "no recipe of this base model fits: lower batch_size or sequence_length"

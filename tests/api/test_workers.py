@@ -37,6 +37,11 @@ def workers(server: ServerProcess) -> list[int]:
     return list(map(int, Path(f"/proc/{server.process_id}/task/{server.process_id}/children").read_text().split()))
 
 
+def sockets(process_id: int) -> list[str]:
+    opened = (str(path.readlink()) for path in Path(f"/proc/{process_id}/fd").iterdir())
+    return [name for name in opened if name.startswith("socket:")]
+
+
 def eventually(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
@@ -52,6 +57,22 @@ def calls_counted(page: str, endpoint: str) -> float:
         if sample.name == "hanzo_ml_api_request_duration_seconds_count" and sample.labels["endpoint"] == endpoint
     ]
     return count
+
+
+@pytest.mark.slow
+def test_workers_are_forked_without_a_connection_of_the_process_that_began_with_the_database(server: ServerProcess) -> None:
+    assert len(sockets(server.process_id)) == 2, "where it listens, and no more"
+    assert all(len(sockets(worker)) > 2 for worker in workers(server))
+
+
+@pytest.mark.slow
+def test_workers_start_without_their_database_and_say_so(tmp_path: Path) -> None:
+    nowhere = {"HANZO_ML_DATABASE_URL": f"postgresql://u@/x?host={tmp_path}", "HANZO_ML_SERVER_WORKERS": "2"}
+    process = ServerProcess(tmp_path)
+    process.environment.update(nowhere)
+    process.ready = "/alive"
+    with process:
+        assert httpx.get(f"{process.url}/ready").status_code == 503
 
 
 @pytest.mark.slow
