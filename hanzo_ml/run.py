@@ -4,10 +4,12 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import retry_delay
@@ -24,7 +26,10 @@ log = logging.getLogger(__name__)
 PARAMS_IN_ONE_REQUEST = 100
 DRAIN_SECONDS = 300.0
 """How long the end of a run waits for a server that is away, before it gives up what it could not send."""
-UPLOAD_ATTEMPTS = 12
+ATTEMPTS = 12
+PROXIED = "mlflow-artifacts:/"
+"""Begins the places that are the server's own."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,26 @@ class Run:
         if not source.exists():
             raise FileNotFoundError(f"no file or folder {source}")
         files = [source] if source.is_file() else sorted(file for file in source.rglob("*") if file.is_file())
-        experiment_id = self.info.experiment_id
+        names = [key if source.is_file() else f"{key}/{file.relative_to(source).as_posix()}" for file in files]
+        place = str(self.info.artifact_uri)
+        if not place.startswith(PROXIED):  # of an experiment whose clients write to it themselves, as mlflow does
+            for file, name in zip(files, names, strict=True):
+                self._log_there(file, PurePosixPath(name))
+            return
         transport = Transport(self._tracking_uri)
         try:
-            for file in files:
-                name = key if source.is_file() else f"{key}/{file.relative_to(source).as_posix()}"
-                upload(transport, experiment_id, self.id, name, file)
+            for file, name in zip(files, names, strict=True):
+                patiently(partial(transport.upload, place.removeprefix(PROXIED), name, file))
         finally:
             transport.close()
+
+    def _log_there(self, file: Path, name: PurePosixPath) -> None:
+        """With mlflow, which names a file as it is named here."""
+        with TemporaryDirectory() as folder:
+            named = Path(folder) / name.name
+            named.symlink_to(file.resolve())
+            parent = str(name.parent)
+            self._client.log_artifact(self.id, str(named), None if parent == "." else parent)
 
     def register_model(self, name: str, artifact_path: str, tags: Mapping[str, str] | None = None) -> RegisteredVersion:
         """Make the artifact at `artifact_path` the next version of the model `name`; once per run and name.
@@ -106,7 +123,7 @@ class Run:
         """
         transport = Transport(self._tracking_uri)
         try:
-            made = transport.register(name, self.id, artifact_path, tags or {})
+            made = patiently(partial(transport.register, name, self.id, artifact_path, tags or {}))
         finally:
             transport.close()
         return RegisteredVersion(name=str(made["name"]), version=int(made["version"]), stage=str(made["stage"]))
@@ -129,13 +146,11 @@ def parts(items: "Iterable[tuple[str, Any]]", size: int) -> "Iterable[list[tuple
         yield part
 
 
-def upload(transport: Transport, experiment_id: str, run_id: str, name: str, file: Path) -> None:
-    """Upload a file; a server that is away for a minute is waited for."""
-    for attempt in range(1, UPLOAD_ATTEMPTS + 1):
+def patiently(call: "Callable[[], T]") -> T:
+    """What a call that may be sent twice answers; a server that is away for a minute is waited for."""
+    for attempt in range(1, ATTEMPTS):
         try:
-            transport.upload(experiment_id, run_id, name, file)
-            return
+            return call()
         except Unavailable:
-            if attempt == UPLOAD_ATTEMPTS:
-                raise
             time.sleep(retry_delay(attempt))
+    return call()

@@ -40,9 +40,9 @@ class Transport:
     def newest_steps(self, run_id: str) -> dict[str, int]:
         return newest_steps(self._call("GET", f"{API}/runs/get", params={"run_id": run_id}))
 
-    def upload(self, experiment_id: str, run_id: str, name: str, path: Path) -> None:
-        """Store a file under exactly this name."""
-        where = "/".join(quote(part, safe="") for part in (experiment_id, run_id, "artifacts", *name.split("/")))
+    def upload(self, folder: str, name: str, path: Path) -> None:
+        """Store a file under exactly this name, below a folder of the artifact proxy."""
+        where = "/".join(quote(part, safe="") for part in (*folder.split("/"), *name.split("/")))
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(path.stat().st_size)}
         self._call("PUT", f"{PROXY}/{where}", content=chunks(path), headers=headers)
 

@@ -155,9 +155,9 @@ def test_an_upload_has_the_name_that_was_asked_for(server: ServerProcess) -> Non
     path = server.home / "weights.bin"
     path.write_bytes(b"w" * 3_000_000)
     transport = Transport(server.url)
-    transport.upload("0", run_id, "checkpoint/step-{step} é", path)
+    transport.upload(f"0/{run_id}/artifacts", "checkpoint/step-{step} é", path)
     with pytest.raises(Refused, match="Invalid path"):
-        transport.upload("0", run_id, "a#b", path)
+        transport.upload(f"0/{run_id}/artifacts", "a#b", path)
     transport.close()
     where = server.home / "objects/hanzo-ml-checkpoints/runs" / run_id / "artifacts/checkpoint/step-{step} é"
     assert where.read_bytes() == path.read_bytes()

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
@@ -173,6 +175,37 @@ def test_registering_makes_the_next_version_of_a_model(client: Client, tmp_path:
 def test_registering_what_was_never_logged_is_refused(client: Client) -> None:
     with client.start_run() as run, pytest.raises(Refused, match="has no artifact 'nothing'"):
         run.register_model(name="zen", artifact_path="nothing")
+
+
+def test_registering_waits_for_a_server_that_comes_back(client: Client, server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"w")
+    with client.start_run() as run:
+        run.log_artifact("model", tmp_path / "weights.safetensors")
+        server.kill()
+        back = Thread(target=lambda: (time.sleep(1), server.start()))
+        back.start()
+        assert run.register_model(name="waited for", artifact_path="model").version == 1
+        back.join(60)
+
+
+@pytest.mark.parametrize("kind", ["proxied", "folder"])
+def test_an_artifact_goes_where_its_experiment_keeps_them(
+    server: ServerProcess, mlflow: MlflowClient, tmp_path: Path, kind: str
+) -> None:
+    """As with mlflow's own client, which then finds it."""
+    location = "mlflow-artifacts:/team a" if kind == "proxied" else (tmp_path / "ours").as_uri()
+    mlflow.create_experiment("elsewhere", artifact_location=location)
+    folder = tmp_path / "made"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/a.txt").write_text("a")
+    with Client({"HANZO_ML_TRACKING_URI": server.url, "HANZO_ML_EXPERIMENT": "elsewhere"}).start_run() as run:
+        run.log_artifact("model", folder)
+        run.log_artifact("notes", folder / "deep/a.txt")
+    assert [(file.path, file.is_dir) for file in mlflow.list_artifacts(run.id)] == [("model", True), ("notes", False)]
+    assert [file.path for file in mlflow.list_artifacts(run.id, "model/deep")] == ["model/deep/a.txt"]
+    assert Path(mlflow.download_artifacts(run.id, "notes", str(tmp_path))).read_text() == "a"
+    if kind == "folder":
+        assert (tmp_path / "ours" / run.id / "artifacts/model/deep/a.txt").read_text() == "a"
 
 
 def test_importing_is_light() -> None:
