@@ -37,8 +37,11 @@ def together(parts: Iterable[Part]) -> dict[str, float]:
     return {name: fsum(part.means[name] * part.weight for part in heavy) / whole for name in heavy[0].means}
 
 
-def owed(step: int, every: int | None, history: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a run of that log still has to evaluate after `step`: it was asked to stop while it did."""
-    return bool(every and step and step % every == 0) and not any(
+def owed(step: int, every: int | None, last: int, history: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run of that log still has to evaluate after `step`: it was asked to stop while it did.
+
+    The trainer evaluates after the `last` step too, whether or not it is the turn of that one.
+    """
+    return bool(every and step and (step % every == 0 or step >= last)) and not any(
         entry["step"] == step for entry in history if EVALUATED in entry
     )

@@ -88,10 +88,13 @@ def check_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
 
 def is_over(state: TrainerState, recipe: Recipe) -> bool:
     """Whether a run has done its last step, and the evaluation after it."""
-    return state.global_step >= recipe.max_steps and not owed(state.global_step, recipe.eval_steps, state.log_history)
+    return state.global_step >= recipe.max_steps and not _owes(state, recipe)
 
 
 def owes_evaluation(checkpoint: Path, recipe: Recipe) -> bool:
     """Whether the run was asked to stop while it evaluated the weights of that checkpoint."""
-    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    return owed(state.global_step, recipe.eval_steps, state.log_history)
+    return _owes(TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)), recipe)
+
+
+def _owes(state: TrainerState, recipe: Recipe) -> bool:
+    return owed(state.global_step, recipe.eval_steps, recipe.max_steps, state.log_history)

@@ -103,5 +103,24 @@ def test_broken_off_it_saves_nothing_where_the_policy_says_so(place: Place, tmp_
 
 def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
     history = [{"step": 2, "eval_loss": 1.5}, {"step": 4, "loss": 2.0}]
-    assert [step for step in range(7) if owed(step, 2, history)] == [4, 6]
-    assert not owed(4, None, history)
+    assert [step for step in range(7) if owed(step, 2, 7, history)] == [4, 6]
+    assert not owed(4, None, 4, history)
+
+
+def test_one_is_owed_after_the_last_step_though_it_is_not_its_turn(
+    place: Place, tmp_path: Path, evaluated: Evaluated
+) -> None:
+    """A SIGTERM in that step had left the run without it, and without the best checkpoint where that was the last."""
+    recipe = FIRST_IS_BEST | {"max_steps": 3, "learning_rate": 0.001}
+    whole = place.train(tmp_path / "uneven", **recipe)
+    evaluated.sizes.clear()
+    evaluated.stop_in = PARTS + 3
+    with pytest.raises(Preempted, match=r"^checkpoint 3 holds everything$"):
+        place.train(tmp_path / "uneven and stopped", **recipe)
+    evaluated.stop_in = 0
+    result = place.train(tmp_path / "uneven and stopped", **recipe)
+    found, expected = (TrainingFacts.model_validate(each.facts) for each in (result, whole))
+    assert found.resumed_from == 3
+    assert (found.best_step, found.published_step) == (expected.best_step, expected.published_step)
+    assert expected.best_step == 3
+    assert result.artifacts["adapter"].digest == whole.artifacts["adapter"].digest
