@@ -1,5 +1,7 @@
 """Calls that log: a body that is plain goes to the writer, with the count of the call, and is answered after its commit."""
 
+from contextlib import nullcontext
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.call import Call
@@ -29,17 +31,19 @@ class HotWrite:
         if not is_json(scope):
             return others
         first = await receive()  # whoever sends nothing holds up nobody
-        async with self._writer.room:
+        # Nor does whoever sends a part, but those whose bodies come in parts too.
+        async with self._writer.arriving if first.get("more_body", False) else nullcontext():
             body = await whole_body(first, receive)
             if body is None:
                 return None
-            write = self._decode(body, caller(scope).organization)
-            if write is not None:
-                call: Call = scope["state"]["call"]
-                scope["state"]["run_id"] = write.run_id
-                await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
-                call.is_counted = True
-                return _stored
+            async with self._writer.room:
+                write = self._decode(body, caller(scope).organization)
+                if write is not None:
+                    call: Call = scope["state"]["call"]
+                    scope["state"]["run_id"] = write.run_id
+                    await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
+                    call.is_counted = True
+                    return _stored
         return with_body(body, others)
 
 

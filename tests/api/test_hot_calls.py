@@ -142,23 +142,33 @@ async def nothing() -> Any:
 
 
 def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> None:
-    """A request that logs waits for room before its body is taken: one that announces a body and is silent takes none."""
+    """One that announces a body and is silent takes no room, and one that sends a part of it only that of its like."""
     scope = {"headers": [(b"content-type", b"application/json")], "state": {"caller": LOCAL}}
 
     async def something() -> Any:
         return {"type": "http.request", "body": b"no JSON", "more_body": False}
+
+    def a_part() -> Any:
+        first = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+        async def receive() -> Any:
+            return next(first, None) or await nothing()
+
+        return receive
 
     async def others(*_: Any) -> None:
         raise AssertionError
 
     async def test() -> None:
         writer = RunWriter(Database(f"sqlite:///{tmp_path}/metadata.db"))
-        writer.room = asyncio.Semaphore(1)
+        writer.room, writer.arriving = asyncio.Semaphore(1), asyncio.Semaphore(1)
         call = HotWrite(bodies.log_metric, writer)
-        silent = asyncio.ensure_future(call(scope, nothing, others))
+        holding = [asyncio.ensure_future(call(scope, receive, others)) for receive in (nothing, a_part(), a_part())]
         await asyncio.sleep(0.01)
+        assert writer.arriving.locked()
         assert await asyncio.wait_for(call(scope, something, others), 20) is not None
-        silent.cancel()
+        for each in holding:
+            each.cancel()
 
     asyncio.run(test())
 

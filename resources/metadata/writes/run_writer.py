@@ -59,7 +59,9 @@ class RunWriter:
         self._unanswered = 0
         self._next_points = next_points_of(database)
         self.room = asyncio.Semaphore(MAX_WAITING)
-        """Held by each request from before its body is read until it is answered."""
+        """Held by each request from when its body is there until it is answered."""
+        self.arriving = asyncio.Semaphore(MAX_WAITING)
+        """Held beside it by those whose body comes in parts, from its first part on."""
 
     async def store(self, write: RunWrite) -> None:
         """Returns once the write is committed.
