@@ -141,6 +141,7 @@ class Datasets:
         """Forget a version, with its event."""
         connection.execute(delete(table).where(table.c.id == version.id))
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version, "user_id": user}
+        facts |= {"organization": version.organization}  # no row says it any more
         emit(connection, "datasets", "dataset.deleted", version.name, facts)
 
     def page(

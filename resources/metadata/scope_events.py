@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 
 from resources.metadata.audit import TOPIC as AUDIT
 from resources.metadata.outbox import Event
-from resources.metadata.tables import dataset_versions, events, jobs, runs
+from resources.metadata.tables import dataset_versions, events, experiments, jobs, runs
 
 
 def events_of(
@@ -31,11 +31,16 @@ def _belongs_to(organization: str) -> ColumnElement[bool]:
     dataset = exists().where(
         dataset_versions.c.id == events.c.payload["dataset_id"].as_string(), dataset_versions.c.organization == organization
     )
+    experiment = exists().where(
+        experiments.c.id == events.c.payload["experiment_id"].as_integer(), experiments.c.organization == organization
+    )
     return or_(
         and_(events.c.topic == "jobs", or_(run, job)),
         and_(events.c.topic == "metrics", run),
         # An evaluation's key is its job; everything else of a model names the organization, as its name is not enough.
         and_(events.c.topic == "models", events.c.type.startswith("evaluation."), job),
-        and_(events.c.topic == "models", events.c.payload["organization"].as_string() == organization),
+        and_(events.c.topic == "models", events.c.type.startswith("logged_model."), experiment),
         and_(events.c.topic == "datasets", dataset),
+        # What is deleted is found nowhere else.
+        and_(events.c.topic != AUDIT, events.c.payload["organization"].as_string() == organization),
     )

@@ -2,6 +2,7 @@
 
 from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.registry.model_key import ModelKey
@@ -27,7 +28,13 @@ def dataset(organization: str) -> dict[str, object]:
         "format": "jsonl",
         "size_bytes": 1,
         "num_records": 1,
-        **dict.fromkeys(("schema", "splits", "metadata", "lineage", "artifact"), empty),
+        **dict.fromkeys(("schema", "splits", "metadata", "lineage"), empty),
+        "artifact": {
+            "kind": "dataset",
+            "uri": "s3://hanzo-ml/datasets/corpus/1/records",
+            "digest": "0" * 64,
+            "size_bytes": 1,
+        },
         "tags": [],
         "content_sha256": "0",
     }
@@ -92,6 +99,17 @@ def test_events_are_those_of_ones_own_objects(database: Database) -> None:
         "evaluation.started",
         "model.created",
     }
+    tracking = Tracking(database)
+    experiment = tracking.runs.get(ids["rival"]).experiment_id
+    tracking.logged_models.create(experiment, name="m")
+    tracking.experiments.delete(experiment)
+    with database.write() as connection:
+        version = Datasets(database).get("dataset-rival", connection)
+        Datasets(database).remove(connection, version, "ann")
+    with database.read() as connection:
+        after = {organization: events_of(connection, organization, every[-1].seq, limit=1000) for organization in ids}
+    assert [event.type for event in after["rival"]] == ["logged_model.created", "experiment.deleted", "dataset.deleted"]
+    assert after["acme"] == []
     assert not any(ids["acme"] in str(event) or "acme" in str(event) for event in mine)
     assert {"gpu", "jobs", "models", "datasets"} == {event.topic for event in every}
     assert [event.key for event in runs] == [ids["rival"]]
