@@ -91,3 +91,19 @@ def test_a_run_id_that_is_none_is_told_apart_from_one_that_is_not_there(http: Te
 def test_a_run_id_that_is_not_there_is_not_found(http: TestClient, missing: str) -> None:
     answer = http.post(f"{API}/runs/log-batch", json={"run_id": missing, **batch(1, 1, 1)})
     assert (answer.status_code, answer.json()["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+
+
+@pytest.mark.parametrize("path", ["runs/search", "logged-models/search"])
+def test_a_search_names_as_many_experiments_as_the_database_takes(http: TestClient, path: str) -> None:
+    """One more had failed in the database, which the server took for an outage: clients asked again and again."""
+    most = http.post(f"{API}/{path}", json={"experiment_ids": ["0"] * 30_000})
+    assert most.status_code == 200
+    refused = http.post(f"{API}/{path}", json={"experiment_ids": ["0"] * 30_001})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "at most 30000 experiments" in refused.json()["message"]
+
+
+def test_a_condition_names_as_many_values_as_the_database_takes(http: TestClient, run_id: str) -> None:
+    names = ",".join(f"'{number}'" for number in range(30_000))
+    refused = http.post(f"{API}/runs/search", json={"experiment_ids": ["0"], "filter": f"attribute.run_id IN ({names})"})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")

@@ -402,3 +402,11 @@ def test_a_history_that_is_not_there_is_empty(http: TestClient, asked: dict[str,
     query = {name: run_id if value == "RUN" else value for name, value in asked.items()}
     answer = http.get("/api/2.0/mlflow/metrics/get-history", params=query)
     assert (answer.status_code, len(answer.json().get("metrics", []))) == (status, points)
+
+
+@pytest.mark.parametrize(("pattern", "found"), [("%" * 200 + "x", 0), ("%" * 200 + "G", 1), ("R%%_", 1)])
+def test_stars_in_a_row_are_one(http: TestClient, pattern: str, found: int) -> None:
+    """Of the status of a run, which is compared in Python: 200 of them had kept the server busy for longer than it lives."""
+    new_run(http)
+    asked = {"experiment_ids": ["0"], "filter": f"status LIKE '{pattern}'"}
+    assert len(http.post(f"{RUNS}/search", json=asked).json().get("runs", [])) == found

@@ -3,7 +3,7 @@
 Pure: no SQL here (`filter_sql`), and no knowledge of which fields a thing has: that is what a `Grammar` says.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resources.errors import HanzoError, invalid
@@ -17,8 +17,9 @@ LISTABLE_TEXT = TEXT | {"IN", "NOT IN"}
 EVERYTHING = frozenset({"attribute", "metric", "param", "tag"})
 MAX_CONDITIONS = 100
 MAX_ORDERS = 20
+MAX_VALUES = 30_000
 MAX_PATTERN = 5000
-"""SQLite nests conditions at most 1000 deep, joins 64 tables and matches patterns up to 50,000 bytes."""
+"""SQLite takes 32,766 values, nests conditions at most 1000 deep, joins 64 tables, patterns are of up to 50,000 bytes."""
 
 Value = str | float | tuple[str, ...] | None
 NOUNS = {
@@ -88,6 +89,13 @@ def parse_filter(text: str, grammar: Grammar) -> list[Condition]:
         condition, position = _condition(tokens, position, grammar)
         conditions.append(condition)
     return conditions
+
+
+def refuse_too_many(experiment_ids: Sequence[int], conditions: Sequence[Condition]) -> None:
+    """Of the values of a search. Raises a 400: the database would fail, as it does when it is away, and be asked again."""
+    named = sum(len(condition.value) for condition in conditions if isinstance(condition.value, tuple))
+    if (count := len(experiment_ids) + named) > MAX_VALUES:
+        raise invalid(f"A search can name at most {MAX_VALUES} experiments and values, and this one names {count}: split it")
 
 
 def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, exists, or_,
 
 from resources.errors import invalid
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import LISTABLE_TEXT, Condition, Grammar
+from resources.metadata.filters.filter_language import LISTABLE_TEXT, Condition, Grammar, refuse_too_many
 from resources.metadata.filters.filter_sql import compare, compare_keyed
 from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
 from resources.metadata.tables import (
@@ -100,6 +100,7 @@ class LoggedModelSearch:
         connection: Connection | None = None,
     ) -> ModelPage:
         """Models of these experiments that are not deleted, the newest first unless `orders` say otherwise."""
+        refuse_too_many(experiment_ids, conditions)
         query = select(logged_models).where(
             logged_models.c.experiment_id.in_(experiment_ids), logged_models.c.lifecycle_stage != "deleted"
         )

@@ -1,6 +1,7 @@
 """Metrics of runs: the whole history, and the newest value of each key. Sending a point again changes nothing."""
 
 from dataclasses import dataclass
+from operator import attrgetter, le
 
 from sqlalchemy import Connection, select, tuple_
 
@@ -16,6 +17,7 @@ POINT = (metrics.c.value, metrics.c.step, metrics.c.timestamp, metrics.c.is_nan)
 ORDER = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
 """That of the primary key: a page costs what it returns, however long the history is."""
 
+TIME = attrgetter("timestamp", "step", "value", "is_nan")
 AFTER = ("step", "timestamp", "value", "is_nan")
 _SERIES = Statement(
     select(latest_metrics.c.id).where(
@@ -48,7 +50,11 @@ class Metrics:
     def history(
         self, run_id: str, key: str, limit: int, page_token: str | None = None, *, connection: Connection | None = None
     ) -> HistoryPage:
-        """At most `limit` points of one key in the order of steps, from where the token's page ended."""
+        """At most `limit` points of one key, from where the token's page ended.
+
+        Pages follow the steps, and each is in MLflow's order: by time, and for one time by step and value. Both are one
+        order where time and steps grew together, as they do but where a run went on from an earlier step.
+        """
         checked_text(key, "metric_key")
         position = decode_token(page_token, (int, int, float, bool)) if page_token else []
         after = dict(zip(AFTER, position, strict=False))
@@ -58,9 +64,15 @@ class Metrics:
             rows = statement.rows(reader, series=found[0], limit=limit + 1, **after) if found else []
         points = [MetricPoint(key, value, step, time, is_nan == 1) for value, step, time, is_nan in rows]
         if len(points) <= limit:
-            return HistoryPage(points, None)
+            return HistoryPage(by_time(points), None)
         last = points[limit - 1]
-        return HistoryPage(points[:limit], encode_token((last.step, last.timestamp, last.value, last.is_nan)))
+        return HistoryPage(by_time(points[:limit]), encode_token((last.step, last.timestamp, last.value, last.is_nan)))
+
+
+def by_time(points: list[MetricPoint]) -> list[MetricPoint]:
+    """Points that are in the order of steps."""
+    times = [point.timestamp for point in points]
+    return points if all(map(le, times, times[1:])) else sorted(points, key=TIME)
 
 
 def _point(row: object) -> MetricPoint:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, case, func, select
 
 from resources.metadata.database import Database
-from resources.metadata.filters.filter_language import Condition, Grammar, Order, Value
+from resources.metadata.filters.filter_language import Condition, Grammar, Order, Value, refuse_too_many
 from resources.metadata.filters.filter_sql import Parameters, compare, compare_keyed, matches, written
 from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
 from resources.metadata.statements import Statement, parameter
@@ -120,6 +120,7 @@ class RunSearch:
         connection: Connection | None = None,
     ) -> FoundRuns:
         """Runs of these experiments, the newest first unless `orders` say otherwise."""
+        refuse_too_many(experiment_ids, conditions)
         keyset = _sorting(tuple(orders)).keyset
         position = keyset.position(page_token)
         with reading(self._database, connection) as reader:

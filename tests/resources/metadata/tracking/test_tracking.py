@@ -162,11 +162,21 @@ def test_history_pages_join_without_gap_or_repetition(tracking: Tracking, run_id
     found, token = [], None
     for _ in range(len(points)):
         page = tracking.metrics.history(run_id, "loss", 4, token)
-        found += page.points
+        found.append(page.points)
         token = page.next_page_token
         if token is None:
             break
-    assert found == sorted(points, key=lambda point: (point.step, point.timestamp, point.value))
+    by_step = sorted(points, key=lambda point: (point.step, point.timestamp, point.value))
+    pages = [by_step[start : start + 4] for start in range(0, len(by_step), 4)]
+    assert found == [sorted(page, key=lambda point: (point.timestamp, point.step, point.value)) for page in pages]
+
+
+def test_a_history_is_in_mlflow_s_order(tracking: Tracking, run_id: str) -> None:
+    """By time, not by step: a run that went on from an earlier step has logged that step later."""
+    first, again = metric_point("loss", 1.0, 5, 1000), metric_point("loss", 2.0, 0, 2000)
+    same_time = [metric_point("loss", value, step, 3000) for step, value in ((1, 2.0), (2, 0.0), (2, 1.0))]
+    tracking.run_data.log_batch(run_id, [*reversed(same_time), again, first])
+    assert tracking.metrics.history(run_id, "loss", 10).points == [first, again, *same_time]
 
 
 @pytest.mark.parametrize("token", ["x", "W10=", "WzEsMl0=", "WzEsMiwzLjAsMF0=", "bnVsbA=="])
