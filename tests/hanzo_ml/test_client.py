@@ -194,11 +194,11 @@ def test_an_artifact_goes_where_its_experiment_keeps_them(
 ) -> None:
     """As with mlflow's own client, which then finds it."""
     location = "mlflow-artifacts:/team a" if kind == "proxied" else (tmp_path / "ours").as_uri()
-    mlflow.create_experiment("elsewhere", artifact_location=location)
+    mlflow.create_experiment(kind, artifact_location=location)
     folder = tmp_path / "made"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep/a.txt").write_text("a")
-    with Client({"HANZO_ML_TRACKING_URI": server.url, "HANZO_ML_EXPERIMENT": "elsewhere"}).start_run() as run:
+    with Client({"HANZO_ML_TRACKING_URI": server.url, "HANZO_ML_EXPERIMENT": kind}).start_run() as run:
         run.log_artifact("model", folder)
         run.log_artifact("notes", folder / "deep/a.txt")
     assert [(file.path, file.is_dir) for file in mlflow.list_artifacts(run.id)] == [("model", True), ("notes", False)]

@@ -53,8 +53,8 @@ def state(tracking: Tracking, run: str) -> object:
 
 
 def test_the_short_way_takes_the_next_point_and_nothing_else(database: Database, tracking: Tracking) -> None:
-    tracking.run_data.log_batch("short", [metric_point("loss", 1.0, 5, 5)])
-    tracking.run_data.log_batch("group", [metric_point("loss", 1.0, 5, 5)])
+    tracking.run_data.log_batch("short", [metric_point("loss", 1.0, 5, 0)])
+    tracking.run_data.log_batch("group", [metric_point("loss", 1.0, 5, 0)])
 
     async def test(points: NextPoints) -> None:
         before = tracking.runs.get("short").revision
