@@ -23,7 +23,7 @@ from recipes.schema import (
     first_problem,
 )
 from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import line_of, repeated_key
+from recipes.yaml_lines import line_of, named_in, repeated_key
 
 FOLDER = Path(__file__).resolve().parent
 OBJECTIVES = "hanzo_ml.objectives"
@@ -117,7 +117,7 @@ class Recipe(Frozen):
     eval_steps: int | None = Field(None, ge=1)
     sequence_length: int = Field(ge=8, description="tokens per packed sequence")
     system_prompt: str | None = None
-    seed: int = 42
+    seed: int = Field(42, ge=0, lt=2**32)  # as NumPy takes it
     hardware: Hardware = Hardware()
     distributed: Distributed | None = None
     checkpoint: CheckpointPolicy = CheckpointPolicy()
@@ -313,7 +313,8 @@ class Recipe(Frozen):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            line = line_of(text, error.errors()[0]["loc"])
+            problem = error.errors()[0]
+            line = line_of(text, problem["loc"] or named_in(problem["msg"], document))
             raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error)}") from None
 
     @classmethod

@@ -26,6 +26,8 @@ from pydantic import (
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+"""Kubernetes' way to write bytes, in the units that a node's memory has."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
@@ -161,10 +163,10 @@ class Program(StrEnum):
 class Hardware(Frozen):
     """Resources of one node (specification row G2)."""
 
-    gpus: int = 0
+    gpus: int = Field(0, ge=0, le=MOST)
     gpu_type: str | None = None
-    memory: str | None = None
-    cpu: int | None = None
+    memory: str | None = Field(None, pattern=QUANTITY)
+    cpu: int | None = Field(None, ge=1, le=MOST)
 
 
 class Distributed(Frozen):
@@ -223,6 +225,9 @@ class CheckpointPolicy(Frozen):
         None, exclude_if=lambda value: value is None, description="of what is uploaded"
     )
     resume_from: Literal["latest", "best"] | Annotated[int, Field(ge=1)] = "latest"
+    storage: Literal["s3://hanzo-ml/checkpoints/{run_id}/"] | None = Field(
+        None, exclude=True, description="where every run keeps its checkpoints, for who writes it down"
+    )
 
     def under(self, schedule: Schedule) -> Self:
         """The policy of a job: with the interval that it asks for, else every 20 minutes where it may be preempted (Z15)."""

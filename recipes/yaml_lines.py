@@ -1,5 +1,6 @@
 """On which line of a YAML file a key stands, so that a refusal can name it."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,18 @@ def line_of(text: str, where: Sequence[Any]) -> int | None:
         else:
             break
     return line
+
+
+def named_in(message: str, document: object) -> tuple[str, ...]:
+    """The first key that a message names and the document has, such as `hardware.gpus`: what is wrong between keys has no
+    place of its own.
+    """
+    keys = document if isinstance(document, dict) else {}
+    for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message):
+        parts = tuple(name.split("."))
+        if parts[0] in keys:
+            return parts
+    return ()
 
 
 def repeated_key(text: str) -> tuple[str, int] | None:

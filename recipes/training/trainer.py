@@ -184,7 +184,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
-            set_seed(self.args.seed + self.state.global_step * self.group.data_size + self.group.data_rank)
+            drawn = self.args.seed + self.state.global_step * self.group.data_size + self.group.data_rank
+            set_seed(drawn % 2**32)
         else:
             super()._load_rng_state(checkpoint)
 

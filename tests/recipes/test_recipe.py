@@ -143,6 +143,14 @@ def refusal(folder: Path, text: str) -> str:
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpu: 0}", "'hardware.gpu'"),
         ("seed: 42", "hardware:\n  gpus: 0\n  gpu_typ: x", "'hardware' is there already"),
         ("max_steps: 90", "max_steps: 1e3", "'max_steps'"),
+        ("seed: 42", "seed: -1", "'seed'"),
+        ("seed: 42", "seed: 4294967296", "'seed'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: -8}", "'hardware.gpus'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: 0}", "'hardware.cpu'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: much}", "'hardware.memory'"),
+        # What is wrong between two keys, at the first one that the words name.
+        ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
+        ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is of objectives"),
     ],
 )
 def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: str, named: str) -> None:
@@ -150,8 +158,31 @@ def test_a_refusal_names_file_line_and_key(tmp_path: Path, line: str, instead: s
     place = SMALL.splitlines().index(line) + 1
     if "there already" in named:
         place = SMALL.replace(line, instead).splitlines().index("hardware: {gpus: 0, cpu: 2, memory: 4Gi}") + 1
+    if "\n" in instead and "there already" not in named:
+        place += 1
     assert f"line {place}: " in message
     assert named in message
+
+
+def test_what_is_wrong_between_nested_keys_is_at_the_first_of_them(tmp_path: Path) -> None:
+    shape = "hardware:\n  cpu: 2\n  gpus: 3\ndistributed: {gpus_per_node: 2}"
+    text = SMALL.replace("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", shape)
+    assert f"line {text.splitlines().index('  gpus: 3') + 1}: " in refusal(tmp_path, text)
+
+
+def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:
+    """Row I1, whole. Where they lie is said there for the reader: they lie nowhere else."""
+    block = {
+        "storage": "s3://hanzo-ml/checkpoints/{run_id}/",
+        "interval": "1h",
+        "keep_last": 3,
+        "save_on_preempt": True,
+        "resume_from": "latest",
+    }
+    recipe = Recipe.named("smollm2-135m-lora")
+    assert recipe.changed({"checkpoint": block}).model_dump() == recipe.changed({"checkpoint": {}}).model_dump()
+    with pytest.raises(BadConfiguration, match=r"'checkpoint.storage'.*s3://hanzo-ml/checkpoints/\{run_id\}/"):
+        recipe.changed({"checkpoint": {"storage": "s3://elsewhere/"}})
 
 
 def test_the_line_is_that_of_the_key_in_the_nested_mapping(tmp_path: Path) -> None:
