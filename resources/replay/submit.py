@@ -66,6 +66,9 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
 
 
 def threads_of(first: FinishedRun) -> int | None:
-    """How many threads to compute with: the first run's on a processor. On a GPU they decide no number."""
-    machine = first.machine
-    return None if machine is None or machine.gpus else machine.threads
+    """What a node's processes share, as in the first run, on a processor. On a GPU they decide no number.
+
+    A machine says it of one process.
+    """
+    machine, shape = first.machine, first.record.recipe.distributed
+    return None if machine is None or machine.gpus else machine.threads * (shape.gpus_per_node if shape else 1)

@@ -6,11 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.schema import Artifact
+from recipes.recipe import Recipe
+from recipes.schema import Artifact, Machine
 from recipes.selection import bitmap_uri
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.replay.finished_run import FinishedRun, check_inputs
+from resources.replay.submit import threads_of
 from tests.resources.metadata.conftest import migrated_sqlite, sqlite_url
 from tests.resources.test_dataset_storage import corpus, create, in_folder
 from tests.resources.test_split_storage import divided
@@ -23,6 +25,20 @@ def run_of(artifacts: dict[str, Artifact]) -> FinishedRun:
     recipe = SimpleNamespace(base_model=SimpleNamespace(uri="b"))
     job: Any = SimpleNamespace(id="r1", artifact=artifacts.__getitem__)
     return FinishedRun(job=job, record=cast(Any, SimpleNamespace(recipe=recipe)), losses={}, incidents=(), machine=None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "threads"), [((), None, 2), ((), 2, 4), (("H200",), None, None)], ids=["one", "two", "gpu"]
+)
+def test_the_processes_of_a_replay_have_the_threads_of_the_first_run_s(
+    gpus: tuple[str, ...], processes: int | None, threads: int | None
+) -> None:
+    """What a run's machine says is of one process, and those of a node share what a job is given."""
+    shape = {"hardware": {"gpus": 0}, "distributed": {"gpus_per_node": processes, "backend": "gloo"} if processes else None}
+    recipe = Recipe.named("smollm2-135m-lora").changed(shape)
+    machine = Machine(python="3.11.7", processor="EPYC", gpus=gpus, threads=2)
+    record = cast(Any, SimpleNamespace(recipe=recipe))
+    assert threads_of(FinishedRun(cast(Any, None), record, losses={}, incidents=(), machine=machine)) == threads
 
 
 @pytest.mark.parametrize("lost", ["bitmap", "version"])
