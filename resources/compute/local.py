@@ -59,6 +59,8 @@ OF_A_COMMAND = {
 ATTEMPT = "attempt.json"
 FAULTS = "faults.json"
 """How many attempts have ended for another reason than that the machine was wanted back."""
+LONG_SECONDS = 3600.0
+"""An attempt that lasted so long has got on: a run of weeks is killed more often than one that never gets anywhere."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 MEMORY_KILLS = "memory_kills.json"
@@ -132,7 +134,8 @@ class LocalCompute(Compute):
             ended = read_exit(work)
             detail = ended.message if ended else end_of_killed(work)
             code = ended.code if ended else None
-            faults = read_number(work / FAULTS) + (code != EXIT_PREEMPTED)
+            before = 0 if lasted(work) > LONG_SECONDS else read_number(work / FAULTS)
+            faults = before + (code != EXIT_PREEMPTED)
             if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
                 end_what_is_left(job)
                 return Observation(Phase.FAILED, attempt, detail, code)
@@ -168,6 +171,12 @@ class LocalCompute(Compute):
         write_json(job_file, job.model_dump(mode="json"))
         env = {**surroundings(job), **self.credentials.issue(job)}
         start(command(job, job_file), work, descriptor, cwd=self.source, env=env)
+
+
+def lasted(work: Path) -> float:
+    """Seconds from the start of the newest attempt to what it said last."""
+    log = work / LOG
+    return log.stat().st_mtime - (work / ATTEMPT).stat().st_mtime if log.is_file() else 0.0
 
 
 def end_of_killed(work: Path) -> str:

@@ -45,6 +45,9 @@ def program(job, store, work):
         raise ValueError("a fault")
     if do == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if do == "die four times" and (work / "starts").read_text().count("start") < 5:
+        os.utime(work / "attempt.json", (0, 0))  # as if it had got on for an hour before
+        os.kill(os.getpid(), signal.SIGKILL)
     if do == "preempted once" and (work / "starts").read_text().count("start") == 1:
         raise Preempted("checkpoint 1 holds everything")
     if do == "preempted often" and (work / "starts").read_text().count("start") < 6:
@@ -260,6 +263,11 @@ def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompu
     with pytest.raises(JobFailed, match="prepare job-1 failed after 3 attempts: killed"):
         compute.run(job, Watcher().follower)
     assert starts(job) == 3
+
+
+def test_a_program_that_gets_on_may_die_as_often_as_it_will(compute: LocalCompute, job_that: Any) -> None:
+    assert compute.max_restarts == 2
+    assert compute.run(job_that("die four times"), Watcher().follower).metrics == {"starts": 5.0}
 
 
 def test_bad_configuration_is_not_tried_again_and_keeps_its_words(compute: LocalCompute, job_that: Any) -> None:
