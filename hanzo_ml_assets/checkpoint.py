@@ -15,11 +15,12 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.incidents import read_incidents
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
+from recipes.schema import Artifact, BadConfiguration, Job, Machine, Program, Result, Tracking
 from recipes.store import Store
 from recipes.usage import Usage
+from resources.compute.base import JobFailed
 from resources.lineage.record import record
-from resources.lineage.run_record import NO_COMMIT, RunRecord, read_environment, read_record, write_record
+from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
@@ -85,6 +86,9 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             tell_healed(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
+        except JobFailed:
+            tell_healed(run_id, control_plane)
+            raise
         complete(plan, job, result, control_plane)
         trained = result.artifacts[plan.record.recipe.trained_role]
         facts = TrainingFacts.model_validate(result.facts)
@@ -283,7 +287,18 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
         if control_plane.jobs.held(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
             tell_used(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         tell_incidents(connection, job.id, facts.incidents)
+        tags = environment_tags(plan.record.environment, result.machine)
+        RunData(control_plane.database).log_batch(job.id, tags=tags, connection=connection)
         control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)
+
+
+def environment_tags(environment: Environment, machine: Machine | None) -> list[tuple[str, str]]:
+    """What the run page shows of the code and on what it ran. The record, and the program's result, have the whole of it."""
+    tags = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
+    if machine is not None:
+        gpus = {"gpus": ", ".join(machine.gpus)} if machine.gpus else {}
+        tags |= {"python": machine.python, "processor": machine.processor, **gpus, **machine.packages}
+    return [(f"environment/{key}", value) for key, value in tags.items()]
 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:

@@ -1,5 +1,6 @@
 """A training run is what it was when it was started."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import pytest
 from sqlalchemy import select
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import complete, ensure_job, log_params, make_plan, training_job
+from hanzo_ml_assets.checkpoint import build_checkpoint, complete, ensure_job, log_params, make_plan, training_job
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes import recipe as recipes
+from recipes.incidents import OutOfMemory, write_incident
 from recipes.results import TrainingFacts
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.schema import BadConfiguration, Job, Machine, Result
 from recipes.sent_back import SentBack
 from recipes.training.parameters import TrainParameters
+from resources.compute.base import JobFailed
+from resources.compute.local import LocalCompute
 from resources.lineage.run_record import NO_COMMIT
 from resources.metadata.resumed import Resumed
 from resources.metadata.tables import latest_metrics
@@ -143,6 +147,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
         artifacts={"adapter": made},
         metrics={"total_steps": 1.0},
         facts=facts.model_dump(mode="json"),
+        machine=Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("H200", "H200"), threads=4),
     )
     complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
     with control_plane.database.read() as connection:
@@ -159,5 +164,39 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
         "system/peak_memory_gb": 5.0,
         "system/checkpoint_share": 0.005,
     }
+    tags = RunData(control_plane.database).tags("used")
+    environment = {key: value for key, value in tags.items() if key.startswith("environment/")}
+    assert environment == {
+        "environment/lock_sha256": hashlib.sha256(Path("requirements.lock").read_bytes()).hexdigest(),
+        "environment/git_dirty": str(plan.record.environment.git_dirty).lower(),
+        "environment/python": "3.11.7",
+        "environment/processor": "EPYC",
+        "environment/gpus": "H200, H200",
+        "environment/torch": "2.13.0",
+    }
     assert control_plane.jobs.read("used").status == "completed"
+    control_plane.database.close()
+
+
+def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control_plane = ControlPlane()
+    smaller = OutOfMemory(step=3, batch_size=1, gradient_accumulation=8)
+
+    def dies(_compute: LocalCompute, job: Job, _follower: object) -> None:
+        write_incident(control_plane.store, job.outputs["checkpoints"], smaller)
+        raise JobFailed("killed")
+
+    monkeypatch.setattr(LocalCompute, "run", dies)
+    partitions = dg.DynamicPartitionsDefinition(name="runs")
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("runs", ["dead"])
+        result = dg.materialize(
+            [build_checkpoint(dry_run.definition("ellarin-assistant"), partitions)],
+            instance=instance,
+            partition_key="dead",
+            resources={"control_plane": control_plane},
+            raise_on_error=False,
+        )
+    assert not result.success
+    assert RunData(control_plane.database).tags("dead")["health/incident_1"] == smaller.words
     control_plane.database.close()
