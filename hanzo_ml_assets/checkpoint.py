@@ -19,6 +19,7 @@ from recipes.schema import Artifact, BadConfiguration, Job, Machine, Program, Re
 from recipes.store import Store
 from recipes.usage import Usage
 from resources.compute.base import JobFailed
+from resources.compute.devices import POOL
 from resources.lineage.record import record
 from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
@@ -67,7 +68,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         owners=list(model.owners),
         description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
         metadata={DATASET_METADATA: model.dataset},
-        pool="gpu",
+        pool=POOL,
         code_version="1",
     )
     def checkpoint(

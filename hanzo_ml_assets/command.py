@@ -8,6 +8,7 @@ from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage
 from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed
+from resources.compute.devices import POOL
 from resources.errors import HanzoError
 from resources.lineage.record import record
 from resources.metadata.datasets import Datasets
@@ -25,7 +26,7 @@ def build_command() -> dg.AssetsDefinition:
         group_name="sandbox",
         kinds={"python"},
         description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
-        pool="gpu",
+        pool=POOL,
         code_version="1",
     )
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:

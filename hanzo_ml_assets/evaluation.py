@@ -11,6 +11,7 @@ from hanzo_ml_assets.gate import Verdict, judge
 from hanzo_ml_assets.version_tag import group_name
 from recipes.results import EvaluationReport
 from recipes.schema import Artifact, Job, Program, Result
+from resources.compute.devices import POOL
 from resources.lineage.record import record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
@@ -35,7 +36,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         check_specs=[
             dg.AssetCheckSpec(GATE, asset=key, description="May this model go to staging? Broken rules are in the metadata.")
         ],
-        pool="gpu",
+        pool=POOL,
         code_version="1",
     )
     def evaluation(

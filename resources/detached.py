@@ -58,8 +58,16 @@ def is_running(folder: Path) -> bool:
     return bool(struct.unpack_from(FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
-def start(command: Sequence[str], folder: Path, descriptor: int, *, cwd: Path | None, env: Mapping[str, str]) -> None:
-    """Start a command in a session of its own; it inherits the lock, and its output goes to the folder's log.
+def start(
+    command: Sequence[str],
+    folder: Path,
+    descriptor: int,
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str],
+    besides: Sequence[int] = (),
+) -> None:
+    """Start a command in a session of its own; it inherits the lock and those `besides`. The folder's log has its output.
 
     Returns when the process has said who it is.
     """
@@ -74,7 +82,7 @@ def start(command: Sequence[str], folder: Path, descriptor: int, *, cwd: Path | 
             stdout=log,
             stderr=log,
             start_new_session=True,
-            pass_fds=[descriptor],
+            pass_fds=[descriptor, *besides],
         )
     while process.poll() is None and not read_pid(folder):
         time.sleep(0.001)

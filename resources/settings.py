@@ -22,6 +22,7 @@ from resources.configuration import (
     PREFIX,
     configuration_file,
     first_problem,
+    mapping,
     masked_address,
     override,
     read_configuration,
@@ -42,6 +43,9 @@ from resources.settings_sections import (
     Storage,
     Stream,
 )
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Keeps the stack to some GPUs, as it does any program of CUDA."""
 
 
 class Settings(Section):
@@ -79,6 +83,9 @@ class Settings(Section):
         for name, value in sorted(environ.items()):
             if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
                 override(document, SECTIONS, name, value)
+        if VISIBLE in environ:
+            names = [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
+            mapping(document, "scheduler").setdefault("devices", names)
         try:
             return cls.model_validate({**document, "home": home})
         except ValidationError as error:

@@ -189,6 +189,12 @@ class Scheduler(Section):
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
     max_concurrent_jobs: int = Field(32, ge=1)
+    jobs_at_once: int | None = Field(
+        None, ge=1, description="that train or evaluate on this machine; as many as it has GPUs, or one, when unset"
+    )
+    devices: tuple[str, ...] | None = Field(
+        None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES when unset, else all"
+    )
     checkpoint_bucket: str = "hanzo-ml-checkpoints"
     gang_backend: Literal["kueue", "indexed_job"] = Field(
         "kueue", description="a JobSet behind Kueue, or an Indexed Job where the cluster has neither (checklist Z9)"

@@ -6,7 +6,6 @@ On a cluster the same processes are containers, and this module is not used.
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,9 +18,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.compute.devices import POOL, jobs_at_once
 from resources.detached import LOG, is_running, lock, send, start, stop
 from resources.last_words import last_words
 from resources.metadata.database import Database
@@ -138,19 +139,42 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     """Make the instance once, before anything else opens it: sixteen processes that did it at once broke it (#27390)."""
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(SOURCE / "dagster.yaml", home / "dagster.yaml")
+    at_once = jobs_at_once(settings.scheduler)
+    (home / "dagster.yaml").write_text(instance_configuration((SOURCE / "dagster.yaml").read_text(), at_once))
     marker = home / "migrated.json"
-    current = version("dagster")
-    if marker.is_file() and json.loads(marker.read_text()) == current:
+    wanted = {"dagster": version("dagster"), POOL: at_once}
+    known = json.loads(marker.read_text()) if marker.is_file() else {}
+    if isinstance(known, str):  # of a release before this one
+        known = {"dagster": known}
+    if known == wanted:
         return
     with console.status("preparing the Dagster instance"):
-        command = [sys.executable, "-m", "dagster", "instance", "migrate"]
-        done = subprocess.run(
-            command, env={**os.environ, **environment(settings)}, cwd=SOURCE, capture_output=True, text=True, check=False
-        )
+        if known.get("dagster") != wanted["dagster"]:
+            change_instance(settings, "migrate")
+        if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
+            change_instance(settings, "concurrency", "set", POOL, str(at_once))
+    marker.write_text(json.dumps(wanted))
+
+
+def instance_configuration(text: str, at_once: int) -> str:
+    """`dagster.yaml` where that many jobs run at the same time: what they wait for must find room beside them."""
+    document = yaml.safe_load(text)
+    document["concurrency"]["runs"]["max_concurrent_runs"] += at_once - 1
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def change_instance(settings: Settings, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "instance", *arguments],
+        env={**os.environ, **environment(settings)},
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise BadConfiguration(f"the Dagster instance in {home} can't be migrated: {done.stderr.strip().splitlines()[-1]}")
-    marker.write_text(json.dumps(current))
+        home, reason = settings.dagster_home, done.stderr.strip().splitlines()[-1]
+        raise BadConfiguration(f"the Dagster instance in {home} can't be prepared: {reason}")
 
 
 def check_port(service: Service) -> None:

@@ -27,6 +27,7 @@ from resources.compute.base import (
     Observation,
     Phase,
 )
+from resources.compute.devices import Devices
 from resources.compute.memory_kills import memory_kills
 from resources.detached import LOG, ask_to_stop, is_running, lock, start, stop, write_json
 
@@ -61,6 +62,8 @@ FAULTS = "faults.json"
 """How many attempts have ended for another reason than that the machine was wanted back."""
 LONG_SECONDS = 3600.0
 """An attempt that lasted so long has got on: a run of weeks is killed more often than one that never gets anywhere."""
+WAITS = "waits.json"
+"""The attempt that starts as soon as the job gets its GPUs."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 MEMORY_KILLS = "memory_kills.json"
@@ -84,6 +87,7 @@ class LocalCompute(Compute):
         max_restarts: how often a job that was killed, or asks for it, starts again before it counts as failed. One that is
             preempted has done what it could, and is not counted.
         grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
+        devices: the GPUs that jobs get; none when unset, and then a program takes what it finds.
     """
 
     def __init__(
@@ -94,8 +98,10 @@ class LocalCompute(Compute):
         grace_seconds: float = GRACE_SECONDS,
         poll_seconds: float = POLL_SECONDS,
         credentials: Credentials | None = None,
+        devices: Devices | None = None,
     ) -> None:
         super().__init__(poll_seconds, credentials)
+        self.devices = devices or Devices(Path())
         self.source = source
         self.max_restarts = max_restarts
         self.grace_seconds = grace_seconds
@@ -110,8 +116,7 @@ class LocalCompute(Compute):
         work.mkdir(parents=True, exist_ok=True)
         with lock(work) as descriptor:
             # Asked under the lock: a process that ended a moment ago may have done the work.
-            if descriptor is not None and not self.result(job):
-                write_json(work / BEGAN, beginning(job, work, time.time()))
+            if descriptor is not None and not self.result(job) and not (work / WAITS).exists():
                 write_json(work / FAULTS, 0)
                 self._start(job, work, descriptor, attempt=1)
 
@@ -126,6 +131,8 @@ class LocalCompute(Compute):
                 return Observation(Phase.RUNNING, attempt)
             if self.result(job):
                 return Observation(Phase.SUCCEEDED, attempt)
+            if (work / WAITS).exists():
+                return self._start(job, work, descriptor, attempt=read_number(work / WAITS))
             if over:
                 end_what_is_left(job)
                 limit = job.schedule.max_duration
@@ -140,11 +147,12 @@ class LocalCompute(Compute):
                 end_what_is_left(job)
                 return Observation(Phase.FAILED, attempt, detail, code)
             write_json(work / FAULTS, faults)
-            self._start(job, work, descriptor, attempt=attempt + 1)
-            return Observation(Phase.RESTARTING, attempt + 1, detail, code)
+            return self._start(job, work, descriptor, attempt=attempt + 1, detail=detail, code=code)
 
     def cancel(self, job: Job) -> None:
         stop(Path(job.work_dir), self.grace_seconds)
+        (Path(job.work_dir) / WAITS).unlink(missing_ok=True)
+        self.devices.forget(job)
         end_what_is_left(job)
 
     def is_left(self, work_dir: str) -> bool:
@@ -163,14 +171,29 @@ class LocalCompute(Compute):
         whole = data[: data.rfind(b"\n") + 1]
         return whole.decode(errors="replace"), offset + len(whole)
 
-    def _start(self, job: Job, work: Path, descriptor: int, *, attempt: int) -> None:
-        (work / EXIT_FILE).unlink(missing_ok=True)
-        write_json(work / ATTEMPT, attempt)
-        write_json(work / MEMORY_KILLS, memory_kills())
-        job_file = work / "job.json"
-        write_json(job_file, job.model_dump(mode="json"))
-        env = {**surroundings(job), **self.credentials.issue(job)}
-        start(command(job, job_file), work, descriptor, cwd=self.source, env=env)
+    def _start(
+        self, job: Job, work: Path, descriptor: int, *, attempt: int, detail: str = "", code: int | None = None
+    ) -> Observation:
+        """Start the program, or let it wait for its GPUs: who looks next tries again. What the last one said is told on."""
+        waits, now = work / WAITS, time.time()
+        with self.devices.take(job) as granted:
+            if granted is None:
+                if not waits.exists():
+                    write_json(waits, attempt)
+                return Observation(Phase.PENDING, attempt, self.devices.words(job))
+            if attempt == 1:
+                write_json(work / BEGAN, beginning(job, work, now))
+            elif waits.exists():  # a job has used no time while it waited
+                write_json(work / BEGAN, float((work / BEGAN).read_text()) + now - waits.stat().st_mtime)
+            waits.unlink(missing_ok=True)
+            (work / EXIT_FILE).unlink(missing_ok=True)
+            write_json(work / ATTEMPT, attempt)
+            write_json(work / MEMORY_KILLS, memory_kills())
+            job_file = work / "job.json"
+            write_json(job_file, job.model_dump(mode="json"))
+            env = {**surroundings(job), **self.credentials.issue(job), **granted.variables}
+            start(command(job, job_file), work, descriptor, cwd=self.source, env=env, besides=granted.locks)
+        return Observation(Phase.RESTARTING if attempt > 1 else Phase.RUNNING, attempt, detail, code)
 
 
 def lasted(work: Path) -> float:

@@ -31,6 +31,7 @@ class Baseline:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     running = LocalStack(tmp_path_factory.mktemp("stack"))
+    (running.home / "config.yaml").write_text("scheduler: {jobs_at_once: 2}\n")  # for the trials of a sweep
     running.hanzo_ml("up")
     try:
         yield running

@@ -1,0 +1,122 @@
+"""The GPUs of this machine, of which a job has its own: nobody else's program is on them, and one that waits gets its turn.
+
+Whoever holds the lock of a GPU has it. A program inherits the locks from its starter (`resources.detached`), so its GPUs are
+free with its last breath, whoever died before it. On a cluster Kueue and the device plugin do this.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.schema import Job, Program
+from resources.compute.gpus import installed
+from resources.detached import lock, write_json
+from resources.settings_sections import Scheduler
+
+POOL = "gpu"
+"""Dagster's, of all that trains or evaluates: no more of it is started at the same time than `jobs_at_once`."""
+ON_GPUS = frozenset({Program.TRAIN, Program.EVALUATE, Program.COMMAND})
+FORGOTTEN_SECONDS = 60.0
+"""Since somebody asked for the last time: who follows a job asks several times a second."""
+
+
+@dataclass(frozen=True)
+class Granted:
+    """GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of their locks. None where there are none."""
+
+    names: tuple[str, ...] = ()
+    locks: tuple[int, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.names)} if self.names else {}
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The GPUs that jobs may have, by name. Their locks, and who waits for them, lie in a folder."""
+
+    folder: Path
+    names: tuple[str, ...] = ()
+
+    def wanted(self, job: Job) -> int:
+        """How many a job gets. One that asks for none runs on one all the same, and nobody gets more than there are."""
+        if job.program not in ON_GPUS:
+            return 0
+        asked = job.distributed.gpus_per_node if job.distributed else job.hardware.gpus
+        return min(max(asked, 1), len(self.names))
+
+    def words(self, job: Job) -> str:
+        """What a job waits for."""
+        return f"waits for GPUs of this machine: {self.wanted(job)} of {len(self.names)}"
+
+    def forget(self, job: Job) -> None:
+        """Nobody waits for a job any more."""
+        self._ticket(job).unlink(missing_ok=True)
+
+    @contextmanager
+    def take(self, job: Job) -> Iterator[Granted | None]:
+        """What a job may start on; None while it must wait: for others to end, or for those who wait longer.
+
+        The locks are let go with the block, but for those that a program has inherited by then.
+        """
+        count = self.wanted(job)
+        if not count:
+            yield Granted()
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            asking = held.enter_context(lock(self.folder)) is not None  # one at a time, else two could each take half
+            granted = self._free(held, count) if asking and self._is_next(job) else None
+            if granted:
+                self.forget(job)
+            else:
+                self._wait(job)
+            yield granted
+
+    def _free(self, held: ExitStack, count: int) -> Granted | None:
+        found: dict[str, int] = {}
+        for name in self.names:
+            place = self.folder / name.replace("/", "_")
+            place.mkdir(exist_ok=True)
+            descriptor = held.enter_context(lock(place))
+            if descriptor is not None:
+                found[name] = descriptor
+            if len(found) == count:
+                return Granted(tuple(found), tuple(found.values()))
+        return None
+
+    def _ticket(self, job: Job) -> Path:
+        return self.folder / f"{hashlib.sha256(job.id.encode()).hexdigest()}.waits"
+
+    def _wait(self, job: Job) -> None:
+        """Keeps its place in the queue for a job: what is written says since when, and its time that somebody still asks."""
+        ticket = self._ticket(job)
+        try:
+            os.utime(ticket)
+        except FileNotFoundError:
+            write_json(ticket, time.time_ns())
+
+    def _is_next(self, job: Job) -> bool:
+        """Whether nobody waits longer. A large job would wait for ever, if small ones took each GPU that becomes free."""
+        since = {}
+        for ticket in self.folder.glob("*.waits"):
+            if time.time() - ticket.stat().st_mtime > FORGOTTEN_SECONDS:
+                ticket.unlink(missing_ok=True)
+            else:
+                since[ticket.name] = int(ticket.read_text())
+        return not since or min(since, key=lambda name: (since[name], name)) == self._ticket(job).name
+
+
+def names_of(scheduler: Scheduler) -> tuple[str, ...]:
+    """The GPUs that jobs may have: those that the settings name, else all of this machine."""
+    return tuple(map(str, range(len(installed())))) if scheduler.devices is None else scheduler.devices
+
+
+def jobs_at_once(scheduler: Scheduler) -> int:
+    """How many jobs may train or evaluate on this machine at the same time."""
+    return min(scheduler.jobs_at_once or len(names_of(scheduler)) or 1, scheduler.max_concurrent_jobs)

@@ -1,0 +1,209 @@
+"""Each job has GPUs of its own, for as long as its program lives. They are names here: nobody looks for them."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
+from resources.compute import devices
+from resources.compute.base import Observation, Phase
+from resources.compute.devices import Devices, jobs_at_once, names_of
+from resources.compute.local import BEGAN, LocalCompute
+from resources.detached import PID
+from resources.settings import Settings
+from resources.settings_sections import Scheduler
+from tests.resources.compute.test_local import BUCKETS, ROOT, go_on, until
+
+PROGRAM = """
+import os, time
+from recipes.runner import main, say
+from recipes.schema import Result
+
+def program(job, store, work):
+    say("on " + os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    while not (work / "go").exists():
+        time.sleep(0.01)
+    return Result(work_digest=job.work_digest)
+
+main(program)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose program `train` is PROGRAM; everything else of `recipes` is the real thing."""
+    package = tmp_path_factory.mktemp("source") / "recipes"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")
+    (package / "train.py").write_text(PROGRAM)
+    return package.parent
+
+
+class House:
+    """A machine with some GPUs, and jobs on it. Each supervisor is a new one: nothing is in anybody's memory."""
+
+    def __init__(self, folder: Path, source: Path, names: tuple[str, ...]) -> None:
+        self.folder, self.source = folder, source
+        self.devices = Devices(folder / "gpus", names)
+        self.jobs: list[Job] = []
+
+    @property
+    def compute(self) -> LocalCompute:
+        return LocalCompute(source=self.source, grace_seconds=20, poll_seconds=0.02, devices=self.devices)
+
+    def job(self, name: str, gpus: int = 1, **changed: Any) -> Job:
+        job = Job(
+            id=name,
+            program=Program.TRAIN,
+            result_uri=f"s3://hanzo-ml/runs/{name}/result.json",
+            store=StoreAddress(root=(self.folder / "objects").as_uri(), buckets=BUCKETS),
+            work_dir=str(self.folder / name),
+            cache_dir=str(self.folder / "cache"),
+            hardware=Hardware(gpus=gpus),
+        ).model_copy(update=changed)
+        self.jobs.append(job)
+        return job
+
+    def submitted(self, name: str, gpus: int = 1) -> Job:
+        job = self.job(name, gpus)
+        self.compute.submit(job)
+        return job
+
+    def phase(self, job: Job) -> Phase:
+        return self.compute.observe(job).phase
+
+    def on(self, job: Job) -> str:
+        """The GPUs that each of its programs said that it has."""
+        until("its first line", lambda: " on " in self.compute.log(job, 0)[0])
+        lines = self.compute.log(job, 0)[0].splitlines()
+        return " ".join(line.split(" on ")[1] for line in lines if " on " in line)
+
+    def end(self, job: Job) -> None:
+        go_on(job)
+        until("its end", lambda: self.phase(job) is Phase.SUCCEEDED)
+
+
+@contextmanager
+def house(folder: Path, source: Path, *names: str) -> Iterator[House]:
+    there = House(folder, source, names)
+    try:
+        yield there
+    finally:
+        for job in there.jobs:
+            there.compute.cancel(job)
+
+
+def test_two_jobs_have_each_their_own_and_the_third_waits_for_one_to_end(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, "0", "GPU-1f/2") as there:
+        first, second, third = (there.submitted(name) for name in ("first", "second", "third"))
+        assert [there.on(job) for job in (first, second)] == ["0", "GPU-1f/2"]
+        waiting = Observation(Phase.PENDING, 1, "waits for GPUs of this machine: 1 of 2")
+        assert there.compute.observe(third) == waiting
+        there.compute.submit(third)
+        assert there.compute.observe(third) == waiting, "asked again, it goes on waiting"
+        there.end(first)
+        assert there.phase(third) is Phase.RUNNING
+        assert there.on(third) == "0"
+        for job in (second, third):
+            there.end(job)
+
+
+def test_a_job_for_several_gpus_is_not_passed_by_small_ones(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, "0", "1") as there:
+        small = there.submitted("small")
+        large = there.submitted("large", gpus=2)
+        late = there.submitted("late")
+        assert there.on(small) == "0"
+        for _ in range(3):
+            assert [there.phase(job) for job in (late, large)] == [Phase.PENDING, Phase.PENDING]
+        there.end(small)
+        assert there.phase(late) is Phase.PENDING
+        assert there.phase(large) is Phase.RUNNING
+        assert there.on(large) == "0,1"
+        there.end(large)
+        assert there.phase(late) is Phase.RUNNING
+
+
+def test_a_job_that_nobody_follows_any_more_holds_up_nobody(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with house(tmp_path, source, "0") as there:
+        first = there.submitted("first")
+        cancelled, lost, last = (there.submitted(name) for name in ("cancelled", "lost", "last"))
+        there.compute.cancel(cancelled)
+        there.end(first)
+        assert there.phase(last) is Phase.PENDING, "one that was submitted before it has a supervisor, for all that is known"
+        monkeypatch.setattr(devices, "FORGOTTEN_SECONDS", 0.2)
+        time.sleep(0.4)
+        assert there.phase(last) is Phase.RUNNING
+        there.end(last)
+        assert there.phase(lost) is Phase.RUNNING, "it is late, and not lost"
+
+
+def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, "0") as there:
+        killed = there.submitted("killed")
+        assert there.on(killed) == "0"
+        other = there.submitted("other")
+        os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
+        until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
+        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1")
+        time.sleep(0.5)
+        there.end(other)
+        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2)
+        assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5, "what it waited is no time of its own"
+        until("its second program", lambda: there.on(killed) == "0 0")
+        there.end(killed)
+
+
+def test_how_many_a_job_gets(tmp_path: Path) -> None:
+    four = Devices(tmp_path, ("0", "1", "2", "3"))
+    there = House(tmp_path, tmp_path, ())
+    assert [four.wanted(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
+    assert four.wanted(there.job("j", distributed=Distributed(gpus_per_node=2))) == 2
+    assert four.wanted(there.job("j", 2, program=Program.PREPARE)) == 0
+    assert there.devices.wanted(there.job("j", 2)) == 0
+
+
+def test_where_there_are_none_a_program_takes_what_it_finds(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with house(tmp_path, source) as there:
+        jobs = [there.submitted(name) for name in ("first", "second")]
+        assert [there.on(job) for job in jobs] == ["all", "all"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "at_once"),
+    [
+        ({}, ("0", "1"), 2),
+        ({"devices": ()}, (), 1),
+        ({"devices": ("3",)}, ("3",), 1),
+        ({"jobs_at_once": 5}, ("0", "1"), 5),
+        ({"jobs_at_once": 5, "max_concurrent_jobs": 3}, ("0", "1"), 3),
+    ],
+)
+def test_the_gpus_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], names: tuple[str, ...], at_once: int
+) -> None:
+    monkeypatch.setattr(devices, "installed", lambda: ["NVIDIA H200", "NVIDIA H200"])
+    scheduler = Scheduler(**settings)
+    assert (names_of(scheduler), jobs_at_once(scheduler)) == (names, at_once)
+
+
+def test_a_stack_that_is_kept_to_some_gpus_keeps_its_jobs_to_them(tmp_path: Path) -> None:
+    home = {"HANZO_ML_HOME": str(tmp_path)}
+    assert Settings.load(home).scheduler.devices is None
+    assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "2, GPU-1f"}).scheduler.devices == ("2", "GPU-1f")
+    assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": ""}).scheduler.devices == ()
+    named = {**home, "CUDA_VISIBLE_DEVICES": "2,3", "HANZO_ML_SCHEDULER_DEVICES": "3"}
+    assert Settings.load(named).scheduler.devices == ("3",)
