@@ -26,8 +26,6 @@ from pydantic import (
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-"""Kubernetes' way to write bytes, in the units that a node's memory has."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
@@ -165,8 +163,8 @@ class Hardware(Frozen):
 
     gpus: int = Field(0, ge=0, le=MOST)
     gpu_type: str | None = None
-    memory: str | None = Field(None, pattern=QUANTITY)
-    cpu: int | None = Field(None, ge=1, le=MOST)
+    memory: str | None = None
+    cpu: int | None = Field(None, ge=0, le=MOST)
 
 
 class Distributed(Frozen):

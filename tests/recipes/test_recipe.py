@@ -146,8 +146,7 @@ def refusal(folder: Path, text: str) -> str:
         ("seed: 42", "seed: -1", "'seed'"),
         ("seed: 42", "seed: 4294967296", "'seed'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: -8}", "'hardware.gpus'"),
-        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: 0}", "'hardware.cpu'"),
-        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: much}", "'hardware.memory'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: -1}", "'hardware.cpu'"),
         # What is wrong between two keys, at the first one that the words name.
         ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
         ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is of objectives"),
