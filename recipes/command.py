@@ -34,6 +34,9 @@ STORE_PAUSES = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
 """Seconds between two attempts to store what a command left."""
 WITHOUT_GPU = Path(__file__).parent / "without_gpu"
 KIND = "checkpoints"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = ("", "-1")
+"""What a command may say of it in place of the GPUs that its job has."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     if left := end_processes(job.id):
         say(f"ended {left} processes of an earlier attempt")
     folders = make_folders(job, store, work)
-    here = len(read_machine().gpus)
+    here = len(os.environ[VISIBLE].split(",")) if os.environ.get(VISIBLE) else len(read_machine().gpus)
     env = environment(job, script, folders, os.environ, has_gpus=here > 0)
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
@@ -221,6 +224,8 @@ def environment(
     """The variables of the command: what it gives itself, below what the job knows better."""
     assert job.tracking is not None
     env = {**inherited, "PYTHONUNBUFFERED": "1", **script.env}
+    if VISIBLE in inherited and env[VISIBLE] not in NO_GPU:  # others are other jobs'
+        env[VISIBLE] = inherited[VISIBLE]
     env |= {
         "HANZO_ML_TRACKING_URI": job.tracking.uri,
         "MLFLOW_TRACKING_URI": job.tracking.uri,
@@ -234,7 +239,7 @@ def environment(
     if folders.dataset is not None:
         env["HANZO_ML_DATASETS"] = str(folders.dataset)
     env["PATH"] = joined(str(Path(sys.executable).parent), env.get("PATH", os.defpath))
-    sees_gpus = has_gpus and env.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    sees_gpus = has_gpus and env.get(VISIBLE) not in NO_GPU
     env["PYTHONPATH"] = joined("" if sees_gpus else str(WITHOUT_GPU), env.get("PYTHONPATH", ""))
     return env
 

@@ -84,8 +84,7 @@ class Settings(Section):
             if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
                 override(document, SECTIONS, name, value)
         if VISIBLE in environ:
-            names = [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
-            mapping(document, "scheduler").setdefault("devices", names)
+            mapping(document, "scheduler").setdefault("devices", environ[VISIBLE].split(","))
         try:
             return cls.model_validate({**document, "home": home})
         except ValidationError as error:

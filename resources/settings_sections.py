@@ -205,6 +205,14 @@ class Scheduler(Section):
     job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
 
+    @field_validator("devices", mode="before")
+    @classmethod
+    def are_names(cls, value: Any) -> Any:
+        """As texts: YAML has numbers. What is named twice, or not at all, would be waited for for ever."""
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(dict.fromkeys(name for each in value if (name := str(each).strip())))
+
 
 class Prices(Section):
     """The price book (row Z26). The defaults are the specification's two to three dollars for an A100, and list prices."""

@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,33 +26,36 @@ FORGOTTEN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Granted:
-    """GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of their locks. None where there are none."""
+    """GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of their locks.
 
-    names: tuple[str, ...] = ()
+    Where nothing is said of GPUs, names are none, and a program takes what it finds.
+    """
+
+    names: tuple[str, ...] | None = None
     locks: tuple[int, ...] = ()
 
     @property
     def variables(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.names)} if self.names else {}
+        return {} if self.names is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.names)}
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that jobs may have, by name. Their locks, and who waits for them, lie in a folder."""
+    """The GPUs that jobs may have, by name, where any are known. Their locks, and who waits for them, lie in a folder."""
 
     folder: Path
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
 
     def wanted(self, job: Job) -> int:
         """How many a job gets. One that asks for none runs on one all the same, and nobody gets more than there are."""
-        if job.program not in ON_GPUS:
+        if job.program not in ON_GPUS or not self.names:
             return 0
         asked = job.distributed.gpus_per_node if job.distributed else job.hardware.gpus
         return min(max(asked, 1), len(self.names))
 
     def words(self, job: Job) -> str:
         """What a job waits for."""
-        return f"waits for GPUs of this machine: {self.wanted(job)} of {len(self.names)}"
+        return f"waits for GPUs of this machine: {self.wanted(job)} of {len(self.names or ())}"
 
     def forget(self, job: Job) -> None:
         """Nobody waits for a job any more."""
@@ -66,7 +69,7 @@ class Devices:
         """
         count = self.wanted(job)
         if not count:
-            yield Granted()
+            yield Granted(() if self.names is not None and job.program in ON_GPUS else None)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
@@ -80,7 +83,7 @@ class Devices:
 
     def _free(self, held: ExitStack, count: int) -> Granted | None:
         found: dict[str, int] = {}
-        for name in self.names:
+        for name in self.names or ():
             place = self.folder / name.replace("/", "_")
             place.mkdir(exist_ok=True)
             descriptor = held.enter_context(lock(place))
@@ -105,18 +108,19 @@ class Devices:
         """Whether nobody waits longer. A large job would wait for ever, if small ones took each GPU that becomes free."""
         since = {}
         for ticket in self.folder.glob("*.waits"):
-            if time.time() - ticket.stat().st_mtime > FORGOTTEN_SECONDS:
-                ticket.unlink(missing_ok=True)
-            else:
-                since[ticket.name] = int(ticket.read_text())
+            with suppress(FileNotFoundError):  # whoever was cancelled at this moment
+                if time.time() - ticket.stat().st_mtime > FORGOTTEN_SECONDS:
+                    ticket.unlink()
+                else:
+                    since[ticket.name] = int(ticket.read_text())
         return not since or min(since, key=lambda name: (since[name], name)) == self._ticket(job).name
 
 
-def names_of(scheduler: Scheduler) -> tuple[str, ...]:
-    """The GPUs that jobs may have: those that the settings name, else all of this machine."""
-    return tuple(map(str, range(len(installed())))) if scheduler.devices is None else scheduler.devices
+def names_of(scheduler: Scheduler) -> tuple[str, ...] | None:
+    """The GPUs that jobs may have: those that the settings name, else all of this machine; none where none are known."""
+    return tuple(map(str, range(len(installed())))) or None if scheduler.devices is None else scheduler.devices
 
 
 def jobs_at_once(scheduler: Scheduler) -> int:
     """How many jobs may train or evaluate on this machine at the same time."""
-    return min(scheduler.jobs_at_once or len(names_of(scheduler)) or 1, scheduler.max_concurrent_jobs)
+    return min(scheduler.jobs_at_once or len(names_of(scheduler) or "1"), scheduler.max_concurrent_jobs)

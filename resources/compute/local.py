@@ -63,7 +63,7 @@ FAULTS = "faults.json"
 LONG_SECONDS = 3600.0
 """An attempt that lasted so long has got on: a run of weeks is killed more often than one that never gets anywhere."""
 WAITS = "waits.json"
-"""The attempt that starts as soon as the job gets its GPUs."""
+"""The start that is due as soon as the job gets its GPUs."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 MEMORY_KILLS = "memory_kills.json"
@@ -77,6 +77,15 @@ class Exit(BaseModel):
 
     code: int
     message: str
+
+
+class Start(BaseModel, frozen=True):
+    """The next start of a program; of a restart, how the last attempt ended, and how many of them ended by a fault."""
+
+    attempt: int
+    faults: int
+    detail: str = ""
+    code: int | None = None
 
 
 class LocalCompute(Compute):
@@ -117,8 +126,7 @@ class LocalCompute(Compute):
         with lock(work) as descriptor:
             # Asked under the lock: a process that ended a moment ago may have done the work.
             if descriptor is not None and not self.result(job) and not (work / WAITS).exists():
-                write_json(work / FAULTS, 0)
-                self._start(job, work, descriptor, attempt=1)
+                self._start(job, work, descriptor, Start(attempt=1, faults=0))
 
     def observe(self, job: Job) -> Observation:
         work = Path(job.work_dir)
@@ -132,7 +140,7 @@ class LocalCompute(Compute):
             if self.result(job):
                 return Observation(Phase.SUCCEEDED, attempt)
             if (work / WAITS).exists():
-                return self._start(job, work, descriptor, attempt=read_number(work / WAITS))
+                return self._start(job, work, descriptor, Start.model_validate_json((work / WAITS).read_bytes()))
             if over:
                 end_what_is_left(job)
                 limit = job.schedule.max_duration
@@ -146,8 +154,8 @@ class LocalCompute(Compute):
             if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
                 end_what_is_left(job)
                 return Observation(Phase.FAILED, attempt, detail, code)
-            write_json(work / FAULTS, faults)
-            return self._start(job, work, descriptor, attempt=attempt + 1, detail=detail, code=code)
+            end_what_is_left(job)  # it would compute on GPUs that are another job's by then
+            return self._start(job, work, descriptor, Start(attempt=attempt + 1, faults=faults, detail=detail, code=code))
 
     def cancel(self, job: Job) -> None:
         stop(Path(job.work_dir), self.grace_seconds)
@@ -171,29 +179,31 @@ class LocalCompute(Compute):
         whole = data[: data.rfind(b"\n") + 1]
         return whole.decode(errors="replace"), offset + len(whole)
 
-    def _start(
-        self, job: Job, work: Path, descriptor: int, *, attempt: int, detail: str = "", code: int | None = None
-    ) -> Observation:
-        """Start the program, or let it wait for its GPUs: who looks next tries again. What the last one said is told on."""
+    def _start(self, job: Job, work: Path, descriptor: int, begin: Start) -> Observation:
+        """Start the program, or let it wait for its GPUs: who looks next tries again. Nothing changes where this raises."""
         waits, now = work / WAITS, time.time()
         with self.devices.take(job) as granted:
             if granted is None:
                 if not waits.exists():
-                    write_json(waits, attempt)
-                return Observation(Phase.PENDING, attempt, self.devices.words(job))
-            if attempt == 1:
+                    write_json(waits, begin.model_dump())
+                detail = "; ".join(filter(None, (self.devices.words(job), begin.detail)))
+                return Observation(Phase.PENDING, begin.attempt, detail)
+            # First: where the metadata is away, this has not been a start.
+            env = {**surroundings(job), **self.credentials.issue(job), **granted.variables}
+            if begin.attempt == 1:
                 write_json(work / BEGAN, beginning(job, work, now))
             elif waits.exists():  # a job has used no time while it waited
                 write_json(work / BEGAN, float((work / BEGAN).read_text()) + now - waits.stat().st_mtime)
+            write_json(work / FAULTS, begin.faults)
             waits.unlink(missing_ok=True)
             (work / EXIT_FILE).unlink(missing_ok=True)
-            write_json(work / ATTEMPT, attempt)
+            write_json(work / ATTEMPT, begin.attempt)
             write_json(work / MEMORY_KILLS, memory_kills())
             job_file = work / "job.json"
             write_json(job_file, job.model_dump(mode="json"))
-            env = {**surroundings(job), **self.credentials.issue(job), **granted.variables}
             start(command(job, job_file), work, descriptor, cwd=self.source, env=env, besides=granted.locks)
-        return Observation(Phase.RESTARTING if attempt > 1 else Phase.RUNNING, attempt, detail, code)
+        phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
+        return Observation(phase, begin.attempt, begin.detail, begin.code)
 
 
 def lasted(work: Path) -> float:

@@ -13,7 +13,7 @@ import pytest
 
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
 from resources.compute import devices
-from resources.compute.base import Observation, Phase
+from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
 from resources.compute.devices import Devices, jobs_at_once, names_of
 from resources.compute.local import BEGAN, LocalCompute
 from resources.detached import PID
@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class House:
     """A machine with some GPUs, and jobs on it. Each supervisor is a new one: nothing is in anybody's memory."""
 
-    def __init__(self, folder: Path, source: Path, names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, source: Path, names: tuple[str, ...] | None) -> None:
         self.folder, self.source = folder, source
         self.devices = Devices(folder / "gpus", names)
         self.jobs: list[Job] = []
@@ -91,8 +91,8 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, source: Path, *names: str) -> Iterator[House]:
-    there = House(folder, source, names)
+def house(folder: Path, source: Path, *names: str, known: bool = True) -> Iterator[House]:
+    there = House(folder, source, names if known else None)
     try:
         yield there
     finally:
@@ -155,10 +155,11 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         began = float((Path(killed.work_dir) / BEGAN).read_text())
-        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1")
+        waiting = Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1; killed")
+        assert [there.compute.observe(killed) for _ in range(2)] == [waiting] * 2
         time.sleep(0.5)
         there.end(other)
-        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2)
+        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
         assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5, "what it waited is no time of its own"
         until("its second program", lambda: there.on(killed) == "0 0")
         there.end(killed)
@@ -166,20 +167,44 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
 
 def test_how_many_a_job_gets(tmp_path: Path) -> None:
     four = Devices(tmp_path, ("0", "1", "2", "3"))
-    there = House(tmp_path, tmp_path, ())
+    there = House(tmp_path, tmp_path, None)
     assert [four.wanted(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
     assert four.wanted(there.job("j", distributed=Distributed(gpus_per_node=2))) == 2
     assert four.wanted(there.job("j", 2, program=Program.PREPARE)) == 0
     assert there.devices.wanted(there.job("j", 2)) == 0
 
 
-def test_where_there_are_none_a_program_takes_what_it_finds(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known", [False, True])
+def test_where_none_are_known_a_program_takes_what_it_finds_and_where_none_are_allowed_it_finds_none(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with house(tmp_path, source) as there:
+    with house(tmp_path, source, known=known) as there:
         jobs = [there.submitted(name) for name in ("first", "second")]
-        assert [there.on(job) for job in jobs] == ["all", "all"]
+        assert [there.on(job) for job in jobs] == ["" if known else "all"] * 2
+
+
+def test_a_start_that_cannot_be_granted_its_credentials_is_none(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata was away for seconds, and a job that had only waited was failed: each look had counted as a start."""
+    away = True
+
+    def issue(_self: NoCredentials, _job: Job) -> dict[str, str]:
+        if away:
+            raise ConnectionError
+        return {}
+
+    with house(tmp_path, source, "0") as there:
+        first, second = (there.submitted(name) for name in ("first", "second"))
+        monkeypatch.setattr(NoCredentials, "issue", issue)
+        there.end(first)
+        for _ in range(MAX_RESTARTS + 3):
+            with pytest.raises(ConnectionError):
+                there.compute.observe(second)
+        away = False
+        assert there.compute.observe(second) == Observation(Phase.RUNNING, 1)
+        there.end(second)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +212,7 @@ def test_where_there_are_none_a_program_takes_what_it_finds(
     [
         ({}, ("0", "1"), 2),
         ({"devices": ()}, (), 1),
+        ({"devices": [0, 1, "1", " "]}, ("0", "1"), 2),
         ({"devices": ("3",)}, ("3",), 1),
         ({"jobs_at_once": 5}, ("0", "1"), 5),
         ({"jobs_at_once": 5, "max_concurrent_jobs": 3}, ("0", "1"), 3),
@@ -205,5 +231,6 @@ def test_a_stack_that_is_kept_to_some_gpus_keeps_its_jobs_to_them(tmp_path: Path
     assert Settings.load(home).scheduler.devices is None
     assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "2, GPU-1f"}).scheduler.devices == ("2", "GPU-1f")
     assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": ""}).scheduler.devices == ()
+    assert Settings.load({**home, "HANZO_ML_SCHEDULER_DEVICES": "0,"}).scheduler.devices == ("0",)
     named = {**home, "CUDA_VISIBLE_DEVICES": "2,3", "HANZO_ML_SCHEDULER_DEVICES": "3"}
     assert Settings.load(named).scheduler.devices == ("3",)
