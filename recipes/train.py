@@ -72,7 +72,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     )
     trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
-        set_seed(recipe.seed + group.data_rank)  # other rows drop out others, on equal weights
+        set_seed((recipe.seed + group.data_rank) % 2**32)  # other rows drop out others, on equal weights
     run(trainer, course, store, folder_of(job))
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
@@ -133,6 +133,7 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
         course.checkpoints.settle()
+        wait_for_uploads(course, goes_on=True)  # the next start uploads none that is there: one cut off would be for good
         operation = None if course.incidents.not_deterministic else refused_operation(error)
         if operation is None and not is_out_of_memory(error):
             raise
