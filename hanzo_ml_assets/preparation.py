@@ -2,16 +2,27 @@
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import dagster as dg
+from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.parameters import PrepareParameters
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
 from resources.compute.base import JobFailed
-from resources.derived_versions import SPLITS, Derivation, add_prepared, outputs_at, storage_path_of
+from resources.derived_versions import (
+    SPLITS,
+    Derivation,
+    add_prepared,
+    outputs_at,
+    refuse_unknown_columns,
+    storage_path_of,
+)
 from resources.errors import HanzoError
 from resources.ingest.place import place_of
 from resources.metadata.chunk_claims import ChunkClaims
@@ -19,6 +30,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
+TOKENIZER_FILES = frozenset({".json", ".jinja", ".txt", ".model"})
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""
 
@@ -79,6 +91,7 @@ def wanted(
 
     Raises:
         BadConfiguration: there is neither.
+        HanzoError: the section names a column that no record has.
     """
     if asked is not None:
         parent = control_plane.datasets.read(str(asked.config["dataset"]), asked.organization)
@@ -87,23 +100,41 @@ def wanted(
     if definition.prepare is None:
         raise BadConfiguration(f"add a section `prepare:` to the definition of {definition.name}, or submit a preparation")
     parent = pinned(context, control_plane) or source_version(definition, control_plane)
+    refuse_unknown_columns(definition.prepare, parent)
     return Derivation(parent, parent.name, definition.prepare, "dagster")
 
 
 def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -> DatasetVersion:
     """The newest version that was not itself made of another: a prepared one is not prepared again."""
-    versions, _ = control_plane.datasets.page(DEFAULT_ORGANIZATION, name=definition.name)
+    versions = control_plane.datasets.list(DEFAULT_ORGANIZATION, definition.name)
     found = [version for version in versions if not version.lineage["parent_datasets"]]
     if not found:
         raise BadConfiguration(f"dataset {definition.name} has no version yet: materialize its asset `version`")
     return max(found, key=lambda version: version.version)
 
 
+def tokenizer_of(parameters: PrepareParameters) -> dict[str, JsonValue]:
+    """What a reference to a tokenizer means today. The same name once gave what was prepared with the files of before."""
+    reference = parameters.tokenize.tokenizer if parameters.tokenize is not None else ""
+    if reference.startswith("recipe:"):
+        return {"of_recipe": Recipe.named(reference.removeprefix("recipe:")).base_model.model_dump(mode="json")}
+    if reference.startswith("file://"):
+        return {"of_folder": files_digest(Path(unquote(urlparse(reference).path)))}
+    return {}
+
+
+def files_digest(folder: Path) -> str:
+    """SHA-256 of a tokenizer's files: beside them lies a whole model, as a rule."""
+    names = sorted(path for path in folder.rglob("*") if path.suffix in TOKENIZER_FILES and path.is_file())
+    found = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+    return hashlib.sha256(canonical_json(found)).hexdigest()
+
+
 def preparation_job(derivation: Derivation, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
     """The job that prepares a version. Other parameters go to another place: a version's files never change."""
     parent = derivation.parent
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json(parameters)).hexdigest()[:12]
+    label = hashlib.sha256(canonical_json({**parameters, **tokenizer_of(derivation.parameters)})).hexdigest()[:12]
     place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     work = (asked.id, "prepare") if asked is not None else (identifier,)

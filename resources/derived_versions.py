@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from recipes.parameters import PrepareParameters
 from recipes.schema import Artifact, Result
 from recipes.store import Store
-from resources.errors import conflict
+from resources.errors import conflict, invalid
 from resources.ingest.place import place_of
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
@@ -32,6 +32,20 @@ def outputs_at(place: str) -> dict[str, str]:
 def storage_path_of(records: str) -> str:
     """The place of a prepared version, whose records lie at a URI."""
     return records.removesuffix(DATASET_SUFFIX) + "/"
+
+
+def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) -> None:
+    """Raises 400 for a column that no record has: what it decides would be decided for all records alike.
+
+    The class column that nobody named is what records may have: the specification's example names none.
+    """
+    named = {"split.group_by": wanted.split.group_by, "split.column": wanted.split.column}
+    if wanted.augment.oversample_minority and "class_column" in wanted.augment.model_fields_set:
+        named["augment.class_column"] = wanted.augment.class_column
+    for setting, column in named.items():
+        if column is not None and column not in parent.schema:
+            there = ", ".join(parent.schema)
+            raise invalid(f"no record of dataset {parent.reference} has the column '{column}' of {setting}: it has {there}")
 
 
 @dataclass(frozen=True)

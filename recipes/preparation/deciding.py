@@ -28,10 +28,11 @@ def oversample(
 ) -> tuple[NDArray[np.int32], dict[str, int]]:
     """Copies of each record, so that all classes have as many training records as the largest; and those that were added.
 
-    Held-out records stay as they are: scores on repeated ones would count some of them twice.
+    Records without a class, whose name is empty, are none. Held-out records stay as they are: scores on repeated ones would
+    count some of them twice.
     """
     copies = np.ones(len(split), dtype=np.int32)
-    train = split == TRAIN
+    train = (split == TRAIN) & np.array([bool(name) for name in names], dtype=np.bool_)[classes]
     counts = np.bincount(classes[train], minlength=len(names))
     target = int(counts.max(initial=0))
     added: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """Second stage: distinct records -> those in the right language and of the right length, with their tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from recipes.assignment import SPLITS, split_named
 from recipes.layouts import Layout, Unfit, said
-from recipes.parameters import PrepareParameters
+from recipes.parameters import AugmentParameters, PrepareParameters
 from recipes.preparation import reading
 from recipes.preparation.language import LanguageFilter
 from recipes.preparation.plan import Plan, written
@@ -160,14 +160,18 @@ class Encoder:
             *(chosen.column(name) for name in ("record", "digest", "source", "own", "said", "draw", "masked")),
             pa.array([place_of(row, split.column) for row in rows], pa.int8()),
             pa.array([str(row.get(split.group_by, "")) if split.group_by else "" for row in rows], pa.string()),
-            pa.array(
-                [str(row.get(augment.class_column, "")) if augment.oversample_minority else "" for row in rows], pa.string()
-            ),
+            pa.array([class_of(row, augment) for row in rows], pa.string()),
         ]
         if self._tokenizer is not None:
             tokenize = self._tokenizer.parameters
             columns += token_columns(tokens, tokenize.max_length if tokenize.padding else None, self._tokenizer.padding)
         return pa.record_batch(columns, schema(self.parameters))
+
+
+def class_of(row: Mapping[str, Any], augment: AugmentParameters) -> str:
+    """The class that a record is repeated in; empty where it is not known or of no interest."""
+    known = row.get(augment.class_column) if augment.oversample_minority else None
+    return "" if known is None else str(known)
 
 
 def text_filters(parameters: PrepareParameters) -> list[tuple[str, Any]]:

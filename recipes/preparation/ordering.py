@@ -4,6 +4,7 @@ An external sort: each range is sorted by itself and lies ready for the parts (`
 range and sorts that (`gather`). Neither ever holds more than a range or a part in memory.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +51,12 @@ def scatter(plan: Plan, parts: Parts, index: int) -> None:
     wanted = table.drop_columns([name for name, _ in encoding.FIELDS if name not in KEPT]).combine_chunks()
     schema = wanted.schema.append(pa.field(KEY, pa.uint64()))
 
-    def batches() -> list[pa.RecordBatch]:
-        made = []
+    def batches() -> Iterator[pa.RecordBatch]:
+        """One after the other: where a class is repeated often, all of them are many times the range."""
         for begin in range(0, len(order), LINES):
             chosen = order[begin : begin + LINES]
             taken = wanted.take(pa.array(rows[chosen])).append_column(KEY, pa.array(key[chosen]))
-            made += taken.to_batches()
-        return made
+            yield from taken.to_batches()
 
     write_table(plan.place(STAGE, index, "arrow"), schema, batches())
     with written(starts_file) as part_file, part_file.open("wb") as file:
@@ -64,12 +64,18 @@ def scatter(plan: Plan, parts: Parts, index: int) -> None:
 
 
 def order_keys(plan: Plan, index: int, digests: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The place of each record in the order: drawn from what it says and which copy it is, or the input's."""
+    """The place of each record in the order: drawn from what it says and which copy it is, or the input's.
+
+    Where equal records stay, each is drawn by its place too: else they would all stand in a row.
+    """
     seed = plan.parameters.augment.shuffle_seed
     if seed is None:
         return (np.uint64(index) << np.uint64(32)) | rows.astype(np.uint64)
-    copy = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    return mixed(mixed(digests[:, 0], seed) ^ digests[:, 1] ^ copy.astype(np.uint64), seed)
+    copy = (np.arange(len(rows)) - np.searchsorted(rows, rows)).astype(np.uint64)
+    drawn = mixed(digests[:, 0], seed) ^ digests[:, 1] ^ copy
+    if not plan.parameters.filter.dedup:
+        drawn ^= mixed((np.uint64(index) << np.uint64(32)) | rows.astype(np.uint64), seed)
+    return mixed(drawn, seed)
 
 
 def part_of(plan: Plan, index: int, key: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.int64]:

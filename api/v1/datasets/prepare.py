@@ -8,9 +8,8 @@ from api.dependencies import CallerOf, DatabaseOf
 from api.requests import StrictRoute
 from api.v1.datasets.messages import find
 from recipes.parameters import PrepareParameters
-from resources.errors import invalid
+from resources.derived_versions import refuse_unknown_columns
 from resources.metadata.dataset_rules import checked_name
-from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import PREPARATION, Jobs
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
@@ -45,17 +44,3 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
         type=PREPARATION,
     )
     return JSONResponse(vars(job), 201)
-
-
-def refuse_unknown_columns(body: Preparation, parent: DatasetVersion) -> None:
-    """Raises 400 for a column that no record has: what it decides would be decided for all records alike.
-
-    The class column that nobody named is what records may have: the specification's example names none.
-    """
-    named = {"split.group_by": body.split.group_by, "split.column": body.split.column}
-    if body.augment.oversample_minority and "class_column" in body.augment.model_fields_set:
-        named["augment.class_column"] = body.augment.class_column
-    for setting, column in named.items():
-        if column is not None and column not in parent.schema:
-            there = ", ".join(parent.schema)
-            raise invalid(f"no record of dataset {parent.reference} has the column '{column}' of {setting}: it has {there}")
