@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from recipes.chunks import chunk_uri
+from recipes.layouts import KEYS, Layout, layout_of
 from recipes.recipe import Recipe
 from recipes.schema import FileRecord
 from recipes.store import Store
@@ -37,12 +38,22 @@ class ChatTokens:
         self._system_prompt = system_prompt
 
     def count(self, record: dict[str, Any]) -> int:
-        """Tokens of one record. Raises KeyError where it is no instruction with an answer, TemplateError of the template."""
-        messages = [{"role": "user", "content": record["instruction"]}]
-        if self._system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self._system_prompt})
-        prompt = self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
-        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in (prompt, record["answer"])) + 1
+        """Tokens of one record. Raises ValueError where it is nothing to train on, TemplateError of the template."""
+        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in self._texts(record)) + 1
+
+    def _texts(self, record: dict[str, Any]) -> list[str]:
+        match layout_of(record):
+            case Layout.INSTRUCTION:
+                return [self._rendered([{"role": "user", "content": record["instruction"]}], asks=True), record["answer"]]
+            case Layout.MESSAGES:
+                return [self._rendered(record["messages"], asks=False)]
+            case layout:
+                return [record[key] for key in KEYS[layout]]
+
+    def _rendered(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
+        if self._system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._system_prompt}, *messages]
+        return self._template.render(messages=messages, add_generation_prompt=asks, **self._variables)
 
 
 def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:
@@ -55,7 +66,9 @@ def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> Dat
             return sampled(version, files, counter, store)
         except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
             pass
-    return DatasetTokens(int(version.size_bytes / BYTES_PER_TOKEN), f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token")
+    # What was uploaded may be compressed, or of columns.
+    size = sum(file.size for file in files) or version.size_bytes
+    return DatasetTokens(int(size / BYTES_PER_TOKEN), f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token")
 
 
 def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:

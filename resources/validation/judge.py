@@ -111,8 +111,14 @@ def incomplete(statistics: Statistics, policy: CompletenessCheck) -> Iterator[st
             yield f"{name} is filled in {filled:.1%} of the records, required are {policy.threshold:.1%}"
 
 
+DAY = 86_400_000
+"""In milliseconds: a date without a zone may be so much ahead."""
+
+
 def stale(newest: int, now: int, policy: FreshnessCheck) -> Iterator[str]:
-    if policy.max_age is not None and (now - newest) / 1000 > seconds_of(policy.max_age):
+    if policy.max_age is not None and newest > now + DAY:
+        yield f"the newest record says that it was made {days(now, newest)} days from now: correct it"
+    elif policy.max_age is not None and (now - newest) / 1000 > seconds_of(policy.max_age):
         yield f"the newest record is {days(newest, now)} days old, allowed are {policy.max_age}"
 
 
@@ -122,7 +128,7 @@ def timeless(statistics: Statistics, measures: Measures) -> Iterator[str]:
 
 
 def days(since: int, now: int) -> str:
-    return f"{(now - since) / 86_400_000:.1f}"
+    return f"{(now - since) / DAY:.1f}"
 
 
 def least_filled(statistics: Statistics) -> str:
