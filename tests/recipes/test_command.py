@@ -259,8 +259,20 @@ def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalC
     runner.join(60)
     assert not runner.is_alive()
     assert house.said().count("begun") == 2
-    assert any("of an earlier attempt" in line for line in house.lines)
     assert not [process for process in before if is_of(process, ID)]
+
+
+def test_who_starts_again_what_nobody_followed_ends_its_processes_first(compute: LocalCompute, house: House) -> None:
+    job = house.job(WITH_A_CHILD)
+    compute.submit(job)
+    until("the child", lambda: "child" in compute.log(job, 0)[0] and "begun" in compute.log(job, 0)[0])
+    before = processes(ID)
+    os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
+    until("its end", lambda: not compute.is_left(job.work_dir))
+    compute.submit(job)
+    until("the next", lambda: "of an earlier attempt" in compute.log(job, 0)[0])
+    assert not [process for process in before if is_of(process, ID)]
+    compute.cancel(job)
 
 
 def test_a_cancelled_command_is_asked_to_end_and_leaves_no_process(compute: LocalCompute, house: House) -> None:
