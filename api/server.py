@@ -29,6 +29,7 @@ def main() -> int:
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
             page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
+            prepare_database(settings)
             config = load(settings)
             if settings.server.workers == 1:
                 serve(settings, config, listener, page)
@@ -132,6 +133,33 @@ def refuse_idle_workers(settings: Settings) -> None:
         raise BadConfiguration(
             f"server.workers {settings.server.workers} needs PostgreSQL, because SQLite has one writer: "
             "set database.url to a postgresql:// address, or server.workers to 1"
+        )
+
+
+def prepare_database(settings: Settings) -> None:
+    """Make the tables of a new database. One that does not answer yet is waited for by whoever asks `/ready`.
+
+    Raises:
+        BadConfiguration: it has the tables of an earlier release. To change them is not for a start to decide: servers of
+            that release may work on them.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from resources.metadata.database import Database
+    from resources.metadata.schema_revision import Revision, revision_of
+
+    database = Database(settings.database_url)
+    try:
+        found = revision_of(database)
+        if found is Revision.NONE:
+            database.migrate()
+    except SQLAlchemyError:
+        return
+    finally:
+        database.close()
+    if found is Revision.EARLIER:
+        raise BadConfiguration(
+            "the metadata database has the tables of an earlier release: `hanzo-ml server migrate` brings them to this one"
         )
 
 

@@ -1,9 +1,11 @@
-"""`hanzo-ml up`, `down`, `status`, `config show`, `server reset`: the stack of this machine, by the platform's own programs.
+"""`hanzo-ml up`, `down`, `status`, `config show`, `server run`, `migrate` and `reset`: the stack of this machine, by the
+platform's own programs.
 
 They run as processes, because the command line must also work where only the client is installed.
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import Annotated
@@ -12,7 +14,10 @@ import typer
 
 from hanzo_ml.cli.connection import Refused
 
-server = typer.Typer(no_args_is_help=True, help="The tracking server's store.")
+PYTHON = (sys.executable, "-P", "-m")
+"""Without the folder that one stands in, which may have an `api` or `resources` of its own."""
+
+server = typer.Typer(no_args_is_help=True, help="The tracking server by itself, and its store.")
 config = typer.Typer(no_args_is_help=True, help="The settings in force.")
 
 
@@ -44,7 +49,21 @@ def show() -> None:
 
 @server.callback()
 def tracking_server() -> None:
-    """The tracking server's store."""
+    """The tracking server by itself, and its store."""
+
+
+@server.command("run")
+def run() -> None:
+    """Serve the API alone, until Ctrl-C: tracking, registry and `/v1`, without Dagster and the engine."""
+    refuse_client_only()
+    # In place of this process, so that signals reach the server: as a container's first process, this one would get them.
+    os.execv(sys.executable, [*PYTHON, "api.server"])
+
+
+@server.command("migrate")
+def migrate() -> None:
+    """Bring the metadata database to this release. `hanzo-ml up` does so by itself."""
+    module("resources.migrate")
 
 
 @server.command("reset")
@@ -55,8 +74,13 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everyth
 
 def module(name: str, *arguments: str, given: str | None = None) -> None:
     """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
-    if importlib.util.find_spec("resources") is None:
-        raise Refused("the platform is not installed on this machine: this command needs more than the client")
-    code = subprocess.run([sys.executable, "-m", name, *arguments], check=False, input=given, text=True).returncode
+    refuse_client_only()
+    code = subprocess.run([*PYTHON, name, *arguments], check=False, input=given, text=True).returncode
     if code:
         raise typer.Exit(code)
+
+
+def refuse_client_only() -> None:
+    """Raises Refused where there is nothing of the platform that could run."""
+    if importlib.util.find_spec("resources") is None:
+        raise Refused("the platform is not installed on this machine: this command needs more than the client")

@@ -11,6 +11,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+ONE_MIGRATES = 0x48616E7A6F
+"""PostgreSQL's number of the lock that who migrates holds: replicas of a server that start together all do."""
 
 
 class Database:
@@ -45,6 +47,8 @@ class Database:
         config = alembic.config.Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         with self.write() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ONE_MIGRATES})")
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
 

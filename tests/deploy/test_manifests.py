@@ -197,3 +197,17 @@ def test_the_image_holds_every_package_and_the_locked_libraries_and_runs_as_our_
     assert names <= set(compiled.split())
     assert {"requirements.lock", "pyproject.toml", "dagster.yaml", "workspace.yaml"} <= copied
     assert f"USER {USER_ID}:{USER_ID}" in lines and 'ENTRYPOINT ["hanzo-ml"]' in lines
+
+
+def test_the_image_by_itself_serves_the_api_to_a_network_and_asks_for_tokens() -> None:
+    """Row U1: `docker run` names the database, the object store and the brokers, and no more."""
+    lines = (ROOT / "deploy" / "Containerfile").read_text().splitlines()
+    assert 'CMD ["server", "run"]' in lines and "COPY deploy/image.yaml /etc/hanzo-ml/config.yaml" in lines
+    given = {
+        "HANZO_ML_DATABASE_URL": "postgresql://u:p@host/ml",
+        "HANZO_ML_STORAGE_ENDPOINT": "http://storage:9000",
+        "HANZO_ML_STREAM_BROKERS": "kafka:9092",
+    }
+    settings = Settings.load({**given, "HANZO_ML_CONFIG": str(ROOT / "deploy" / "image.yaml")})
+    refuse_unsafe(settings)
+    assert settings.server.host == "0.0.0.0" and settings.auth.verify_tokens

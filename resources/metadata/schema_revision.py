@@ -1,0 +1,36 @@
+"""Which tables a database has: none, those of this release, or those of an earlier one."""
+
+from enum import Enum, auto
+from pathlib import Path
+
+from sqlalchemy import inspect, select, table
+from sqlalchemy.engine import make_url
+from sqlalchemy.sql import column
+
+from resources.metadata.database import MIGRATIONS, Database
+
+
+class Revision(Enum):
+    NONE = auto()
+    EARLIER = auto()
+    CURRENT = auto()
+    """Or a later one: servers of two releases run side by side while one replaces the other."""
+
+
+def revision_of(database: Database) -> Revision:
+    """What a database has. Reading it needs no Alembic, which costs a start a tenth of a second.
+
+    Raises:
+        SQLAlchemyError: it does not answer.
+    """
+    address = make_url(database.url)
+    if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
+        return Revision.NONE
+    with database.read() as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            return Revision.NONE
+        found = connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
+    *earlier, _ = sorted(path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("*.py"))
+    if found is None:
+        return Revision.NONE
+    return Revision.EARLIER if found in earlier else Revision.CURRENT

@@ -1,0 +1,124 @@
+"""A server on a database that has no tables, or those of an earlier release, and the commands that start and migrate it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import alembic.command
+import httpx
+import pytest
+from alembic.config import Config
+
+from recipes.schema import EXIT_BAD_CONFIGURATION
+from resources.metadata.database import MIGRATIONS, Database
+from resources.metadata.schema_revision import Revision, revision_of
+from tests.api.server_process import REPOSITORY, STARTS_WITHIN, environment
+from tests.ports import free_port
+from tests.postgres import PostgresServer, postgres
+
+__all__ = ["postgres"]
+
+HANZO_ML = (sys.executable, "-c", "from hanzo_ml.cli import main; main()")
+
+
+def surroundings(home: Path, port: int, **extra: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    return environment(home, port, {"PYTHONPATH": path, **extra})
+
+
+@contextmanager
+def serving(home: Path, **extra: str) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
+    """`hanzo-ml server run`, from a folder with an `api` of its own."""
+    (home / "api").mkdir(parents=True, exist_ok=True)
+    (home / "api" / "__init__.py").write_text("raise SystemExit('another api')")
+    port = free_port()
+    process = subprocess.Popen(
+        [*HANZO_ML, "server", "run"], cwd=home, env=surroundings(home, port, **extra), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            until_ready(client, process)
+            yield client, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_ready(client: httpx.Client, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + STARTS_WITHIN
+    while True:
+        try:
+            if client.get("/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def made(client: httpx.Client) -> str:
+    answer = client.post("/api/2.0/mlflow/experiments/create", json={"name": uuid4().hex})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["experiment_id"])
+
+
+def put_back(url: str) -> None:
+    """Give a database the tables of the first release."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with Database(url).write() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.downgrade(config, "0001")
+
+
+def test_one_command_serves_a_new_store_and_a_signal_ends_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "home") as (client, process):
+        made(client)
+        process.terminate()
+        assert process.wait(STARTS_WITHIN) == -signal.SIGTERM, "and not its parent alone"
+        with pytest.raises(httpx.TransportError):
+            client.get("/alive")
+
+
+def test_a_store_of_an_earlier_release_is_served_once_it_was_migrated(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'hanzo-ml.db'}"
+    database = Database(url)
+    assert revision_of(database) is Revision.NONE
+    database.migrate()
+    assert revision_of(database) is Revision.CURRENT
+    put_back(url)
+    assert revision_of(database) is Revision.EARLIER
+    given = surroundings(tmp_path, free_port())
+    refused = subprocess.run([*HANZO_ML, "server", "run"], env=given, capture_output=True, text=True, check=False)
+    assert refused.returncode == EXIT_BAD_CONFIGURATION
+    assert "`hanzo-ml server migrate`" in refused.stderr
+    assert revision_of(database) is Revision.EARLIER
+    subprocess.run([*HANZO_ML, "server", "migrate"], env=given, capture_output=True, check=True)
+    with serving(tmp_path) as (client, _):
+        made(client)
+
+
+def test_a_store_of_a_later_release_is_served(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'hanzo-ml.db'}")
+    database.migrate()
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    assert revision_of(database) is Revision.CURRENT
+
+
+@pytest.mark.slow
+def test_who_migrate_a_new_database_together_make_its_tables_once(postgres: PostgresServer, tmp_path: Path) -> None:
+    name = f"test_{uuid4().hex[:12]}"
+    postgres.execute(f"CREATE DATABASE {name}")
+    given = surroundings(tmp_path, free_port(), HANZO_ML_DATABASE_URL=postgres.url(name))
+    command = [*HANZO_ML, "server", "migrate"]
+    processes = [subprocess.Popen(command, env=given, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [(process.communicate()[1], process.returncode) for process in processes] == [("", 0)] * 4
+    with serving(tmp_path, HANZO_ML_DATABASE_URL=postgres.url(name)) as (client, _):
+        made(client)
