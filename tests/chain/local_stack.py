@@ -130,6 +130,15 @@ class LocalStack:
         """The folders of the run workers that are alive."""
         return [path for path in (self.home / "run-workers").iterdir() if is_running(path)]
 
+    def run_worker(self, job: str) -> Path:
+        """The folder of the one that works for a job. Others may be alive: of what came of the jobs before."""
+        query = "query($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags}) { ... on Runs { results { runId } } } }"
+        body = {"query": query, "variables": {"tags": [{"key": "dagster/partition", "value": job}]}}
+        answer = httpx.post(self.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body, timeout=60, trust_env=False).json()
+        runs = {run["runId"] for run in answer["data"]["runsOrError"]["results"]}
+        (worker,) = (path for path in self.run_workers() if path.name in runs)
+        return worker
+
     def losses(self, job: str) -> list[tuple[int, float]]:
         """Every training loss that the tracker has, doubles included."""
         params = {"run_id": job, "metric_key": "train/loss", "max_results": 25000}

@@ -38,8 +38,7 @@ def test_a_job_that_is_cancelled_as_its_worker_dies_leaves_no_program(
 ) -> None:
     job = stack.submit("doors-orphaned", dataset, {**parameters, "max_steps": 10_000})
     stack.wait_for_step(job, 2)
-    (worker,) = stack.run_workers()
-    os.kill(stack.pid(worker), signal.SIGKILL)
+    os.kill(stack.pid(stack.run_worker(job)), signal.SIGKILL)
     stack.hanzo_ml("job", "cancel", job)
     stack.wait_until_it_has_ended(job)
     wait_until("the end of all run workers", lambda: not stack.run_workers())

@@ -73,8 +73,7 @@ def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: Loca
 def test_whatever_supervises_a_command_may_be_killed(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
     wait_until("its start", lambda: "begun" in log_of(stack, job))
-    (worker,) = stack.run_workers()
-    os.kill(stack.pid(worker), signal.SIGKILL)
+    os.kill(stack.pid(stack.run_worker(job)), signal.SIGKILL)
     (stack.home / "jobs" / job / "command" / "code" / "go").touch()
     stack.wait_for("job.completed", job)
     assert log_of(stack, job).count("begun") == 1

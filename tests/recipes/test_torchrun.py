@@ -17,6 +17,14 @@ work = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())["work_dir"
 def say(code):
     (work / "exit.json").write_text(json.dumps({"code": code, "message": "why"}))
     sys.exit(code)
+def be_killed():
+    (work / "pid.tmp").write_text(str(os.getpid()))
+    (work / "pid.tmp").rename(work / "pid")
+    os.kill(os.getpid(), signal.SIGKILL)
+def await_death():
+    while not (work / "pid").exists(): time.sleep(0.01)
+    stat = pathlib.Path("/proc", (work / "pid").read_text(), "stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z": time.sleep(0.001)
 """
 
 
@@ -46,7 +54,7 @@ def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
         (f"say({EXIT_BAD_CONFIGURATION})", "time.sleep(60)", EXIT_BAD_CONFIGURATION, True),
         ("time.sleep(60)", f"say({EXIT_RESTART})", EXIT_RESTART, True),
         ("say(1)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)", 1, True),
-        ("say(1)", "os.kill(os.getpid(), signal.SIGKILL)", 137, False),
+        ("await_death(); say(1)", "be_killed()", 137, False),
     ],
 )
 def test_who_ends_by_itself_is_heard_and_a_kill_is_a_kill(
