@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised, Running
 from recipes.buckets import StoreUnavailable
+from recipes.chunks import hash_in_name
 from recipes.schema import Artifact, Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_object import StoredObject
@@ -149,7 +150,9 @@ class VerifiedFiles:
             self._records.is_whole_again(uri)
 
     def _published(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
-        """The hash that a manifest gives a file: the manifest of a known artifact, else the nearest one above the file."""
+        """The hash that a chunk has by its name, a file by a manifest: a known artifact's, else the nearest one above it."""
+        if named := hash_in_name(uri):
+            return {named}
         if artifact is not None:
             return self._listed(uri, artifact.uri, self._proved_manifest(artifact, owner)) | (
                 {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST}" else set()

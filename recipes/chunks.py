@@ -3,6 +3,8 @@
 Not for all organizations: whoever could ask whether a chunk is there would learn what others have.
 """
 
+import re
+
 from recipes.addresses import BrokenArtifact
 
 DATASETS = "s3://hanzo-ml/datasets/"
@@ -26,3 +28,9 @@ def chunk_folder(uri: str) -> str:
 def chunk_uri(uri: str, sha256: str) -> str:
     """Where a chunk of a file below `uri` lies."""
     return f"{chunk_folder(uri)}/{sha256[:2]}/{sha256}"
+
+
+def hash_in_name(uri: str) -> str | None:
+    """The SHA-256 that a chunk says itself; None of what is no chunk."""
+    found = re.fullmatch(rf"{DATASETS}(?:@[^/]+/)?{FOLDER}/[0-9a-f]{{2}}/([0-9a-f]{{64}})", uri)
+    return found[1] if found else None

@@ -10,7 +10,7 @@ from resources.metadata.tables import experiments, logged_models, runs
 
 
 def organization_of(database: Database, uri: str) -> str:
-    """Of a run's or a logged model's file the run's or the model's organization; "" where the place is nobody's."""
+    """Of a run's or a logged model's file the run's or the model's organization, of others their place's; else ""."""
     match uri.removeprefix("s3://").split("/"):
         case ["hanzo-ml", "runs" | "checkpoints", owner, *_]:
             of_run = select(runs.c.organization).where(runs.c.id == owner)
@@ -19,7 +19,7 @@ def organization_of(database: Database, uri: str) -> str:
                 return connection.execute(of_run.union_all(of_model)).scalar() or ""
         case ["hanzo-ml", "artifacts", folder, *_]:
             return unquote(folder.removeprefix("@"))
-        case ["hanzo-models", *below]:
+        case ["hanzo-ml", "datasets", *below] | ["hanzo-models", *below]:
             return organization_of_place(below) or ""
         case _:
             return ""

@@ -131,19 +131,26 @@ def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: h
     assert [joined(file) for file in rejected] == [joined(file) for file in files]
 
 
+def split(server: ServerProcess, store: Store, folder: Path, made: dict[str, Any]) -> dict[str, Artifact]:
+    """Divide a version into splits, as the asset graph does."""
+    database = Database(server.settings.database_url)
+    datasets = Datasets(database)
+    with database.read() as connection:
+        version = datasets.get(made["id"], connection)
+    splits = divided(database, store, folder, version)
+    with database.write() as connection:
+        stored = {name: {"artifact": artifact.model_dump()} for name, artifact in splits.items()}
+        datasets.set_splits(connection, version, stored)
+    return splits
+
+
 def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
     server: ServerProcess, http: httpx.Client, tmp_path: Path
 ) -> None:
     """No object has its bytes, on S3 neither: this server puts them together."""
     made = create(http, "chosen", b"".join(b'{"text": "%d"}\n' % number for number in range(40)))
-    store, database = Store(server.settings.store, VARIABLES), Database(server.settings.database_url)
-    datasets = Datasets(database)
-    with database.read() as connection:
-        version = datasets.get(made["id"], connection)
-    splits = divided(database, store, tmp_path, version)
-    with database.write() as connection:
-        stored = {name: {"artifact": artifact.model_dump()} for name, artifact in splits.items()}
-        datasets.set_splits(connection, version, stored)
+    store = Store(server.settings.store, VARIABLES)
+    splits = split(server, store, tmp_path, made)
     for name, count in {"train": 32, "validation": 4, "test": 4}.items():
         (file,) = http.get(f"/v1/datasets/{made['id']}/download", params={"content": name}).json()["files"]
         whole = joined(file)
@@ -158,7 +165,10 @@ def test_a_split_that_is_lines_of_its_version_is_downloaded_as_a_file(
     assert httpx.get(part["url"].replace("test-00000", "test-00001"), trust_env=False).status_code == 403
     store.remove(bitmap_uri(splits["test"].uri, file["path"]))
     broken = httpx.get(part["url"], trust_env=False)
-    assert (broken.status_code, "ask for a new link" in broken.text) == (404, True)
+    assert (broken.status_code, broken.json()["error_code"]) == (409, "DATA_LOSS"), "no other link would lead to more"
+    store.delete(splits["test"].uri)
+    gone = httpx.get(part["url"], trust_env=False)
+    assert (gone.status_code, "ask for a new link" in gone.text) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +266,34 @@ def test_a_link_of_the_server_holds_for_its_object_and_its_time_only(server: Ser
         assert answer.status_code == 403, change
     key = server.home / "link-key"
     assert key.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", ["source", "records", "train"])
+def test_a_link_gives_no_byte_of_what_is_broken(
+    server: ServerProcess, http: httpx.Client, tmp_path: Path, content: str
+) -> None:
+    """Links to parts of a version went past every hash that there was."""
+    name = f"broken-{content}"
+    made = create(http, name, "".join(f'{{"text": "{name} {n}"}}\n' for n in range(20)).encode())
+    if content == "train":
+        split(server, Store(server.settings.store, VARIABLES), tmp_path, made)
+    [file] = http.get(f"/v1/datasets/{made['id']}/download", params={"content": content}).json()["files"]
+    links = [part["url"] for part in file["parts"]]
+    if server.settings.storage.endpoint:  # it answers its own links
+        return
+    whole = [httpx.get(link, trust_env=False) for link in links]
+    assert [answer.status_code for answer in whole] == [200] * len(links)
+    chunks = (path for path in (server.home / "objects").glob("**/_chunks/**/*") if path.is_file())
+    ruined = [path for path in chunks if name.encode() in path.read_bytes()]
+    for path in ruined:
+        path.write_bytes(path.read_bytes().replace(name.encode(), name.upper().encode()))
+    assert ruined
+    for asked in ({}, {"Range": "bytes=0-4"}):
+        answer = httpx.get(links[0], trust_env=False, headers=asked)
+        assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
+    if content != "train":
+        told = http.get("/v1/audit", params={"type": "artifact.broken", "limit": 1000}).json()["events"]
+        assert {path.name for path in ruined} & {event["payload"]["uri"].rpartition("/")[2] for event in told}
 
 
 @pytest.mark.parametrize("public", ["", "http://files.example:9000"])

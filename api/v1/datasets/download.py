@@ -7,6 +7,7 @@ record says, and somebody would have to remove it. Here they go by, a chunk at a
 A file may lie in parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,20 +17,22 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, VerifiedFilesOf
 from api.file_response import SAFE, bounds, wanted_part
 from api.signed_links import Link, link_key
 from api.v1.datasets.messages import find
+from api.verified_files import VerifiedFile, broken
 from recipes.chunks import chunk_uri
 from recipes.schema import Artifact, FileRecord
 from recipes.store import BrokenArtifact, Store
-from recipes.stored_object import StoredObject
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact
 from resources.lineage.record import parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from resources.settings import Settings
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/datasets", tags=["v1"])
 links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
@@ -69,18 +72,30 @@ def download(
 
 @links.get("")
 def linked(
-    request: Request, organization: str, uri: str, expires_at: int, signature: str, store: StoreOf, settings: SettingsOf
+    request: Request,
+    organization: str,
+    uri: str,
+    expires_at: int,
+    signature: str,
+    store: StoreOf,
+    verified: VerifiedFilesOf,
+    settings: SettingsOf,
 ) -> Response:
-    """What a signed link leads to, or a part of it. The signature is the permission: nobody signs in here."""
+    """What a signed link leads to, or a part of it, as it was stored (row X7). The signature is the permission: nobody signs
+    in here.
+    """
     Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
-        file = ChosenLines.at(store, uri) or store.open(uri)
+        file = ChosenLines.at(store, uri) or verified.open(uri, organization)
         return part_response(file, request.headers.get("range", ""))
-    except (BrokenArtifact, FileNotFoundError):
+    except BrokenArtifact as problem:
+        log.warning("what a link leads to is broken: %s", problem)
+        raise broken(uri) from None
+    except FileNotFoundError:
         raise not_found("The file of this link is not there any more: ask for a new link") from None
 
 
-def part_response(file: "ChosenLines | StoredObject", asked: str) -> Response:
+def part_response(file: "ChosenLines | VerifiedFile", asked: str) -> Response:
     """A file, or the range of it that is asked for. What is missing is known before the answer begins."""
     headers = {**SAFE, "Accept-Ranges": "bytes", "Content-Disposition": "attachment"}
     part = wanted_part(asked)
@@ -117,7 +132,7 @@ class ChosenLines:
         return self.file.size
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
-        """As `StoredObject.chunks`; what lies before `start` is read too, as only its lines tell how long it is."""
+        """As `VerifiedFile.chunks`; what lies before `start` is read too, as only its lines tell how long it is."""
         done = 0
         for piece in self.store.pieces(self.artifact_uri, self.file):
             if wanted := piece[max(start - done, 0) : stop - done]:

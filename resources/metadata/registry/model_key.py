@@ -48,7 +48,7 @@ class ModelKey:
 
 
 def organization_of_place(parts: Sequence[str]) -> str | None:
-    """Whose a path in the bucket of models is; None for the bucket itself."""
+    """Whose a path in the bucket of models, or below the datasets, is; None for the bucket itself."""
     if not parts:
         return None
     return unquote(parts[0][1:]) if parts[0].startswith("@") else DEFAULT_ORGANIZATION
