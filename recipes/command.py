@@ -1,7 +1,7 @@
 """The program `command`: a script of the user's own, as its job file says (rows G2, H6).
 
-It is given a folder with its source files, one for checkpoints that outlives a restart, its dataset, and the tracking run,
-all by variables of its environment. What ends by a signal is started again; a script's own error is not.
+It is given a folder with its source files, one for checkpoints that outlives a restart and the machine, its dataset, and the
+tracking run, all by variables of its environment. What ends by a signal is started again; a script's own error is not.
 """
 
 import os
@@ -21,11 +21,13 @@ from types import FrameType
 from recipes.buckets import StoreUnavailable
 from recipes.command_end import Tail, killed_by, last_words
 from recipes.command_job import Script
+from recipes.command_saving import Saving
+from recipes.command_states import States, copy_files
 from recipes.job_processes import MARK, end_processes
 from recipes.machine import read_machine
 from recipes.runner import Failed, Preempted, Restart, main, say
-from recipes.schema import Artifact, BadConfiguration, Job, Result, seconds_of
-from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.schema import Artifact, BadConfiguration, Job, Manifest, Result, seconds_of
+from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
 PIPE_SECONDS = 10.0
@@ -109,19 +111,35 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
     check_is_there(script.command[0], folders.code, env["PATH"])
-    before, began = read_usage(store, folder_of(job)), time.monotonic()
+    nodes = job.distributed.num_nodes if job.distributed else 1
+    before, began, gpus = read_usage(store, folder_of(job)), time.monotonic(), min(job.hardware.gpus, here) * nodes
+
+    def used() -> Usage:
+        seconds = time.monotonic() - began
+        return Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
+
+    leads = env.get("PET_NODE_RANK", "0") == "0"
+    interval = seconds_of(job.checkpoint.interval)
+    saving = Saving(
+        folders.checkpoints,
+        states_of(job, store),
+        made_of(job, script),
+        interval,
+        lambda: write_usage(store, folder_of(job), used()),
+    )
+    if leads:
+        saving.begin()
     running = Command(script.command, folders.code, env)
     say(f"$ {shlex.join(script.command)}")
     code = running.run()
-    leads = env.get("PET_NODE_RANK", "0") == "0"
-    nodes = job.distributed.num_nodes if job.distributed else 1
-    seconds, gpus = time.monotonic() - began, min(job.hardware.gpus, here) * nodes
-    usage = Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
+    usage = used()
     by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
 
     def leave() -> dict[str, Artifact]:
+        saving.end()
         write_usage(store, folder_of(job), usage)
-        return publish(job, script, store, folders.checkpoints)
+        left = saving.publish()
+        return {"checkpoints": left} if left else {}
 
     # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
     goes_on = by_signal is not None or running.asked_to_stop
@@ -188,18 +206,18 @@ def bring_back(job: Job, store: Store, cache: Path, checkpoints: Path) -> None:
 
     On a node that does not lead too: what the first one left is the job's.
     """
-    kept = None if any(checkpoints.iterdir()) else store.find(job.outputs["checkpoints"])
-    if kept is None:
-        return
-    whole = checkpoints.with_name(".checkpoints.tmp")  # so that a kill leaves no half of it for the command
-    shutil.rmtree(whole, ignore_errors=True)
-    try:
-        copy_files(store, kept, store.fetch(kept, cache), whole)
-    except BrokenArtifact as problem:  # an upload that a kill broke off, over the one before it
-        say(f"checkpoints: the command begins without those at {kept.uri}, which are not whole: {problem}")
-        return
-    os.replace(whole, checkpoints)
-    say(f"checkpoints: {kept.size_bytes} bytes brought back from {kept.uri}")
+    if not any(checkpoints.iterdir()) and (kept := states_of(job, store).bring(cache, checkpoints)):
+        say(f"checkpoints: {kept.size_bytes} bytes brought back from {kept.uri}")
+
+
+def states_of(job: Job, store: Store) -> States:
+    return States(store, job.outputs["checkpoints"], job.checkpoint.keep_last)
+
+
+def made_of(job: Job, script: Script) -> Manifest:
+    """What a state of the command's checkpoints says of where it comes from, without its files."""
+    inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
+    return Manifest(kind=KIND, files=(), inputs=inputs, facts={"command": list(script.command)})
 
 
 def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path:
@@ -209,13 +227,6 @@ def own_copy(store: Store, dataset: Artifact, cache: Path, target: Path) -> Path
         return folder
     copy_files(store, dataset, folder, target)  # others may lie there too: a prepared version's splits have their tokens
     return target
-
-
-def copy_files(store: Store, artifact: Artifact, fetched: Path, target: Path) -> None:
-    """Those that the artifact names, and no other."""
-    for file in store.manifest(artifact).files:
-        (target / file.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(fetched / file.path, target / file.path)
 
 
 def environment(
@@ -253,20 +264,6 @@ def check_is_there(program: str, folder: Path, path: str) -> None:
     place = str(folder / program) if "/" in program else program
     if shutil.which(place, path=path) is None:
         raise BadConfiguration(f"there is no program '{program}' here: correct `command`, or install it beside Hanzo ML")
-
-
-def publish(job: Job, script: Script, store: Store, checkpoints: Path) -> dict[str, Artifact]:
-    """What the command left, with what it was made of; nothing where it left nothing."""
-    files = [path for path in checkpoints.rglob("*") if path.is_file()]
-    if any(path.name == MANIFEST for path in files):
-        say(f"files called {MANIFEST} are not published: an artifact's own list of files has that name")
-    if all(path.name == MANIFEST for path in files):
-        return {}
-    inputs = {role: artifact.digest for role, artifact in job.inputs.items()}
-    place = job.outputs["checkpoints"]
-    made = store.publish(checkpoints, place, KIND, inputs=inputs, facts={"command": list(script.command)})
-    say(f"checkpoints: {made.size_bytes} bytes at {place}")
-    return {"checkpoints": made}
 
 
 if __name__ == "__main__":

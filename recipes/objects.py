@@ -16,7 +16,7 @@ from typing import Self
 import obstore
 
 from recipes.addresses import Location, local_root, locate, refuse_links
-from recipes.buckets import Bucket, Replaced, open_bucket, readable_errors
+from recipes.buckets import Bucket, Replaced, StoreUnavailable, open_bucket, readable_errors
 from recipes.schema import StoreAddress
 from recipes.stored_object import StoredObject
 
@@ -70,6 +70,19 @@ class Objects:
         parts = part_size(path.stat().st_size)  # asked first: a file that is gone is no bucket that is gone
         with readable_errors(uri, writing=True):
             obstore.put(store, key, path, chunk_size=parts, max_concurrency=CONCURRENT_PARTS)
+
+    def copy(self, source: str, uri: str) -> None:
+        """Make the object at `uri` the same as that at `source`: its bytes do not come here, in a folder it takes no room.
+
+        Raises:
+            FileNotFoundError: nothing lies at `source`.
+            StoreUnavailable: the store does not answer, or copies nothing so large: S3 more than 5 GB.
+        """
+        (store, key), (other, new_key) = self._place(source), self._place(uri)
+        if store is not other:
+            raise StoreUnavailable(f"{uri}: its bucket is not that of {source}")
+        with readable_errors(source):
+            obstore.copy(store, key, new_key)
 
     async def put_stream(self, uri: str, chunks: AsyncIterator[bytes], size: int | None = None) -> None:
         """Store what arrives, once all of it has: whatever `chunks` raises leaves nothing behind, and is raised here.

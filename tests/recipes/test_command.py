@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +18,8 @@ from recipes import command
 from recipes.buckets import StoreUnavailable
 from recipes.command import own_copy
 from recipes.command_job import CommandJob
-from recipes.job_processes import MARK, is_of, processes
+from recipes.command_states import States
+from recipes.job_processes import MARK, end_processes, is_of, processes
 from recipes.runner import Failed
 from recipes.schema import Artifact, BadConfiguration, Job, StoreAddress
 from recipes.store import Store
@@ -69,6 +71,10 @@ class House:
             cache_dir=str(self.folder / "cache"),
         )
 
+    def state(self) -> Artifact | None:
+        """The newest that was published."""
+        return States(self.store, f"s3://hanzo-ml/checkpoints/{ID}", 3).newest()
+
     def said(self) -> list[str]:
         """The lines of the command itself, without ours."""
         return [line for line in self.lines if line[2:3] != ":"]
@@ -105,7 +111,7 @@ print(beside.words.HELLO, os.environ["COLOUR"])
     result = compute.run(job, house.follower)
     assert house.said() == ["hello grey"]
     made = result.artifacts["checkpoints"]
-    assert made.uri == f"s3://hanzo-ml/checkpoints/doors/{ID}"
+    assert made.uri.startswith(f"s3://hanzo-ml/checkpoints/doors/{ID}/state-1-")
     assert house.store.manifest(made).inputs == {"code": job.inputs["code"].digest}
     env = json.loads(house.store.get_bytes(f"{made.uri}/env"))
     expected = {
@@ -167,7 +173,7 @@ def test_what_a_failed_script_left_is_kept_and_what_it_took_is_added_up(compute:
     write_usage(house.store, folder_of(job), Usage(seconds=1000.0))
     with pytest.raises(JobFailed):
         compute.run(job, house.follower)
-    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None
+    assert house.state() is not None
     assert read_usage(house.store, folder_of(job)).seconds > 1000
 
 
@@ -215,20 +221,67 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, broken: bool) -> None:
-    """Or nothing, where an upload over the one before was broken off."""
+    """Or nothing, where what is in the store is not what was published; then it is published anew."""
     once = LocalCompute(source=ROOT, max_restarts=0, poll_seconds=0.02)
     job = house.job(STAYING)
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
         once.run(job, house.follower)
+    state = house.state()
+    assert state is not None
     if broken:
-        house.store.put_bytes(f"{job.outputs['checkpoints']}/deep/step", b"half")
-    elsewhere = {"work_dir": str(house.folder / "elsewhere"), "cache_dir": str(house.folder / "other-cache")}
+        house.store.put_bytes(f"{state.uri}/deep/step", b"half")
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
-        once.run(job.model_copy(update=elsewhere), house.follower)
+        once.run(elsewhere(job, house), house.follower)
     found = [line for line in house.said() if line.startswith("found")]
     assert found == ["found []", "found []" if broken else "found ['deep/step']"]
     words = "which are not whole" if broken else "1 bytes brought back from"
     assert any(words in line for line in house.lines)
+    again = house.state()
+    assert again is not None
+    assert house.store.get_bytes(f"{again.uri}/deep/step") == b"1"
+
+
+def elsewhere(job: Job, house: House) -> Job:
+    """The job as another machine is given it, which has nothing of the first one's."""
+    return job.model_copy(
+        update={"work_dir": str(house.folder / "elsewhere"), "cache_dir": str(house.folder / "other-cache")}
+    )
+
+
+COUNTING = """
+import os, pathlib, time
+kept = pathlib.Path(os.environ["HANZO_ML_CHECKPOINTS"])
+step = int((kept / "step").read_text()) if (kept / "step").exists() else 0
+print("goes on from", step)
+if step == 0:
+    (kept / "step.tmp").write_text("7")
+    (kept / "step.tmp").rename(kept / "step")
+    time.sleep(600)
+"""
+
+
+def test_of_a_machine_that_dies_while_the_command_runs_its_checkpoints_are_there(
+    compute: LocalCompute, house: House
+) -> None:
+    """They were published when a command had ended, so that a node that died took all with it."""
+    job = house.job(COUNTING, schedule={"checkpoint_interval": "0.2s"})
+    compute.submit(job)
+    until("what it left in the store", house.state)
+    os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
+    until("the end of all that ran there", lambda: end_processes(ID) == 0 and not processes(ID))
+    shutil.rmtree(job.work_dir)
+    assert read_usage(house.store, folder_of(job)).seconds > 0, "what it took is known too"
+    compute.run(elsewhere(job, house), house.follower)
+    assert house.said() == ["goes on from 7"]
+
+
+def test_what_was_published_before_there_were_states_is_found(compute: LocalCompute, house: House) -> None:
+    job = house.job(COUNTING)
+    (house.folder / "left").mkdir()
+    (house.folder / "left" / "step").write_text("5")
+    house.store.publish(house.folder / "left", job.outputs["checkpoints"], "checkpoints")
+    compute.run(job, house.follower)
+    assert house.said() == ["goes on from 5"]
 
 
 def test_one_that_is_always_killed_fails_with_the_signal(compute: LocalCompute, house: House) -> None:
@@ -294,7 +347,7 @@ while True: time.sleep(0.01)
     assert "saving" in compute.log(job, 0)[0]
     assert compute.result(job) is None
     assert processes(ID) == []
-    assert house.store.find(f"s3://hanzo-ml/checkpoints/{ID}") is not None, "what it saved is published"
+    assert house.state() is not None, "what it saved is published"
 
 
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:

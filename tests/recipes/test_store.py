@@ -127,6 +127,21 @@ def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, 
     assert store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1}) == published
 
 
+def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Artifact, s3: S3Server) -> None:
+    source, copy = f"{URI}/a.jsonl", "s3://hanzo-ml/datasets/d/2/records/a.jsonl"
+    store.copy(source, copy)
+    store.put_bytes(source, b"another")
+    store.remove(source)
+    assert store.get_bytes(copy) == b"one\n"
+    asked = [request.headers for request in s3.requests if "x-amz-copy-source" in request.headers]
+    assert all(headers.get("x-amz-server-side-encryption") == "AES256" for headers in asked)
+    with pytest.raises(FileNotFoundError):
+        store.copy(source, copy)
+    with pytest.raises(StoreUnavailable, match="its bucket is not that of"):
+        store.copy(copy, "s3://hanzo-models/m/v1/x")
+    assert store.get_bytes(copy) == b"one\n"
+
+
 @pytest.mark.parametrize("victim", ["a.jsonl", "inner/b.bin", MANIFEST])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_artifact_is_not_fetched_and_the_damage_is_named(

@@ -1,0 +1,211 @@
+"""Publishes what a command leaves in its checkpoints folder while it runs: a machine that dies takes no more with it than an
+interval's work (rows I1, I3, I9, I13).
+
+It waits for a moment at which nothing there is being written: two looks that find the same. Of a folder in which something
+always moves it takes what it finds, as a kill would leave it. A script whose files are never half there writes each under
+another name in the same folder, and renames it when it is whole; then no copy is needed either.
+"""
+
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from os import walk
+from pathlib import Path, PurePosixPath
+
+from recipes.command_states import States
+from recipes.runner import say
+from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.store import MANIFEST, sha256_of
+
+LOOK_SECONDS = 5.0
+"""Between two looks; a fourth of an interval that is shorter than four of them."""
+SHORTEST_SECONDS = 0.05
+PATIENCE_SECONDS = 300.0
+"""How long a moment is waited for at which nothing moves."""
+RETRY_SECONDS = 60.0
+"""After a state that could not be published."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells whether a file has changed, without reading it. Times are in nanoseconds."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+class Moved(Exception):
+    """Files were written to, or taken away, while they were taken: together they would be no state that ever was."""
+
+    def __init__(self, rewritten: Collection[str] = ()) -> None:
+        super().__init__("files changed while they were published")
+        self.rewritten = frozenset(rewritten)
+
+
+class Ended(Exception):
+    """The command has ended meanwhile: what it left is published instead."""
+
+
+class Saving:
+    """Of one command, beside it in a thread.
+
+    Args:
+        folder: where the command leaves what it needs to go on.
+        made_of: a manifest without files, which says what the states come from.
+        interval: seconds between two states.
+        account: called as often; writes down what the command has used so far.
+    """
+
+    def __init__(
+        self, folder: Path, states: States, made_of: Manifest, interval: float, account: Callable[[], None]
+    ) -> None:
+        self.folder = folder
+        self.states = states
+        self.made_of = made_of
+        self.interval = interval
+        self.account = account
+        self._scratch = folder.with_name(f".{folder.name}.taken")
+        self._hashed: dict[str, tuple[Stamp, str]] = {}
+        self.rewritten: frozenset[str] = frozenset()
+        """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
+        self._before: Mapping[str, Stamp] = {}
+        self._saved: Mapping[str, Stamp] = {}
+        self._due = self._accounts_at = time.monotonic() + interval
+        self._waits_since: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="saving", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """The command has ended. A state on its way never becomes one: no more than the file that is sent arrives."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def publish(self) -> Artifact | None:
+        """What a command left that has ended, as its newest state; None where it left nothing.
+
+        Files that were sent already are not sent again: of a state that was on its way, or where this has raised before.
+        """
+        if any(self.folder.rglob(MANIFEST)):
+            say(f"files called {MANIFEST} are not published: an artifact's own list of files has that name")
+        copied: frozenset[str] = frozenset()
+        while True:
+            try:
+                return self._save(look(self.folder), copied, as_it_is=True)
+            except Moved as moved:  # by who hides from us; a file that is copied moves no more
+                copied |= moved.rewritten
+
+    def _follow(self) -> None:
+        while not self._ended.wait(min(LOOK_SECONDS, max(self.interval / 4, SHORTEST_SECONDS))):
+            try:
+                self.look_once()
+            except Moved as moved:
+                self.rewritten |= moved.rewritten
+            except Ended:
+                return
+            except Exception as error:  # of the store, or of the disk: the command goes on
+                say(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
+                self._due = time.monotonic() + min(RETRY_SECONDS, self.interval)
+
+    def look_once(self) -> None:
+        at = time.monotonic()
+        if at >= self._accounts_at:
+            self.account()
+            self._accounts_at = at + self.interval
+        now = look(self.folder)
+        moving, self._before = changed(self._before, now), now
+        if at < self._due or now == self._saved:
+            self._waits_since = None
+            return
+        self._waits_since = at if self._waits_since is None else self._waits_since
+        as_it_is = at - self._waits_since > PATIENCE_SECONDS
+        if moving and not as_it_is:
+            return
+        self._save(now, self.rewritten | moving, as_it_is=as_it_is, may_end=True)
+        self._saved, self._waits_since, self._due = now, None, at + self.interval
+
+    def _save(
+        self, seen: Mapping[str, Stamp], copied: Collection[str], *, as_it_is: bool, may_end: bool = False
+    ) -> Artifact | None:
+        """Publish what a look has found.
+
+        Raises:
+            Moved: a file that is no copy was written to meanwhile; or anything was since the look, unless `as_it_is`.
+            Ended: the command has ended, and this `may_end` with it.
+        """
+        if not seen:
+            return None
+        shutil.rmtree(self._scratch, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
+        self._scratch.mkdir()
+        try:
+            taken = {path: stamp for path, stamp in seen.items() if self._take(path, as_copy=path in copied)}
+            if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
+                raise Moved
+            linked = {path: stamp for path, stamp in taken.items() if path not in copied}
+            files = tuple(self._described(path, linked.get(path)) for path in sorted(taken, key=PurePosixPath))
+
+            def sent(path: str) -> None:
+                if may_end and self._ended.is_set():
+                    raise Ended
+                if path in linked and linked[path] != look_at(self._scratch / path):
+                    raise Moved({path})
+
+            made = self.states.put(self._scratch, self.made_of.model_copy(update={"files": files}), sent)
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
+        return made
+
+    def _take(self, path: str, as_copy: bool) -> bool:
+        """Whether a file was there to be taken. A link costs nothing, and stays when the command renames over the file."""
+        source, target = (self.folder / path).resolve(), self._scratch / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not as_copy:
+            with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
+                target.hardlink_to(source)
+                return True
+        with suppress(FileNotFoundError, NotADirectoryError):
+            shutil.copyfile(source, target)
+            return True
+        return False
+
+    def _described(self, path: str, stamp: Stamp | None) -> FileRecord:
+        """`stamp` is of a link; what was hashed before and has not changed is not read again."""
+        taken = self._scratch / path
+        known = self._hashed.get(path)
+        if stamp is None or known is None or known[0] != stamp:
+            sha256 = sha256_of(taken)
+            if stamp is not None:
+                self._hashed[path] = (stamp, sha256)
+        else:
+            sha256 = known[1]
+        return FileRecord(path=path, sha256=sha256, size=taken.stat().st_size)
+
+
+def look(folder: Path) -> dict[str, Stamp]:
+    """All files of a folder that can be published, by their paths in it. No link to a folder is followed."""
+    names = (Path(place, name) for place, _, files in walk(folder) for name in files if name != MANIFEST)
+    found = ((path.relative_to(folder).as_posix(), look_at(path)) for path in names)
+    return {path: stamp for path, stamp in found if stamp}
+
+
+def look_at(path: Path) -> Stamp | None:
+    """None where there is no file, or no longer."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def changed(before: Mapping[str, Stamp], now: Mapping[str, Stamp]) -> frozenset[str]:
+    """Files that are new or others since the look before; what went away leaves nothing half written."""
+    return frozenset(path for path, stamp in now.items() if before.get(path) != stamp)

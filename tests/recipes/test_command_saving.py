@@ -1,0 +1,195 @@
+"""What a command leaves is published while it runs: at moments when nothing is being written, and never one state over
+another."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recipes import command_saving
+from recipes.buckets import StoreUnavailable
+from recipes.command_saving import Saving, changed, look
+from recipes.command_states import States
+from recipes.schema import Manifest, StoreAddress
+from recipes.store import MANIFEST, Store
+
+PLACE = "s3://hanzo-ml/checkpoints/job"
+
+
+class Watched(Store):
+    """A store in a folder that says what is sent, and does something as a file has arrived."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(StoreAddress(root=folder.as_uri(), buckets={"checkpoints": "checkpoints"}))
+        self.sent: list[str] = []
+        self.then: dict[str, Callable[[], None]] = {}
+
+    def put_file(self, uri: str, path: Path) -> None:
+        super().put_file(uri, path)
+        name = uri.rpartition("/")[2]
+        self.sent.append(name)
+        self.then.pop(name, lambda: None)()
+
+
+class Machine:
+    """A folder with a command's checkpoints, and who publishes them; each look is asked for."""
+
+    def __init__(self, store: Watched, folder: Path) -> None:
+        self.store, self.folder = store, folder / "checkpoints"
+        self.folder.mkdir(parents=True)
+        self.states = States(store, PLACE, keep_last=2)
+        self.saving = Saving(self.folder, self.states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def replace(self, name: str, text: str) -> None:
+        self.write(f"{name}.tmp", text)
+        (self.folder / f"{name}.tmp").rename(self.folder / name)
+
+    def looks(self, times: int = 2) -> None:
+        for _ in range(times):
+            self.saving.look_once()
+
+
+def brought(store: Store, folder: Path) -> dict[str, str]:
+    """What a new machine begins with."""
+    (folder / "checkpoints").mkdir(parents=True)
+    States(store, PLACE, keep_last=2).bring(folder / "cache", folder / "checkpoints")
+    return {path.name: path.read_text() for path in (folder / "checkpoints").iterdir()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "objects")
+
+
+@pytest.fixture
+def machine(store: Watched, tmp_path: Path) -> Machine:
+    return Machine(store, tmp_path / "first")
+
+
+def test_it_is_published_once_nothing_moves_and_once(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    machine.write("a", "1")
+    machine.looks(1)
+    assert store.sent == [], "it may be half written"
+    machine.write("a", "12")
+    machine.looks(1)
+    assert store.sent == []
+    machine.looks(3)
+    assert store.sent == ["a"]
+    assert brought(store, tmp_path / "other") == {"a": "12"}
+    assert machine.saving.publish() == machine.states.newest(), "what it ends with is there already"
+    assert store.sent == ["a"]
+
+
+def test_what_has_not_changed_is_not_sent_again_and_the_last_few_stay(
+    machine: Machine, store: Watched, tmp_path: Path
+) -> None:
+    machine.write("base", "b")
+    for step in range(4):
+        machine.replace("step", str(step))
+        machine.looks()
+    assert store.sent == ["base", "step", "step", "step", "step"]
+    states = {uri.removeprefix(f"{PLACE}/").split("/")[0] for uri in store.list(PLACE)}
+    assert sorted(state.rpartition("-")[0] for state in states) == ["state-3", "state-4"]
+    assert brought(store, tmp_path / "other") == {"base": "b", "step": "3"}
+
+
+def test_an_upload_that_is_killed_leaves_the_state_before_it(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    """They lay one over the other: with half of the new files there, neither was whole, and all was lost."""
+    machine.write("a", "1")
+    machine.write("b", "1")
+    machine.looks()
+    machine.write("a", "2")
+    machine.write("b", "2")
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    store.then["a"] = kill
+    with pytest.raises(KeyboardInterrupt):
+        machine.looks()
+    assert brought(store, tmp_path / "other") == {"a": "1", "b": "1"}
+    after = Machine(store, tmp_path / "third")
+    after.write("a", "3")
+    after.looks()
+    assert brought(store, tmp_path / "fourth") == {"a": "3"}
+    assert len([uri for uri in store.list(PLACE) if uri.endswith(MANIFEST)]) == 2
+    assert len({uri.rpartition("/")[0] for uri in store.list(PLACE)}) == 2, "what never became a state is gone"
+
+
+def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    for text in ("1", "2"):
+        machine.write("a", text)
+        machine.looks()
+    newest = machine.states.newest()
+    assert newest is not None
+    store.put_bytes(f"{newest.uri}/a", b"half")
+    assert brought(store, tmp_path / "other") == {"a": "1"}
+
+
+@pytest.mark.parametrize("way", ["write", "replace"])
+def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
+    machine: Machine, store: Watched, tmp_path: Path, way: str
+) -> None:
+    """One that is written over is sent anew, from a copy; one that is renamed over stays what it was."""
+    machine.write("a", "1")
+    machine.write("b", "1")
+    rewrite = {"write": machine.write, "replace": machine.replace}[way]
+
+    def step() -> None:
+        for name in ("a", "b"):
+            rewrite(name, "22")
+
+    store.then["a"] = step
+    try:
+        machine.looks()
+    except command_saving.Moved as moved:
+        machine.saving.rewritten |= moved.rewritten
+    expected = {} if way == "write" else {"a": "1", "b": "1"}
+    assert brought(store, tmp_path / "other") == expected
+    machine.looks()
+    assert brought(store, tmp_path / "third") == {"a": "22", "b": "22"}
+
+
+def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_saving, "PATIENCE_SECONDS", -1.0)
+    machine.write("step", "1")
+    machine.write("log", "one\n")
+    store.then["log"] = lambda: machine.write("log", "one\ntwo\n")
+    machine.looks(1)
+    assert brought(store, tmp_path / "other") == {"step": "1", "log": "one\n"}
+
+
+def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise StoreUnavailable("no answer")
+
+    for name in ("a", "b"):
+        machine.write(name, name)
+    store.then["b"] = fail
+    with pytest.raises(StoreUnavailable):
+        machine.saving.publish()
+    assert brought(store, tmp_path / "other") == {}
+    assert machine.saving.publish() == machine.states.newest() is not None
+    assert store.sent == ["a", "b", "b"], "what had arrived is not sent again"
+    assert brought(store, tmp_path / "third") == {"a": "a", "b": "b"}
+    assert not (machine.folder.parent / ".checkpoints.taken").exists()
+
+
+def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_text("1")
+    (tmp_path / MANIFEST).write_text("mine")
+    (tmp_path / "newest").symlink_to("deep/a")
+    (tmp_path / "folder").symlink_to("deep")
+    (tmp_path / "nowhere").symlink_to("gone")
+    os.mkfifo(tmp_path / "pipe")
+    seen = look(tmp_path)
+    assert set(seen) == {"deep/a", "newest"}
+    (tmp_path / "deep" / "a").unlink()
+    assert changed(seen, look(tmp_path)) == frozenset()
