@@ -202,6 +202,12 @@ class Scheduler(Section):
     queue: str = Field("hanzo-ml", description="Kueue's LocalQueue in the namespace")
     priority_classes: PriorityClasses = PriorityClasses()
     gpu_type_label: str = Field("ml.hanzo.ai/gpu-type", description="label of nodes whose value is one of gpu_types")
+    rdma_resource: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?$",
+        description="of InfiniBand or RoCE devices, as their plugin calls it, such as rdma/hca: a pod of a job on several "
+        "nodes gets one, unless distributed.rdma is disabled; none when unset",
+    )
     job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
 

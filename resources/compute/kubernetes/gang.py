@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from recipes.command_job import Script
-from recipes.schema import BadConfiguration, Job, Program, seconds_of
+from recipes.schema import BadConfiguration, Distributed, Job, Program, seconds_of
 from resources.compute.kubernetes.names import object_name
 from resources.settings_sections import Scheduler
 
@@ -27,6 +27,7 @@ class Gang:
     nodes: int
     processes: int | None
     gpus: int
+    rdma: str | None
     node_labels: dict[str, str]
     cpu: int | None
     memory: str | None
@@ -67,6 +68,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         nodes=distributed.num_nodes if distributed else job.pods,
         processes=distributed.gpus_per_node if distributed else None,
         gpus=gpus,
+        rdma=rdma_of(distributed, scheduler) if distributed and on_gpus else None,
         node_labels=node_labels,
         cpu=hardware.cpu,
         memory=hardware.memory,
@@ -76,6 +78,24 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         namespace=scheduler.namespace,
         secret=scheduler.job_secret,
     )
+
+
+def rdma_of(distributed: Distributed, scheduler: Scheduler) -> str | None:
+    """The resource that gives each pod of a gang its network card. A single node talks to nobody.
+
+    `auto` takes it where the cluster has it; without it a pod sees no such device, and NCCL goes over TCP.
+
+    Raises:
+        BadConfiguration: it is `enabled`, and the settings know none: NCCL would find no network at all.
+    """
+    if distributed.num_nodes == 1 or distributed.rdma == "disabled":
+        return None
+    if distributed.rdma == "enabled" and scheduler.rdma_resource is None:
+        raise BadConfiguration(
+            "distributed.rdma is enabled, and no resource is known that gives a pod such a device: set "
+            "scheduler.rdma_resource to the name that the cluster's plugin has for it, or distributed.rdma to auto"
+        )
+    return scheduler.rdma_resource
 
 
 def image_of(job: Job) -> str | None:

@@ -121,5 +121,7 @@ def resources(gang: Gang) -> dict[str, Any]:
         "memory": gang.memory,
         "nvidia.com/gpu": str(gang.gpus) if gang.gpus else None,
     }
+    if gang.rdma:  # the memory that its card registers, the node's container runtime allows: no pod may ask for IPC_LOCK
+        wanted[gang.rdma] = "1"
     given = {name: amount for name, amount in wanted.items() if amount is not None}
     return {"requests": given, "limits": given} if given else {}

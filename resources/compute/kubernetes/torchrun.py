@@ -60,7 +60,12 @@ def rendezvous(gang: Gang, rank_0: str) -> dict[str, str]:
 
 
 def network(distributed: Distributed | None) -> dict[str, str]:
-    """NCCL's variables for `rdma`: `auto` leaves the choice to NCCL, which takes InfiniBand where it finds it, else TCP."""
-    if distributed is None or distributed.backend != "nccl":
+    """NCCL's variables for `rdma`: `auto` leaves the choice to NCCL, which takes InfiniBand where it finds it, else TCP.
+
+    `enabled` would rather fail than be slow, `disabled` goes over TCP also past a plugin of the image. Within a single node
+    there is no network, and asked for one that its pod does not have, NCCL would fail.
+    """
+    if distributed is None or distributed.backend != "nccl" or distributed.num_nodes == 1:
         return {}
-    return {"auto": {}, "enabled": {"NCCL_NET": "IB"}, "disabled": {"NCCL_IB_DISABLE": "1"}}[distributed.rdma]
+    tcp = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+    return {"auto": {}, "enabled": {"NCCL_NET": "IB"}, "disabled": tcp}[distributed.rdma]

@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from recipes.schema import BadConfiguration, Distributed, Hardware, Job
 from resources.compute.kubernetes.render import render
 from resources.settings_sections import Scheduler
 from tests.resources.compute.kubernetes.jobs import GPUS, JOBS, KUEUE, PLAIN, a_job, child, pod, program
+from tests.resources.compute.kubernetes.schemas import check
 
 
 def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
@@ -54,13 +56,47 @@ def test_secrets_come_as_environment_and_only_by_name() -> None:
     assert json.dumps(named).count('"secretRef": {"name": "mine"}') == 1
 
 
+TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+
+
+@pytest.mark.parametrize("backend", ["kueue", "indexed_job"])
 @pytest.mark.parametrize(
-    ("rdma", "variables"), [("auto", {}), ("enabled", {"NCCL_NET": "IB"}), ("disabled", {"NCCL_IB_DISABLE": "1"})]
+    ("rdma", "nodes", "resource", "variables", "devices"),
+    [
+        ("auto", 2, "rdma/hca", {}, "1"),
+        ("auto", 2, None, {}, None),
+        ("auto", 1, "rdma/hca", {}, None),
+        ("enabled", 2, "rdma/hca", {"NCCL_NET": "IB"}, "1"),
+        ("enabled", 1, None, {}, None),
+        ("disabled", 2, "rdma/hca", TCP, None),
+    ],
 )
-def test_rdma(rdma: Any, variables: dict[str, str]) -> None:
-    job = a_job(hardware=GPUS, distributed=Distributed(rdma=rdma))
-    found = {item["name"]: item.get("value") for item in program(job)["env"] if item["name"].startswith("NCCL")}
+def test_rdma(
+    rdma: Any, nodes: int, resource: str | None, variables: dict[str, str], devices: str | None, backend: Any
+) -> None:
+    """The devices were asked of nobody, so that no pod had one, whatever the job said."""
+    job = a_job(hardware=GPUS, distributed=Distributed(rdma=rdma, num_nodes=nodes))
+    objects = render(job, Scheduler(rdma_resource=resource, gang_backend=backend))
+    container = objects[-1]["spec"]
+    if backend == "kueue":
+        container = container["replicatedJobs"][0]["template"]["spec"]
+    [container] = container["template"]["spec"]["containers"]
+    check(objects[-1])
+    found = {item["name"]: item.get("value") for item in container["env"] if item["name"].startswith("NCCL")}
     assert found == variables
+    for amounts in container["resources"].values():
+        assert amounts.get("rdma/hca") == devices
+
+
+def test_rdma_that_cannot_be_had_is_refused() -> None:
+    job = a_job(hardware=GPUS, distributed=Distributed(rdma="enabled", num_nodes=2))
+    with pytest.raises(
+        BadConfiguration, match="distributed.rdma is enabled, and no resource is known that gives a pod such"
+    ):
+        render(job, KUEUE)
+    assert render(a_job(distributed=Distributed(rdma="enabled", num_nodes=2, backend="gloo")), KUEUE)
+    with pytest.raises(ValidationError, match="rdma_resource"):
+        Scheduler(rdma_resource="hca")
 
 
 @pytest.mark.parametrize(
