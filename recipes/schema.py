@@ -26,6 +26,8 @@ from pydantic import (
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
+UNSTABLE_STEPS = 500
+"""Between two checkpoints of a run whose loss has left its band before, at most."""
 PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
@@ -215,7 +217,7 @@ class CheckpointPolicy(Frozen):
     """
 
     interval: Duration = "1h"
-    interval_steps: int = Field(1000, ge=1)
+    interval_steps: int = Field(1000, ge=1, description="500 at most of a run that goes on after it diverged")
     keep_last: int = Field(3, ge=1)
     save_on_preempt: bool = Field(True, description="on SIGTERM, of the last whole step, within the grace")
     # Left out where it is not set: runs that were made before there was this key keep their digests.
@@ -233,6 +235,10 @@ class CheckpointPolicy(Frozen):
         if given is None and schedule.preemptible:
             given = min(self.interval, PREEMPTIBLE_INTERVAL, key=seconds_of)
         return self.model_copy(update={"interval": given}) if given else self
+
+    def of_unstable(self) -> Self:
+        """The policy of a run that goes on after it diverged, and may do so again: as the specification has it (row I6)."""
+        return self.model_copy(update={"interval_steps": min(self.interval_steps, UNSTABLE_STEPS)})
 
 
 class Tracking(Frozen):

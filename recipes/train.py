@@ -98,7 +98,8 @@ def build_trainer(
     meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, gpus_held(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
-    saving = [CheckpointWhenDue(job.checkpoint, group), SaveTheBest()]
+    policy = job.checkpoint.of_unstable() if course.incidents.skipped else job.checkpoint
+    saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
     told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
     written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
     order = SampleOrder(len(material.rows["train"]), recipe.seed, course.incidents.skipped)

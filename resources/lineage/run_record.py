@@ -6,6 +6,7 @@ It is an artifact of its own, so that a model's chain passes through it: recipe,
 import hashlib
 import json
 import platform
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ from recipes.schema import Artifact, Hardware
 from recipes.store import Store
 
 LOCK_FILE = "requirements.lock"
+COMMIT_FILE = "COMMIT"
+"""Beside the code in an image, which has no git: what it was built from (deploy/Containerfile)."""
 NO_COMMIT = "none"
 """Of a folder without git."""
 
@@ -61,17 +64,23 @@ class RunRecord(BaseModel, frozen=True):
 
 
 def read_environment(source: Path) -> Environment:
-    """The environment of a checkout; a folder without git says `NO_COMMIT`."""
+    """The environment of a checkout, or of an image; a folder that is neither says `NO_COMMIT`."""
     commit = git(source, "rev-parse", "HEAD")
     changes = git(source, "diff", "HEAD") if commit else ""
     lock = source / LOCK_FILE
     return Environment(
-        git_commit=commit or NO_COMMIT,
+        git_commit=commit or commit_of_image(source),
         git_dirty=bool(changes),
         git_diff_sha256=hashlib.sha256(changes.encode()).hexdigest() if changes else "",
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else "none",
         python=platform.python_version(),
     )
+
+
+def commit_of_image(source: Path) -> str:
+    file = source / COMMIT_FILE
+    text = file.read_text().strip() if file.is_file() else ""
+    return text if re.fullmatch(r"[0-9a-f]{40,64}", text) else NO_COMMIT
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -16,6 +16,7 @@ from recipes.schema import BadConfiguration, Distributed
 from resources.compute.kubernetes.pod import USER_ID
 from resources.compute.kubernetes.render import out_of_reach, render
 from resources.compute.kubernetes.torchrun import RENDEZVOUS_PORT
+from resources.lineage.run_record import COMMIT_FILE
 from resources.metadata.database import Database
 from resources.services import services
 from resources.settings import Settings
@@ -196,6 +197,7 @@ def test_the_image_holds_every_package_and_the_locked_libraries_and_runs_as_our_
     [compiled] = (line for line in lines if "compileall" in line)
     assert names <= set(compiled.split())
     assert {"requirements.lock", "pyproject.toml", "dagster.yaml", "workspace.yaml"} <= copied
+    assert f'RUN echo "$GIT_COMMIT" > {COMMIT_FILE}' in lines, "what runs and proofs say of the code"
     assert f"USER {USER_ID}:{USER_ID}" in lines and 'ENTRYPOINT ["hanzo-ml"]' in lines
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from recipes import schema
 from recipes import train as program
-from recipes.incidents import Diverged, NotDeterministic, OutOfMemory, read_incidents
+from recipes.incidents import Diverged, NotDeterministic, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
@@ -183,6 +184,18 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
     assert again.artifacts["adapter"].digest == result.artifacts["adapter"].digest
     pending = json.loads((work / "checkpoints" / "8" / "pending_metrics.json").read_text())
     assert {point["step"] for point in pending if point["key"] == "train/loss"} == set(range(1, 9))
+
+
+def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row I6: every 1000 steps, every 500 of an unstable run; here, of each step."""
+    monkeypatch.setattr(schema, "UNSTABLE_STEPS", 1)
+    for name, skipped, saved in (("back", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
+        bad = Diverged(step=2, noticed=2, reason="it was", rolled_back_to=None, skipped=skipped)
+        write_incident(place.store, CHECKPOINTS.format(name), bad)
+        place.train(tmp_path / name, max_steps=3, eval_steps=None)
+        assert place.checkpoints(tmp_path / name).local_steps() == saved
 
 
 def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(

@@ -1,0 +1,38 @@
+"""What a run says of the code that it was made with: a checkout's commit, or that of which an image was built."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resources.lineage.run_record import COMMIT_FILE, LOCK_FILE, NO_COMMIT, read_environment
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_an_image_says_what_it_was_built_from(tmp_path: Path) -> None:
+    """It has no git, so that every run that was made in one said `none`, and its proof with it."""
+    (tmp_path / COMMIT_FILE).write_text(f"{COMMIT}\n")
+    (tmp_path / LOCK_FILE).write_text("torch==2\n")
+    found = read_environment(tmp_path)
+    assert (found.git_commit, found.git_dirty) == (COMMIT, False)
+    assert found.lock_sha256 == hashlib.sha256(b"torch==2\n").hexdigest()
+
+
+@pytest.mark.parametrize("text", [None, "none", "v1.2", ""])
+def test_what_was_built_of_nothing_that_is_known_says_so(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / COMMIT_FILE).write_text(text)
+    assert read_environment(tmp_path).git_commit == NO_COMMIT
+
+
+def test_a_checkout_knows_better(tmp_path: Path) -> None:
+    (tmp_path / COMMIT_FILE).write_text(COMMIT)
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    first = read_environment(tmp_path)
+    assert first.git_commit not in (COMMIT, NO_COMMIT) and not first.git_dirty
+    (tmp_path / COMMIT_FILE).write_text("other")
+    assert read_environment(tmp_path).git_dirty
