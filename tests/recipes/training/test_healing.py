@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_after_it_diverged_saves_oftener(
 ) -> None:
     """Row I6: every 1000 steps, every 500 of an unstable run; here, of each step."""
     monkeypatch.setattr(schema, "UNSTABLE_STEPS", 1)
-    for name, skipped, saved in (("back", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
+    for name, skipped, saved in (("was-ended", None, [3, 2]), ("unstable", (0, 4), [3, 2, 1])):
         bad = Diverged(step=2, noticed=2, reason="it was", rolled_back_to=None, skipped=skipped)
         write_incident(place.store, CHECKPOINTS.format(name), bad)
         place.train(tmp_path / name, max_steps=3, eval_steps=None)
