@@ -20,6 +20,7 @@ from recipes.checkpoint_compression import decompress, is_compressed
 from recipes.checkpoint_folder import broken, seal, tell
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
+from recipes.schema import Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_checkpoints import StoredCheckpoints
 
@@ -121,6 +122,16 @@ class Checkpoints:
         if (self.folder / str(step) / MANIFEST).exists():
             tell(self.folder / str(step), facts)
         self.stored.tell(step, facts)
+
+    def catch_up(self) -> None:
+        """Upload the newest one that is here, where a kill has cut that off: it would be here alone until the next is saved.
+
+        For whoever goes on from there, which has seen that it is whole.
+        """
+        newest = next(iter(self.local_steps()), None)
+        if newest is not None and newest not in self.stored_steps():
+            manifest = Manifest.model_validate_json((self.folder / str(newest) / MANIFEST).read_bytes())
+            self.stored.upload(newest, manifest, partial(self._is_wanted, newest), self._prune)
 
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""

@@ -106,7 +106,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     if left := end_processes(job.id):
         say(f"ended {left} processes of an earlier attempt")
     folders = make_folders(job, store, work)
-    here = len(os.environ[VISIBLE].split(",")) if os.environ.get(VISIBLE) else len(read_machine().gpus)
+    here = gpus_here(os.environ.get(VISIBLE))
     env = environment(job, script, folders, os.environ, has_gpus=here > 0)
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
@@ -253,6 +253,13 @@ def environment(
     sees_gpus = has_gpus and env.get(VISIBLE) not in NO_GPU
     env["PYTHONPATH"] = joined("" if sees_gpus else str(WITHOUT_GPU), env.get("PYTHONPATH", ""))
     return env
+
+
+def gpus_here(visible: str | None) -> int:
+    """How many there are for the job, which has those that its environment names."""
+    if visible is None:
+        return len(read_machine().gpus)
+    return 0 if visible in NO_GPU else len(visible.split(","))
 
 
 def joined(first: str, rest: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, set_seed
 
-from recipes.buckets import StoreUnavailable
 from recipes.incidents import read_incidents
 from recipes.launch import trains_shards
 from recipes.runner import Preempted, Restart, main, say
@@ -30,6 +29,7 @@ from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.out_of_memory import is_out_of_memory
 from recipes.training.publishing import publish_trained, save_chosen
+from recipes.training.random_states import within_32_bits
 from recipes.training.resuming import MADE_WITH, is_over, made_with, owes_evaluation
 from recipes.training.samples import RowsOrNone, SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
@@ -72,7 +72,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     )
     trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
-        set_seed((recipe.seed + group.data_rank) % 2**32)  # other rows drop out others, on equal weights
+        set_seed(within_32_bits(recipe.seed + group.data_rank))  # other rows drop out others, on equal weights
     run(trainer, course, store, folder_of(job))
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
@@ -133,8 +133,7 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
-        course.checkpoints.settle()
-        wait_for_uploads(course, goes_on=True)  # the next start uploads none that is there: one cut off would be for good
+        wait_for_uploads(course, goes_on=True)  # one that is cut off would be on this machine alone until the next start
         operation = None if course.incidents.not_deterministic else refused_operation(error)
         if operation is None and not is_out_of_memory(error):
             raise
@@ -180,13 +179,17 @@ def leave(
 
 
 def wait_for_uploads(course: Course, *, goes_on: bool) -> None:
-    """A run that `goes_on` later needs its checkpoints here alone; that its newest is no place else is said, not its end."""
+    """A run that `goes_on` later needs its checkpoints here alone; that its newest is no place else is said, not its end.
+
+    Whatever kept it from there: it must not stand for the error that the run ends with, and its next start tries again.
+    """
+    course.checkpoints.settle()
     try:
         course.checkpoints.wait()
-    except StoreUnavailable as problem:
+    except Exception as problem:
         if not goes_on:
             raise
-        say(f"the newest checkpoint is on this machine alone: {problem}")
+        say(f"the newest checkpoint is on this machine alone: {' '.join(str(problem).split())}")
 
 
 def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, store: Store) -> tuple[int, Path] | None:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,6 +47,8 @@ from resources.settings_sections import (
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Keeps the stack to some GPUs, as it does any program of CUDA."""
+NO_MORE = "-1"
+"""In it, a GPU that there cannot be: CUDA sees none from there on, and alone it is how people ask for none."""
 
 
 class Settings(Section):
@@ -84,7 +87,8 @@ class Settings(Section):
             if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
                 override(document, SECTIONS, name, value)
         if VISIBLE in environ:
-            mapping(document, "scheduler").setdefault("devices", environ[VISIBLE].split(","))
+            visible = takewhile(lambda name: name.strip() != NO_MORE, environ[VISIBLE].split(","))
+            mapping(document, "scheduler").setdefault("devices", list(visible))
         try:
             return cls.model_validate({**document, "home": home})
         except ValidationError as error:

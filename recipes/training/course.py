@@ -59,6 +59,8 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
         checkpoints, resume = where_to_resume(checkpoints, policy.resume_from, parameters.sent_back)
     if resume:
         check_fits(resume, recipe)
+    if group.leads:
+        checkpoints.catch_up()
     done, repeats = resume[0] if resume else 0, parameters.repeats
     found = what_happened(store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
     incidents = group.share(found)

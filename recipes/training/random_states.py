@@ -26,3 +26,8 @@ class RandomStates:
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         torch.cuda.set_rng_state_all(self.gpus)
+
+
+def within_32_bits(seed: int) -> int:
+    """The seed as NumPy takes it, of one that was added up."""
+    return seed % 2**32

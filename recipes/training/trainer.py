@@ -21,6 +21,7 @@ from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.paged import page_again
+from recipes.training.random_states import within_32_bits
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
 from recipes.training.usage import Meter
@@ -185,7 +186,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
             drawn = self.args.seed + self.state.global_step * self.group.data_size + self.group.data_rank
-            set_seed(drawn % 2**32)
+            set_seed(within_32_bits(drawn))
         else:
             super()._load_rng_state(checkpoint)
 

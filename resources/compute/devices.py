@@ -75,11 +75,10 @@ class Devices:
         with ExitStack() as held:
             asking = held.enter_context(lock(self.folder)) is not None  # one at a time, else two could each take half
             granted = self._free(held, count) if asking and self._is_next(job) else None
+            self._wait(job)  # also one that is to start: should that fail, it keeps its place
+            yield granted
             if granted:
                 self.forget(job)
-            else:
-                self._wait(job)
-            yield granted
 
     def _free(self, held: ExitStack, count: int) -> Granted | None:
         found: dict[str, int] = {}

@@ -267,6 +267,23 @@ def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tm
     assert Checkpoints(tmp_path / "other", store, f"{URI}1", 3).stored_steps() == [1]
 
 
+def test_an_upload_that_a_kill_cut_off_is_made_up_for_as_the_run_goes_on(store: Store, tmp_path: Path) -> None:
+    """It was on one machine until the next checkpoint was saved: had that died, two intervals were lost."""
+    save(opened(store, tmp_path), 1, 2)
+    (stored(store, 2, MANIFEST)).unlink()
+    again = opened(store, tmp_path)
+    assert_whole(again.latest(), 2)
+    again.catch_up()
+    again.wait()
+    shutil.rmtree(tmp_path / "local")
+    assert_whole(opened(store, tmp_path).latest(), 2)
+    stored(store, 2, "optimizer.pt").write_bytes(b"not sent again")
+    again = opened(store, tmp_path)
+    again.catch_up()
+    again.wait()
+    assert stored(store, 2, "optimizer.pt").read_bytes() == b"not sent again"
+
+
 def test_a_half_uploaded_checkpoint_is_never_the_latest(store: Store, tmp_path: Path) -> None:
     save(opened(store, tmp_path), 1)
     for name in FILES:  # everything but the manifest arrived

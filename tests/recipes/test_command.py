@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recipes import command
+from recipes import command, machine
 from recipes.buckets import StoreUnavailable
 from recipes.command import own_copy
 from recipes.command_job import CommandJob
@@ -188,6 +188,16 @@ print("went on from", open(kept).read())
 """
     compute.run(house.job(script), house.follower)
     assert house.said()[-1] == "went on from 1"
+
+
+def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a machine with three. What it uses is counted, and where it may use none, dollars were."""
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    for index in "123":
+        (tmp_path / index).mkdir()
+        (tmp_path / index / "information").write_text("Model: A100")
+    visible = {None: 3, "": 0, "-1": 0, "1": 1, "0,GPU-1f": 2}
+    assert {given: command.gpus_here(given) for given in visible} == visible
 
 
 @pytest.mark.parametrize("away", [2, 9])

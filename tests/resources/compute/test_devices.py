@@ -207,6 +207,29 @@ def test_a_start_that_cannot_be_granted_its_credentials_is_none(
         there.end(second)
 
 
+def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that had waited longest went behind all others, for a second without the metadata."""
+    unlucky = "second"
+
+    def issue(_self: NoCredentials, job: Job) -> dict[str, str]:
+        if job.id == unlucky:
+            raise ConnectionError
+        return {}
+
+    monkeypatch.setattr(NoCredentials, "issue", issue)
+    with house(tmp_path, source, "0") as there:
+        first, second, third = (there.submitted(name) for name in ("first", "second", "third"))
+        there.end(first)
+        with pytest.raises(ConnectionError):
+            there.compute.observe(second)
+        assert there.phase(third) is Phase.PENDING
+        unlucky = ""
+        assert there.phase(second) is Phase.RUNNING
+        there.end(second)
+        assert there.phase(third) is Phase.RUNNING
+        there.end(third)
+
+
 @pytest.mark.parametrize(
     ("settings", "names", "at_once"),
     [
@@ -231,6 +254,8 @@ def test_a_stack_that_is_kept_to_some_gpus_keeps_its_jobs_to_them(tmp_path: Path
     assert Settings.load(home).scheduler.devices is None
     assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "2, GPU-1f"}).scheduler.devices == ("2", "GPU-1f")
     assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": ""}).scheduler.devices == ()
+    assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "-1"}).scheduler.devices == (), "CUDA's word for none"
+    assert Settings.load({**home, "CUDA_VISIBLE_DEVICES": "2,-1,3"}).scheduler.devices == ("2",)
     assert Settings.load({**home, "HANZO_ML_SCHEDULER_DEVICES": "0,"}).scheduler.devices == ("0",)
     named = {**home, "CUDA_VISIBLE_DEVICES": "2,3", "HANZO_ML_SCHEDULER_DEVICES": "3"}
     assert Settings.load(named).scheduler.devices == ("3",)
