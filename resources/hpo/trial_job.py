@@ -15,6 +15,8 @@ from resources.hpo.space import Params
 SANDBOX = "sandbox"
 DEFAULT_METHOD = "lora"
 NAMES = ("model", "dataset", "recipe", "method")
+SEEDS = 2**32
+"""A recipe's seed is one of so many."""
 OF_A_JOB = (*NAMES, "parameters", "schedule")
 """Keys of base_config that are not the recipe's."""
 PRIORITY = "low"
@@ -52,7 +54,7 @@ def trial_job(config: SweepConfig, params: Params, generation: int = 0) -> dict[
             parameters["eval_steps"] = min(every, steps)
     parameters |= params
     if generation:
-        parameters["seed"] = seed_of(recipe, parameters) + generation
+        parameters["seed"] = (seed_of(recipe, parameters) + generation) % SEEDS
     job = {"name": config.experiment, "type": "training", "model": model, "dataset": base.get("dataset"), "recipe": recipe}
     known = {key: value for key, value in job.items() if value is not None}
     return {**known, "schedule": schedule_of(base.get("schedule")), "parameters": parameters}

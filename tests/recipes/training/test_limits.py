@@ -28,6 +28,17 @@ def test_a_micro_batch_is_halved_three_times_and_no_more(place: Place) -> None:
     assert read_incidents(place.store, uri) == known
 
 
+def test_the_third_time_too_all_processes_may_run_out_of_memory_at_once(place: Place) -> None:
+    """The second to say so was told that it had been made smaller too often, and the run ended as one that cannot be run."""
+    uri = CHECKPOINTS.format("at-once")
+    recipe = place.recipe.changed({"batch_size": 16, "gradient_accumulation": 1})
+    for step in (5, 6, 7):
+        fitted = read_incidents(place.store, uri).fitted(recipe)
+        first, second = (restart_smaller(place.store, uri, fitted, step) for _ in range(2))
+        assert str(first) == str(second)
+    assert [entry.batch_size for entry in read_incidents(place.store, uri).out_of_memory] == [8, 4, 2]
+
+
 def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(place: Place, tmp_path: Path) -> None:
     uri = CHECKPOINTS.format("often-diverged")
     recipe = place.recipe.changed({"divergence": {"action": "skip"}})

@@ -54,3 +54,9 @@ def test_a_trial_has_the_limits_of_its_sweep_and_gives_way(given: Any, schedule:
 def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(HanzoError, match=r"base_config\.schedule"):
         trial_job(sweep(base_config={**BASE, "schedule": given}), {})
+
+
+def test_after_the_largest_seed_comes_the_smallest() -> None:
+    """No recipe has a larger one: all trials of the second generation failed of it."""
+    config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
+    assert [trial_job(config, {}, generation)["parameters"]["seed"] for generation in range(3)] == [2**32 - 1, 0, 1]
