@@ -80,10 +80,15 @@ class Exit(BaseModel):
 
 
 class Start(BaseModel, frozen=True):
-    """The next start of a program; of a restart, how the last attempt ended, and how many of them ended by a fault."""
+    """The next start of a program; of a restart, how the last attempt ended, and how many of them ended by a fault.
+
+    `used` are the seconds that a job had used of its time when it began to wait: waiting uses none, however often a
+    supervisor was killed that was about to start it.
+    """
 
     attempt: int
     faults: int
+    used: float | None = None
     detail: str = ""
     code: int | None = None
 
@@ -185,15 +190,16 @@ class LocalCompute(Compute):
         with self.devices.take(job) as granted:
             if granted is None:
                 if not waits.exists():
-                    write_json(waits, begin.model_dump())
+                    used = now - float((work / BEGAN).read_text()) if begin.attempt > 1 else None
+                    write_json(waits, begin.model_copy(update={"used": used}).model_dump())
                 detail = "; ".join(filter(None, (self.devices.words(job), begin.detail)))
                 return Observation(Phase.PENDING, begin.attempt, detail)
             # First: where the metadata is away, this has not been a start.
             env = {**surroundings(job), **self.credentials.issue(job), **granted.variables}
             if begin.attempt == 1:
                 write_json(work / BEGAN, beginning(job, work, now))
-            elif waits.exists():  # a job has used no time while it waited
-                write_json(work / BEGAN, float((work / BEGAN).read_text()) + now - waits.stat().st_mtime)
+            elif begin.used is not None:
+                write_json(work / BEGAN, now - begin.used)
             write_json(work / FAULTS, begin.faults)
             waits.unlink(missing_ok=True)
             (work / EXIT_FILE).unlink(missing_ok=True)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
-from resources.compute import devices
+from resources.compute import devices, local
 from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
 from resources.compute.devices import Devices, jobs_at_once, names_of
-from resources.compute.local import BEGAN, LocalCompute
-from resources.detached import PID
+from resources.compute.local import BEGAN, FAULTS, WAITS, LocalCompute, Start
+from resources.detached import PID, write_json
 from resources.settings import Settings
 from resources.settings_sections import Scheduler
 from tests.resources.compute.test_local import BUCKETS, ROOT, go_on, until
@@ -162,6 +162,38 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
         assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5, "what it waited is no time of its own"
         until("its second program", lambda: there.on(killed) == "0 0")
+        there.end(killed)
+
+
+def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had waited was given to it by each of them, so that it could have more time than it may take."""
+    with house(tmp_path, source, "0") as there:
+        killed = there.submitted("killed")
+        other = there.submitted("other")
+        os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
+        until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
+        assert there.phase(killed) is Phase.PENDING
+        used = Start.model_validate_json((Path(killed.work_dir) / WAITS).read_bytes()).used
+        assert used is not None
+        time.sleep(0.5)
+        there.end(other)
+
+        def die(path: Path, document: object) -> None:
+            if path.name == FAULTS:
+                raise KeyboardInterrupt
+            write_json(path, document)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(local, "write_json", die)
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    there.compute.observe(killed)
+        before = time.time()
+        assert there.phase(killed) is Phase.RESTARTING
+        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        assert before - used <= began <= time.time() - used
         there.end(killed)
 
 
