@@ -2,6 +2,7 @@
 another."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,6 +180,47 @@ def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, st
     assert store.sent == ["a", "b", "b"], "what had arrived is not sent again"
     assert brought(store, tmp_path / "third") == {"a": "a", "b": "b"}
     assert not (machine.folder.parent / ".checkpoints.taken").exists()
+
+
+def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twice(
+    machine: Machine, store: Watched, tmp_path: Path
+) -> None:
+    sending, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        sending.set()
+        assert may_go_on.wait(60)
+
+    machine.write("a", "a")
+    machine.write("b", "b")
+    store.then["a"] = hold
+    machine.saving.begin()
+    assert sending.wait(60)
+    machine.write("b", "the last")
+    threading.Timer(0.2, may_go_on.set).start()
+    machine.saving.end()
+    assert machine.states.newest() is None, "one that never was whole"
+    machine.saving.publish()
+    assert store.sent == ["a", "b"]
+    assert brought(store, tmp_path / "other") == {"a": "a", "b": "the last"}
+
+
+def test_an_error_of_the_store_ends_no_saving(
+    machine: Machine, store: Watched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The thread says so, and tries again."""
+    again = threading.Event()
+
+    def fail() -> None:
+        store.then["a"] = again.set
+        raise StoreUnavailable("no answer")
+
+    machine.write("a", "1")
+    store.then["a"] = fail
+    machine.saving.begin()
+    assert again.wait(60)
+    machine.saving.end()
+    assert "checkpoints: not published, StoreUnavailable: no answer" in capsys.readouterr().out
 
 
 def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
