@@ -31,7 +31,7 @@ from resources.metadata.tracking.run_alerts import tell_incidents
 from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
 from resources.resume import settle
 
-DATASET_METADATA = "hanzo_ml/dataset"
+DATASET_METADATA, RECIPE_METADATA = "hanzo_ml/dataset", "hanzo_ml/recipe"
 
 
 class TrainingConfig(dg.Config):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         kinds={"pytorch", "huggingface"},
         owners=list(model.owners),
         description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
-        metadata={DATASET_METADATA: model.dataset},
+        metadata={DATASET_METADATA: model.dataset, RECIPE_METADATA: model.recipe},
         pool=POOL,
         code_version="1",
     )

@@ -151,8 +151,10 @@ class Recipe(Frozen):
     @field_validator("objective")
     @classmethod
     def objective_is_known(cls, value: str) -> str:
+        if value in BUILT_IN_OBJECTIVES:  # to look for others takes 14 ms, of each of the thousand recipes of a sweep
+            return value
         installed = sorted(entry_points(group=OBJECTIVES).names)
-        if value not in (*BUILT_IN_OBJECTIVES, *installed):
+        if value not in installed:
             raise ValueError(f"unknown objective: use {', '.join([*BUILT_IN_OBJECTIVES, *installed])}")
         return value
 

@@ -25,6 +25,8 @@ from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.sweeps import SWEEP_KEY
 from resources.metadata.tracking.metrics import Metrics
+from resources.quotas import gpus_of, refuse_what_never_fits
+from resources.settings_sections import Quota
 
 LOSS = "train/loss"
 
@@ -45,8 +47,10 @@ class Found:
     loss: float | None
 
 
-def resume_job(database: Database, store: Store, identifier: str, wish: Wish, user: str) -> JobRecord:
-    """Queue an ended job once more.
+def resume_job(
+    database: Database, store: Store, identifier: str, wish: Wish, user: str, quota: Quota | None = None
+) -> JobRecord:
+    """Queue an ended job once more, within the quota of its organization.
 
     Raises:
         HanzoError: it has not ended, or ended well; there is no such checkpoint; or it cannot be trained on so many GPUs.
@@ -57,7 +61,7 @@ def resume_job(database: Database, store: Store, identifier: str, wish: Wish, us
     place = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
     record = read_record(store, place) if place else None
     if wish.gpus and record:
-        refuse_what_does_not_fit(record.recipe, wish.gpus, store)
+        refuse_what_does_not_fit(record.recipe, wish.gpus, store, quota)
     back = job.resumed.sent_back
     if wish.resume_from != "latest":
         there = checkpoints_of(job, record, store)
@@ -100,13 +104,14 @@ def refuse_what_does_not_go_on(job: JobRecord, wish: Wish) -> None:
         )
 
 
-def refuse_what_does_not_fit(recipe: Recipe, gpus: int, store: Store) -> None:
+def refuse_what_does_not_fit(recipe: Recipe, gpus: int, store: Store, quota: Quota | None) -> None:
     """What would fail when the job is started."""
     try:
         changed = recipe.on(gpus)
     except BadConfiguration as problem:
         raise invalid(str(problem)) from None
     admit(changed, shape_of_base(changed, store))
+    refuse_what_never_fits(quota, gpus_of(changed.hardware, changed.distributed))
 
 
 def checkpoints_of(job: JobRecord, record: RunRecord | None, store: Store) -> dict[int, Found]:

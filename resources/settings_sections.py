@@ -184,6 +184,17 @@ class PriorityClasses(Section):
     high: str = "production"
 
 
+class Quota(Section):
+    """What the jobs of an organization take at most at a time, and how they stand to those of others (row J2)."""
+
+    max_gpus: int | None = Field(None, ge=0, description="on all nodes of all its jobs that run; no limit when unset")
+    max_concurrent_jobs: int | None = Field(None, ge=1)
+    priority: Literal["low", "medium", "high"] | None = Field(
+        None, description="of its jobs at most, and of those that say none"
+    )
+    preemptible: bool = Field(False, description="whether the nodes of all its jobs may be taken away")
+
+
 class Scheduler(Section):
     namespace: str = "hanzo-ml"
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
@@ -195,6 +206,7 @@ class Scheduler(Section):
     devices: tuple[str, ...] | None = Field(
         None, description="GPUs of this machine for jobs; those of CUDA_VISIBLE_DEVICES when unset, else all"
     )
+    quotas: dict[str, Quota] = Field({}, description="of organizations, by name; one that is not named has none")
     checkpoint_bucket: str = "hanzo-ml-checkpoints"
     gang_backend: Literal["kueue", "indexed_job"] = Field(
         "kueue", description="a JobSet behind Kueue, or an Indexed Job where the cluster has neither (checklist Z9)"

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from hanzo_ml_assets.checkpoint import DATASET_METADATA
+from hanzo_ml_assets.checkpoint import DATASET_METADATA, RECIPE_METADATA
 from hanzo_ml_assets.definition import SANDBOX
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
@@ -22,7 +22,16 @@ def home_of_version(context: dg.SensorEvaluationContext, version: DatasetVersion
 
 def dataset_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
     """The dataset that a model's definition names; None where there is no such definition."""
+    return said_of(context, model, DATASET_METADATA)
+
+
+def recipe_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
+    """The recipe that a model's definition names; None where there is no such definition."""
+    return said_of(context, model, RECIPE_METADATA)
+
+
+def said_of(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:
     assert context.repository_def is not None
     key = dg.AssetKey(["models", model, "checkpoint"])
     graph = context.repository_def.asset_graph
-    return str(graph.get(key).metadata[DATASET_METADATA]) if graph.has(key) else None
+    return str(graph.get(key).metadata[what]) if graph.has(key) else None

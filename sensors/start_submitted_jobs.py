@@ -1,11 +1,12 @@
 """A job was submitted -> start its training, as soon as its data is split and checked, unless a check of its data blocks.
-A command of the user's own waits for nothing.
+A command of the user's own waits for no data, and each job for room in its organization's quota.
 
 The run key is the job's id: exactly once; of one that was resumed, once more each time.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 from sqlalchemy import Connection
@@ -20,6 +21,7 @@ from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.homes import dataset_of
+from sensors.quota import held_back
 from sensors.retry_dead_runs import may_be_retried
 from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
 from sensors.sensor import sensor
@@ -47,7 +49,8 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
     requests: list[dg.RunRequest] = []
     with control_plane.database.read() as connection:
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED]
-        decisions = [decide(context, job, control_plane, connection) for job in jobs]
+        decided = [decide(context, job, control_plane, connection) for job in jobs]
+        decisions = within_quotas(context, jobs, decided, control_plane, connection)
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
         if decision.dataset and not job.config.get(DATASET):
@@ -66,6 +69,27 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
     control_plane.heartbeats.beat(SENSORS)
     return dg.SensorResult(run_requests=requests)
+
+
+def within_quotas(
+    context: dg.SensorEvaluationContext,
+    jobs: Sequence[JobRecord],
+    decisions: Sequence[Decision],
+    control_plane: ControlPlane,
+    connection: Connection,
+) -> list[Decision]:
+    """The same, but that a job waits which its organization has no room for, and fails where it never will."""
+    scheduler = control_plane.settings.scheduler
+    starting = [job for job, decision in zip(jobs, decisions, strict=True) if decision.start]
+    if not scheduler.quotas or not starting:
+        return list(decisions)
+    waits, never = held_back(context, starting, scheduler, control_plane.jobs.active(connection))
+    return [
+        replace(decision, start=False, wait=waits.get(job.id, ""), fail=never.get(job.id, ""))
+        if job.id in waits or job.id in never
+        else decision
+        for job, decision in zip(jobs, decisions, strict=True)
+    ]
 
 
 def run_key(job: JobRecord) -> str:

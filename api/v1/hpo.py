@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.jobs import allow_base_model, checked_recipe
-from recipes.schema import first_problem
+from api.v1.jobs import allow_base_model, changed, recipe_named
+from recipes.schema import Schedule, first_problem
 from resources.errors import invalid
 from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
@@ -21,48 +21,61 @@ from resources.hpo.config import SweepConfig, SweepRequest
 from resources.hpo.refusals import check_objective, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Scalar
 from resources.hpo.trial import ranked
-from resources.hpo.trial_job import SANDBOX, trial_job
+from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.sweep_rows import Snapshot
 from resources.metadata.sweeps import Sweeps
-from resources.settings_sections import Hpo
+from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.settings_sections import Hpo, Quota
 
 router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)
 
 PROBES = (0.0, 0.37, 1.0)
 """Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
 MOST_PROBES = 1000
-"""Each is a recipe to be checked while the request waits: a few milliseconds."""
+"""Each is a recipe to be checked while the request waits: less than a millisecond."""
 
 
 @router.post("", status_code=201)
 def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
-    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused."""
-    config = pinned(checked(body, settings.hpo), database, caller)
+    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
+    researcher's organization has no room for.
+    """
+    quota = settings.scheduler.quotas.get(caller.organization)
+    config = scheduled(pinned(checked(body, settings.hpo, quota), database, caller), quota)
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
         raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
+    base = recipe_named(trial_job(config, {}).get("recipe"))
+    gpus = 0
     for params in probes(config):
         job = trial_job(config, params)
-        recipe = checked_recipe(job.get("recipe"), job["parameters"])
-        allow_base_model(settings, recipe, job.get("recipe"))
+        recipe = changed(base, job["parameters"])
+        allow_base_model(settings, recipe, base)
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
             check_objective(config, recipe)
+            gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+    refuse_what_never_fits(quota, gpus)
+    if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
+        refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
     found = Sweeps(database).start(config, user=caller.user_id, organization=caller.organization)
     return JSONResponse(as_json(Sweeps(database).snapshot(found.id)), 201)
 
 
-def checked(body: SweepRequest, limits: Hpo) -> SweepConfig:
-    """The sweep with the server's settings where it says nothing."""
+def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
+    """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
     if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
         raise invalid(
             f"max_concurrent_trials is {body.max_concurrent_trials}: this server allows {limits.max_concurrent_trials} "
             "(hpo.max_concurrent_trials)"
         )
+    places = limits.max_concurrent_trials
+    if quota is not None and quota.max_concurrent_jobs is not None:
+        places = min(places, quota.max_concurrent_jobs)
     try:
-        config = body.completed(limits.default_strategy, limits.max_concurrent_trials)
+        config = body.completed(limits.default_strategy, places)
     except ValidationError as error:
         raise invalid(first_problem(error)) from None
     check_sweep(config)
@@ -76,6 +89,15 @@ def pinned(config: SweepConfig, database: Database, caller: Caller) -> SweepConf
         return config
     version = Datasets(database).read(str(reference), caller.organization)
     return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}})
+
+
+def scheduled(config: SweepConfig, quota: Quota | None) -> SweepConfig:
+    """With the schedule that its trials have in the organization."""
+    if quota is None:
+        return config
+    schedule = under_quota(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))), quota)
+    given = schedule.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"base_config": {**config.base_config, "schedule": given}})
 
 
 def probes(config: SweepConfig) -> Iterator[Params]:

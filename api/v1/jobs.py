@@ -25,6 +25,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
 from resources.resume import Wish, resume_job
 from resources.settings import Settings
 
@@ -79,20 +80,28 @@ def submit(
     caller: CallerOf,
     from_own_user: FromOwnUser,
 ) -> Response:
-    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused.
+    """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
+    one that its organization's quota has no room for, whatever else runs.
 
     One with a `command` runs it as it is.
     """
+    quota = settings.scheduler.quotas.get(caller.organization)
     if isinstance(body, CommandJob):
         allow_command(settings, from_own_user)
+        refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
+        body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         queued = submit_command(database, store, body, caller.user_id, caller.organization)
         return JSONResponse(as_json(queued), 201)
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
-    recipe = checked_recipe(body.recipe, body.parameters)
-    allow_base_model(settings, recipe, body.recipe)
+    base = recipe_named(body.recipe)
+    recipe = changed(base, body.parameters)
+    allow_base_model(settings, recipe, base)
     if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
         admit(recipe, shape_of_base(recipe, store))
+        refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+    if quota is not None:
+        body = body.model_copy(update={"schedule": under_quota(body.schedule or Schedule(), quota)})
     config = body.model_dump(mode="json", exclude_none=True)
     if body.dataset is not None:
         config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
@@ -120,13 +129,13 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
         )
 
 
-def allow_base_model(settings: Settings, recipe: Recipe, name: str | None) -> None:
+def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
     """A folder is read with the rights of this server, and may hold what another organization trained.
 
     Raises:
         HanzoError: people sign in here, and the job names a folder that its recipe does not.
     """
-    own = Recipe.named(name or DEFAULT_RECIPE).base_model
+    own = unchanged.base_model
     if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.uri.startswith("file:"):
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
@@ -135,10 +144,18 @@ def allow_base_model(settings: Settings, recipe: Recipe, name: str | None) -> No
         )
 
 
-def checked_recipe(name: str | None, parameters: Mapping[str, JsonValue]) -> Recipe:
-    """Refuse now what would fail when the job is started: a recipe that is not there, parameters that do not fit it."""
+def recipe_named(name: str | None) -> Recipe:
+    """A recipe as it stands in its file. Raises HanzoError where there is none of that name."""
     try:
-        return Recipe.named(name or DEFAULT_RECIPE).changed(parameters)
+        return Recipe.named(name or DEFAULT_RECIPE)
+    except BadConfiguration as problem:
+        raise invalid(str(problem)) from None
+
+
+def changed(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
+    """Refuse now what would fail when the job is started: parameters that do not fit the recipe. Raises HanzoError."""
+    try:
+        return recipe.changed(parameters)
     except BadConfiguration as problem:
         raise invalid(str(problem)) from None
 
@@ -169,9 +186,11 @@ def resume(
     wish: Wish | None = None,
 ) -> Response:
     """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
-    if Jobs(database).read(job_id).type == COMMAND:
+    job = Jobs(database).read(job_id)
+    if job.type == COMMAND:
         allow_command(settings, from_own_user)
-    return JSONResponse(as_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id)))
+    quota = settings.scheduler.quotas.get(job.organization)
+    return JSONResponse(as_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id, quota)))
 
 
 @router.delete("/{job_id}")

@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from recipes import recipe
+from recipes.recipe import Recipe
 from recipes.store import Store
 from resources.hpo.advance import advance
 from resources.metadata.database import Database
@@ -154,6 +157,23 @@ def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str
     for changes in (without_evaluation("train/loss"), {"base_config": told}, {"base_config": {**told, "recipe": None}}):
         found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
+
+
+def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective(
+    breakable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each of them, a request of some KB kept the server busy for half a minute."""
+    files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
+    assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
+    read: list[Path] = []
+    looked: list[str] = []
+    load, entry_points = Recipe.load, recipe.entry_points
+    monkeypatch.setattr(Recipe, "load", lambda path: read.append(path) or load(path))
+    monkeypatch.setattr(recipe, "entry_points", lambda group: looked.append(group) or entry_points(group=group))
+    values = [1e-6 * number for number in range(1, 1001)]
+    body = small(search_space={"learning_rate": {"type": "choice", "values": values}})
+    assert breakable.post("/v1/hpo", json=body).status_code == 201
+    assert (len(read), looked) == (1, [])
 
 
 def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> None:

@@ -23,6 +23,7 @@ from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import metric_point
 from resources.resume import Wish, resume_job, settle
 from resources.settings import Settings
+from resources.settings_sections import Quota
 
 RUN = "s3://hanzo-ml/checkpoints/j"
 ENVIRONMENT = Environment(git_commit="c", git_dirty=False, lock_sha256="l", python="3.11")
@@ -61,9 +62,9 @@ class House:
     def resume(self, **wish: Any) -> JobRecord:
         return resume_job(self.database, self.store, "j", Wish(**wish), "bob")
 
-    def refusal(self, **wish: Any) -> tuple[ErrorCode, str]:
+    def refusal(self, quota: Quota | None = None, **wish: Any) -> tuple[ErrorCode, str]:
         with pytest.raises(HanzoError) as refused:
-            self.resume(**wish)
+            resume_job(self.database, self.store, "j", Wish(**wish), "bob", quota)
         return refused.value.code, refused.value.message
 
     def events(self) -> list[Event]:
@@ -189,3 +190,13 @@ def test_another_number_of_gpus_stays_and_must_be_able_to_train_it(house: House)
     assert house.resume(gpus=3).resumed.gpus == 3
     house.jobs.fail("j", "again")
     assert house.resume().resumed.gpus == 3
+
+
+def test_more_gpus_than_the_organization_s_quota_are_refused(house: House) -> None:
+    house.submit()
+    house.record(hardware={"gpus": 1}, gradient_accumulation=8)
+    code, message = house.refusal(Quota(max_gpus=2), gpus=4)
+    assert (
+        code is ErrorCode.INVALID_PARAMETER_VALUE and "asks for 4 GPUs, and the quota of your organization is 2" in message
+    )
+    assert house.resume(gpus=2).resumed.gpus == 2
