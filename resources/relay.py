@@ -29,6 +29,7 @@ from resources.detached import lock
 from resources.metadata.database import Database
 from resources.metadata.event_positions import move, position_of
 from resources.metadata.outbox import Event, read_after
+from resources.metadata.told_config import told_payload
 from resources.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def record_of(event: Event, prefix: str) -> Record:
     One that no broker would take says how large it is, and where it can be read: without it, all behind it would wait.
     """
     named = {"event": event.type, "seq": event.seq}
-    value = json.dumps({**event.payload, **named}, separators=(",", ":")).encode()
+    value = json.dumps({**told_payload(event.payload), **named}, separators=(",", ":")).encode()
     if len(value) > MAX_VALUE:
         told = {"key": event.key, "timestamp": event.created_at, "too_large": len(value)}
         value = json.dumps({**told, "read_at": f"/v1/events?after={event.seq - 1}&limit=1", **named}).encode()

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from api.auth.permissions import LOCAL
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
 from resources.metadata.scope_events import events_of
+from resources.metadata.told_config import told_payload
 from resources.metadata.tracking_rules import MAX_INT64
 
 router = APIRouter(prefix="/v1", tags=["v1"])
@@ -26,7 +27,7 @@ def events(
     organization = None if caller is LOCAL else caller.organization
     with database.read() as connection:
         found = events_of(connection, organization, after, type or (), limit)
-    return JSONResponse({"events": [vars(event) for event in found]})
+    return JSONResponse({"events": [{**vars(event), "payload": told_payload(event.payload)} for event in found]})
 
 
 @router.get("/addresses")

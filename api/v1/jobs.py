@@ -25,6 +25,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.told_config import MASK, told_config
 from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
 from resources.resume import Wish, resume_job
 from resources.settings import Settings
@@ -88,6 +89,7 @@ def submit(
     quota = settings.scheduler.quotas.get(caller.organization)
     if isinstance(body, CommandJob):
         allow_command(settings, from_own_user)
+        refuse_masks(body.env)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         queued = submit_command(database, store, body, caller.user_id, caller.organization)
@@ -127,6 +129,12 @@ def allow_command(settings: Settings, from_own_user: bool) -> None:
             "a job with a `command` would run with the rights of this server's own user, and is taken from that user alone, "
             "on this machine and not through a proxy: start a stack of your own with `hanzo-ml up`",
         )
+
+
+def refuse_masks(env: Mapping[str, str]) -> None:
+    """A job file that was made of what this server answers. Raises HanzoError, naming the variable."""
+    if masked := next((name for name, value in env.items() if value == MASK), None):
+        raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
 
 
 def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
@@ -233,5 +241,5 @@ def new_lines(path: Path, offset: int) -> bytes:
 
 
 def as_json(job: JobRecord) -> dict[str, Any]:
-    """`type` as it was submitted; a job with a command is told by its configuration."""
-    return {**vars(job), "type": job.config.get("type", job.type)}
+    """`type` as it was submitted; a job with a command is told by its configuration, in which variables have no values."""
+    return {**vars(job), "type": job.config.get("type", job.type), "config": told_config(job.config)}

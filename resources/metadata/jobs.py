@@ -21,6 +21,7 @@ from resources.metadata.outbox import emit, now_ms
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
 from resources.metadata.tables import jobs as table
+from resources.metadata.told_config import told_config
 from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
@@ -126,7 +127,7 @@ class Jobs:
                 if type in TRACKED:
                     home = experiment or name
                     self._runs.ensure(identifier, home, name, user, organization, tags, status=status, connection=writer)
-                facts = {"job_id": identifier, "user_id": user, "config": dict(config)}
+                facts = {"job_id": identifier, "user_id": user, "config": told_config(config)}
                 emit(writer, "jobs", "job.submitted", identifier, facts)
             return self.get(identifier, writer)
 

@@ -10,8 +10,13 @@ from fastapi.testclient import TestClient
 
 from recipes.command_job import MAX_CODE_BYTES
 from recipes.store import Store
+from resources.command_jobs import asked_of
 from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import emit, read_after
+from resources.metadata.told_config import MASK
 from resources.metadata.totals import queued
+from resources.relay import record_of
 from resources.settings import Settings
 from tests.api.server_process import ServerProcess
 
@@ -51,6 +56,7 @@ def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
 def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> None:
     document = yaml.safe_load(SPECIFICATION)
     answer = http.post("/v1/jobs", json=document)
+    document["env"]["HANZO_ML_TRACKING_URI"] = MASK
     assert answer.status_code == 201, answer.text
     job = http.get(f"/v1/jobs/{answer.json()['id']}").json()
     assert (job["type"], job["status"], job["name"]) == ("training", "queued", "zen-72b-finetune-finance")
@@ -109,6 +115,33 @@ def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) 
         assert httpx.get(f"{server.url}/v1/jobs", timeout=60).status_code == 200
         assert httpx.get(f"{server.url}/alive", timeout=60).status_code == 200
     assert httpx.post(f"{server.url}/v1/jobs/{job['id']}/cancel", timeout=60).status_code == 200
+
+
+def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, settings: Settings) -> None:
+    """Whoever could list the jobs read them, and so did every consumer of the events."""
+    env = {"HF_TOKEN": "hf_s3cr3t", "HANZO_ML_EXPERIMENT": "doors"}
+    answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": env})
+    job = answer.json()["id"]
+    database = Database(settings.database_url)
+    with database.write() as connection:  # as a release before wrote it
+        emit(connection, "jobs", "job.submitted", job, {"job_id": job, "config": {"env": env}})
+    told = [answer.json(), http.get(f"/v1/jobs/{job}").json(), http.get("/v1/jobs").json()["jobs"][0]]
+    told.append(http.post(f"/v1/jobs/{job}/cancel").json())
+    told.append(http.post(f"/v1/jobs/{job}/resume").json())
+    events = http.get("/v1/events", params={"type": "job.submitted"}).json()["events"]
+    told.extend(event["payload"] for event in events)
+    assert [each["config"]["env"] for each in told] == [{"HF_TOKEN": MASK, "HANZO_ML_EXPERIMENT": "doors"}] * 7
+    kept = Jobs(database).read(job)
+    assert (kept.status, asked_of(kept).script.env) == ("queued", env)
+    with database.read() as connection:
+        records = [record_of(event, "hanzo.ml") for event in read_after(connection, 0, ["job.submitted"])]
+    assert len(records) == 2 and not any(b"hf_s3cr3t" in record.value for record in records)
+    database.close()
+
+
+def test_a_job_file_made_of_what_is_told_is_refused(http: TestClient) -> None:
+    refused = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": {"HF_TOKEN": MASK}})
+    assert refused.status_code == 400 and refused.json()["message"].startswith("env.HF_TOKEN is the mask")
 
 
 def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
