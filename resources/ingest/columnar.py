@@ -7,12 +7,15 @@ and infinity, nanoseconds that are not whole microseconds, unions, intervals, ex
 """
 
 from collections.abc import Callable, Iterator
+from io import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from resources.ingest.parquet_pages import least_size, rows_that_fit
 from resources.ingest.problems import Problem
 from resources.ingest.schema import COLUMNS
+from resources.ingest.swelling import WORDS, is_swollen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +33,12 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
     try:
         file = pq.ParquetFile(stream)
-        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
-        batches = (
-            batch
-            for index, group in enumerate(groups)
-            for batch in file.iter_batches(rows_within(group.total_byte_size, group.num_rows), [index])
-        )
+        groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+        if is_swollen(sum(map(least_size, groups)), stream.seek(0, SEEK_END)):
+            yield Problem(WORDS)
+            return
+        at_once = [min(rows_within(group.total_byte_size, group.num_rows), rows_that_fit(group, stream)) for group in groups]
+        batches = (batch for index, rows in enumerate(at_once) for batch in file.iter_batches(rows, [index]))
         yield from rows_of(file.schema_arrow, batches)
     except (pa.ArrowException, OSError) as error:
         yield Problem(f"is no parquet file that can be read ({first_line(error)})")

@@ -15,6 +15,7 @@ from resources.ingest.raw_file import Damaged, Recorded
 from resources.ingest.records import RecordsWriter
 from resources.ingest.schema import TooManyColumns
 from resources.ingest.sources import SourceFile
+from resources.ingest.swelling import WORDS, is_swollen
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,15 @@ def read_all(
             progress(len(data))
 
         with file.open() as stream:
-            recorded = Recorded(stream, keep)
+            recorded, length = Recorded(stream, keep), 0
             try:
                 for number, item in enumerate(records_of(recorded, format, kinds), start=1):
                     if isinstance(item, Problem):
                         problems.add(file.name, item)
                     elif not problems.count:
+                        length += len(item[1])
+                        if is_swollen(length, recorded.size):
+                            raise Damaged(WORDS)
                         try:
                             records.add(*item)
                         except TooManyColumns as problem:

@@ -4,6 +4,8 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
+from resources.ingest.swelling import WORDS, is_swollen
+
 BLOCK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 """How compressed files begin. No text in UTF-8 does."""
@@ -14,12 +16,13 @@ class Damaged(Exception):
 
 
 class Recorded(io.RawIOBase):
-    """Gives every byte of a stream to `keep`, once, on its way to whoever reads it first."""
+    """Gives every byte of a stream to `keep`, once, on its way to whoever reads it first. `size` is how many there were."""
 
     def __init__(self, stream: BinaryIO, keep: Callable[[bytes], None]) -> None:
         self._stream = stream
         self._keep = keep
         self._all_kept = False
+        self.size = 0
 
     def readable(self) -> bool:
         return True
@@ -27,6 +30,7 @@ class Recorded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
         self._keep(data)
+        self.size += len(data)
         buffer[: len(data)] = data
         return len(data)
 
@@ -34,6 +38,7 @@ class Recorded(io.RawIOBase):
         """Keep what nobody has read yet."""
         while not self._all_kept and (data := self._stream.read(BLOCK)):
             self._keep(data)
+            self.size += len(data)
         self._all_kept = True
 
     def again(self) -> BinaryIO:
@@ -67,6 +72,22 @@ class Borrowed(io.RawIOBase):
         return len(data)
 
 
+class Counted(io.RawIOBase):
+    """A stream that knows how many bytes were read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size)
+        self.size += len(data)
+        return data
+
+
 class Unpacked(io.RawIOBase):
     """A compressed stream as what is in it."""
 
@@ -74,16 +95,22 @@ class Unpacked(io.RawIOBase):
         import pyarrow as pa  # slow to import, and most files are not compressed
 
         self._compression = compression
-        self._stream = pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), compression)
+        self._packed = Counted(packed)
+        self._stream = pa.CompressedInputStream(pa.PythonFile(self._packed, mode="r"), compression)
+        self._size = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return cast(int, self._stream.readinto(buffer))
+            size = cast(int, self._stream.readinto(buffer))
         except OSError as error:
             raise Damaged(f"is no whole {self._compression} file ({error})") from None
+        self._size += size
+        if is_swollen(self._size, self._packed.size):
+            raise Damaged(WORDS)
+        return size
 
 
 def unpacked(stream: io.RawIOBase | BinaryIO) -> BinaryIO:

@@ -1,0 +1,96 @@
+"""Files that are far larger unpacked than they are: refused where no data is so, read in little memory where it may be."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from resources.ingest.columnar import parquet_records
+from resources.ingest.parquet_pages import page_header
+from resources.ingest.swelling import ENOUGH, is_swollen
+from tests.resources.test_dataset_formats import packed_zstd, place
+from tests.resources.test_ingest import Place
+
+__all__ = ["place"]  # a fixture
+LONG = "x" * (256 << 10)
+ROWS = 512
+REFUSED = "unpacks to more than 200 times its size: if it is data all the same, unpack it and send it as it is"
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What anybody may unpack is 64 KB."""
+    monkeypatch.setattr("resources.ingest.swelling.ENOUGH", 1 << 16)
+
+
+def test_some_kilobytes_may_become_a_gigabyte_and_a_gigabyte_two_hundred() -> None:
+    assert not is_swollen(ENOUGH, 1)
+    assert is_swollen(ENOUGH + 1, 1)
+    assert not is_swollen(100 * ENOUGH, ENOUGH)
+    assert is_swollen(201 * ENOUGH, ENOUGH)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, packed_zstd], ids=["gzip", "zstd"])
+@pytest.mark.parametrize(
+    ("format", "line"), [("jsonl", b'{"a": 1}\n'), ("jsonl", b"\n"), ("csv", b"1\n"), ("text", b"one\n")]
+)
+@pytest.mark.usefixtures("little")
+def test_a_compressed_file_is_unpacked_no_further(
+    place: Place, format: str, line: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    packed = pack(line * (1 << 17))
+    refusal = place.refusal(packed, format=format)
+    assert f"raw.jsonl {REFUSED}" in refusal
+
+
+def write_constant(path: Path) -> None:
+    pq.write_table(pa.table({"n": pa.array([1] * (4 << 20), pa.int8())}), path)
+
+
+def write_shared(path: Path, *, nested: bool = False) -> None:
+    """A text that is stored once, and stands in each row."""
+    texts = pa.array([LONG] * ROWS)
+    column = pa.StructArray.from_arrays([texts], ["text"]) if nested else texts
+    pq.write_table(pa.table({"a": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+
+
+@pytest.mark.parametrize("write", [write_constant, write_shared])
+@pytest.mark.usefixtures("little")
+def test_a_parquet_file_is_refused_too(place: Place, write: Callable[[Path], None]) -> None:
+    path = place.folder / "small.parquet"
+    write(path)
+    assert path.stat().st_size < 20_000
+    assert f"small.parquet {REFUSED}" in place.refusal(path, format="parquet")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_text_that_all_rows_share_is_not_held_once_for_each(
+    tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of 762 bytes took 6 GB of memory."""
+    monkeypatch.setattr("resources.ingest.parquet_pages.HELD", 8 << 20)
+    write_shared(tmp_path / "shared", nested=nested)
+    before, held, count = pa.total_allocated_bytes(), 0, 0
+    with (tmp_path / "shared").open("rb") as stream:
+        for row in parquet_records(stream):
+            assert isinstance(row, dict)
+            held, count = max(held, pa.total_allocated_bytes() - before), count + 1
+    assert count == ROWS
+    assert held < 40 << 20, f"{held} bytes of {ROWS * len(LONG)}"
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (bytes([0x15, 4, 0x15, 0x8A, 0x80, 0x80, 0x0A]), (2, 10_485_765)),
+        (bytes([0x15, 0, 0x15, 2]), (0, 1)),
+        (b"", (-1, 0)),
+        (b"PAR1", (-1, 0)),
+        (bytes([0x15, 4, 0x15]), (2, 0)),
+    ],
+)
+def test_a_page_s_kind_and_size_are_the_first_two_numbers_of_its_header(data: bytes, told: tuple[int, int]) -> None:
+    assert page_header(data) == told
