@@ -115,6 +115,12 @@ def checked_run_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
     return key, checked_text(value, join(path, "value"))[:MAX_RUN_TAG_VALUE]
 
 
+def checked_first_tag(key: str, value: str, path: str = "") -> tuple[str, str]:
+    """A tag that a run is made with: MLflow looks at no name of those, so that its clients have sent any."""
+    check_length(join(path, "key"), checked_text(key, join(path, "key")), MAX_KEY)
+    return key, checked_text(value, join(path, "value"))[:MAX_RUN_TAG_VALUE]
+
+
 def checked_experiment_tag(key: str, value: str) -> tuple[str, str]:
     check_key(key, "key", "key")
     check_length("value", value, MAX_EXPERIMENT_TAG_VALUE)

@@ -107,3 +107,18 @@ def test_a_condition_names_as_many_values_as_the_database_takes(http: TestClient
     names = ",".join(f"'{number}'" for number in range(30_000))
     refused = http.post(f"{API}/runs/search", json={"experiment_ids": ["0"], "filter": f"attribute.run_id IN ({names})"})
     assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+
+
+def test_a_run_is_made_with_tags_of_any_name_and_given_others_by_the_rule(http: TestClient) -> None:
+    """MLflow's server looks at no name of the first ones: the same client's call was refused here."""
+    tags = {"team@work": "a", "../up": "b", "größe": "c", "": "d", "k" * 250: "e" * 8001}
+    made = http.post(f"{API}/runs/create", json={"tags": [{"key": key, "value": value} for key, value in tags.items()]})
+    assert made.status_code == 200, made.text
+    run_id = made.json()["run"]["info"]["run_id"]
+    found = {tag["key"]: tag["value"] for tag in made.json()["run"]["data"]["tags"]}
+    assert found.items() >= {**tags, "k" * 250: "e" * 8000}.items()
+    assert http.post(f"{API}/runs/delete-tag", json={"run_id": run_id, "key": "../up"}).status_code == 200
+    refused = http.post(f"{API}/runs/set-tag", json={"run_id": run_id, "key": "../up", "value": "b"})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    for key in ("k" * 251, "a\0b"):
+        assert http.post(f"{API}/runs/create", json={"tags": [{"key": key, "value": "v"}]}).status_code == 400

@@ -24,8 +24,8 @@ from resources.metadata.tracking.run_states import Run, checked_name, chosen_nam
 from resources.metadata.tracking_rules import (
     MAX_USER,
     check_length,
+    checked_first_tag,
     checked_run_id,
-    checked_run_tag,
     checked_text,
     checked_time,
 )
@@ -151,7 +151,7 @@ class Runs:
         experiment = self._experiments.get(experiment_id, connection=writer)
         check_active(experiment)
         check_length("user_id", checked_text(user_id, "user_id"), MAX_USER)
-        checked_tags = dict(checked_run_tag(key, value, f"tags.{key}") for key, value in tags.items())
+        checked_tags = dict(checked_first_tag(key, value, f"tags.{key}") for key, value in tags.items())
         run = Run(
             id=run_id,
             experiment_id=experiment_id,
