@@ -70,11 +70,22 @@ def rows_within(size: int, rows: int) -> int:
     return max(1, min(ROWS, BYTES * rows // max(size, 1)))
 
 
+def is_text(type: "pa.DataType") -> bool:
+    """Whether the values are texts or bytes of any length."""
+    from pyarrow import types
+
+    return bool(types.is_string(type) or types.is_large_string(type) or types.is_binary(type) or types.is_large_binary(type))
+
+
 def size_of(column: "pa.Array") -> int:
     """Bytes of a column, about; of one with a dictionary, of what stands for its values."""
     from pyarrow import types
 
     if types.is_dictionary(column.type):
+        if is_text(column.type.value_type):
+            import pyarrow.compute as pc
+
+            return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
         return int(column.dictionary.nbytes * len(column) // max(len(column.dictionary), 1))
     return int(column.nbytes)
 

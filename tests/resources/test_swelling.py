@@ -1,6 +1,7 @@
 """Files that are far larger unpacked than they are: refused where no data is so, read in little memory where it may be."""
 
 import gzip
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.ingest.columnar import parquet_records
+from resources.ingest.columnar import arrow_records, parquet_records
 from resources.ingest.parquet_pages import page_header
 from resources.ingest.swelling import ENOUGH, is_swollen
 from tests.resources.test_dataset_formats import packed_zstd, place
@@ -80,6 +81,21 @@ def test_a_text_that_all_rows_share_is_not_held_once_for_each(
             held, count = max(held, pa.total_allocated_bytes() - before), count + 1
     assert count == ROWS
     assert held < 40 << 20, f"{held} bytes of {ROWS * len(LONG)}"
+
+
+def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(tmp_path: Path) -> None:
+    """By the mean of all that the dictionary has, 512 rows that name the long one were Python's at once."""
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), [LONG, *map(str, range(5000))])
+    table = pa.table({"text": words})
+    with pa.ipc.new_file(tmp_path / "words", table.schema) as out:
+        out.write_table(table)
+    with (tmp_path / "words").open("rb") as stream:
+        tracemalloc.start()
+        count = sum(len(row["text"]) == len(LONG) for row in arrow_records(stream) if isinstance(row, dict))
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert count == ROWS
+    assert used < 40 << 20, f"{used} bytes of {ROWS * len(LONG)}"
 
 
 @pytest.mark.parametrize(
