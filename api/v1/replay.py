@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
 from api.v1.jobs import as_json
+from resources.quotas import gpus_of, refuse_what_never_fits
 from resources.replay.finished_run import read_finished
 from resources.replay.submit import submit_replay
 from resources.replay.verdict import read_verdict
@@ -15,9 +16,12 @@ router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
 
 
 @router.post("/{run_id}/replay", status_code=201)
-def replay(run_id: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+def replay(run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
     """Queue the run's replay; `environment` is what differs from the first run's before it starts."""
-    made = submit_replay(database, store, read_finished(database, store, run_id), SOURCE, caller.user_id)
+    first = read_finished(database, store, run_id)
+    recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
+    refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+    made = submit_replay(database, store, first, SOURCE, caller.user_id)
     environment = [difference.model_dump() for difference in made.environment]
     return JSONResponse({"job": as_json(made.job), "environment": environment}, 201)
 

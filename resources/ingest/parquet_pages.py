@@ -31,7 +31,7 @@ def rows_that_fit(group: Any, stream: BinaryIO) -> int:
         for column in columns_of(group)
         if column.physical_type == "BYTE_ARRAY"
     )
-    return max(1, HELD // max(of_a_row, 1))
+    return int(max(1, HELD // max(of_a_row, 1)))
 
 
 def longest_shared(column: Any, stream: BinaryIO) -> int:

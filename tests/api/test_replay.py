@@ -23,6 +23,7 @@ from resources.metadata.jobs import REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.services import SOURCE
 from resources.settings import Settings
+from resources.settings_sections import Quota
 
 LOSSES = {1: 2.5, 2: 1.25, 3: None}
 MACHINE = Machine(python="3.11.7", packages={"torch": "1.0"}, processor="an old one", threads=3)
@@ -54,6 +55,7 @@ class Runs:
         losses: Mapping[int, float | None] = LOSSES,
         weights: str = "weights",
         incidents: tuple[Incident, ...] = (),
+        gpus: int = 0,
         **config: Any,
     ) -> str:
         self.submit(run_id, **config)
@@ -62,7 +64,7 @@ class Runs:
             run_id=run_id,
             model="sandbox",
             dataset="doors@1",
-            recipe=recipe.changed({"max_steps": 3}),
+            recipe=recipe.changed({"max_steps": 3, "hardware": {"gpus": gpus}}),
             seed=recipe.seed,
             environment=read_environment(SOURCE),
             replay_of=config.get(REPLAY_OF),
@@ -131,6 +133,16 @@ def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
     assert status == 409 and "run 'waiting' is queued" in message
     status, message = refusal(http, http.post("/v1/runs", json={"experiment_name": "mine"}).json()["id"])
     assert status == 404 and "hanzo-ml job list" in message
+
+
+def test_one_that_its_organization_s_quota_has_no_room_for_is_refused(
+    http: TestClient, runs: Runs, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller = settings.scheduler.model_copy(update={"quotas": {"default": Quota(max_gpus=1)}})
+    monkeypatch.setattr(http.app.state, "settings", settings.model_copy(update={"scheduler": smaller}))  # type: ignore[attr-defined]
+    status, message = refusal(http, runs.complete("large", gpus=2))
+    assert status == 400 and "asks for 2 GPUs, and the quota of your organization is 1" in message
+    assert http.post(f"/v1/runs/{runs.complete('small', gpus=1)}/replay").status_code == 201
 
 
 @pytest.mark.parametrize(("lost", "named"), [("doors/1/train", "its train split"), ("base", "its base model pypi://")])
