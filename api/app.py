@@ -98,6 +98,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     inputs.stock_paths,
     v1_experiments.router,
+    v1_experiments.aliases,
     v1_runs.router,
     replay.router,
     events.router,

@@ -79,6 +79,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "GET /v1/experiments",
         "GET /v1/experiments/{experiment_id}",
         "GET /v1/experiments/{experiment_id}/runs",
+        "GET /v1/experiments/{experiment_id}/runs/{run_id}",
         "GET /v1/runs/compare",
         "GET /v1/runs/{run_id}",
         "GET /v1/runs/{run_id}/replay",

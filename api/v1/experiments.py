@@ -1,4 +1,4 @@
-"""/v1/experiments (rows E6, E10)."""
+"""/v1/experiments (rows E6, E10). A run of one has a second name below /api/v1 (rows G12, Z7)."""
 
 from typing import Annotated
 
@@ -6,13 +6,16 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from api.dependencies import CallerOf, TrackingOf
+from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.mlflow.messages import experiment_number
 from api.requests import Body, StrictRoute
 from api.v1.messages import DESCRIPTION_TAG, OWNER_TAG, experiment_json, run_json
+from api.v1.runs import details
+from resources.errors import not_found
 from resources.metadata.tracking.gpu_hours import gpu_hours_of
 
 router = APIRouter(prefix="/v1/experiments", tags=["v1"], route_class=StrictRoute)
+aliases = APIRouter(prefix="/api/v1/experiments", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -67,3 +70,13 @@ def list_runs(experiment_id: str, tracking: TrackingOf, max_results: Limit = 100
     experiment = tracking.experiments.get(experiment_number(experiment_id))
     page = tracking.run_search.search([experiment.id], limit=max_results, page_token=page_token or None)
     return JSONResponse({"runs": [run_json(run) for run in page.runs], "next_page_token": page.next_page_token})
+
+
+@router.get("/{experiment_id}/runs/{run_id}")
+@aliases.get("/{experiment_id}/runs/{run_id}")
+def get_run(experiment_id: str, run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    """The same as `/v1/runs/{run_id}`, of a run of this experiment."""
+    experiment, run = tracking.experiments.get(experiment_number(experiment_id)), tracking.runs.get(run_id)
+    if run.experiment_id != experiment.id:
+        raise not_found(f"Experiment {experiment_id} has no run {run_id}: it is of experiment {run.experiment_id}")
+    return JSONResponse(details(tracking, artifacts, run))

@@ -51,6 +51,15 @@ def test_a_run_from_queue_to_end(http: TestClient) -> None:
     assert [found["id"] for found in listed] == [run["id"]]
 
 
+def test_a_run_is_found_in_its_experiment_and_in_no_other(http: TestClient, run_id: str) -> None:
+    run = http.get(f"/v1/runs/{run_id}").json()
+    for prefix in ("/v1", "/api/v1"):
+        assert http.get(f"{prefix}/experiments/{run['experiment_id']}/runs/{run_id}").json() == run
+    other = http.post("/v1/experiments", json={"name": "another"}).json()["experiment_id"]
+    for elsewhere in (f"{other}/runs/{run_id}", f"{run['experiment_id']}/runs/{'0' * 32}", f"404/runs/{run_id}"):
+        assert http.get(f"/v1/experiments/{elsewhere}").status_code == 404
+
+
 def test_what_is_deleted_is_hidden_until_it_is_restored(http: TestClient, run_id: str) -> None:
     experiment = http.get(f"/v1/runs/{run_id}").json()["experiment_id"]
 

@@ -99,6 +99,7 @@ REQUESTS: list[Request] = [
     json(f"{M}/model-versions/transition-stage", name="{model}", version="1", stage="Staging"),
     asked("GET", "/v1/experiments/{experiment}"),
     asked("GET", "/v1/experiments/{experiment}/runs"),
+    asked("GET", "/v1/experiments/{experiment}/runs/{run}"),
     json("/v1/runs", experiment_id="{experiment}"),
     asked("GET", "/v1/runs/{run}"),
     query("/v1/runs/compare", ids="{run},{run}"),
