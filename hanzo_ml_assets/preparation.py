@@ -2,17 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 import dagster as dg
-from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.parameters import PrepareParameters
-from recipes.recipe import Recipe
+from recipes.preparation.tokenizer_reference import meaning
 from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
 from resources.compute.base import JobFailed
 from resources.derived_versions import (
@@ -30,7 +27,6 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
-TOKENIZER_FILES = frozenset({".json", ".jinja", ".txt", ".model"})
 PREPARATION_TAG = "hanzo_ml/preparation"
 """Run tag with the id of the job that asked for a preparation."""
 
@@ -113,28 +109,15 @@ def source_version(definition: DatasetDefinition, control_plane: ControlPlane) -
     return max(found, key=lambda version: version.version)
 
 
-def tokenizer_of(parameters: PrepareParameters) -> dict[str, JsonValue]:
-    """What a reference to a tokenizer means today. The same name once gave what was prepared with the files of before."""
-    reference = parameters.tokenize.tokenizer if parameters.tokenize is not None else ""
-    if reference.startswith("recipe:"):
-        return {"of_recipe": Recipe.named(reference.removeprefix("recipe:")).base_model.model_dump(mode="json")}
-    if reference.startswith("file://"):
-        return {"of_folder": files_digest(Path(unquote(urlparse(reference).path)))}
-    return {}
-
-
-def files_digest(folder: Path) -> str:
-    """SHA-256 of a tokenizer's files: beside them lies a whole model, as a rule."""
-    names = sorted(path for path in folder.rglob("*") if path.suffix in TOKENIZER_FILES and path.is_file())
-    found = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
-    return hashlib.sha256(canonical_json(found)).hexdigest()
-
-
 def preparation_job(derivation: Derivation, asked: JobRecord | None, control_plane: ControlPlane) -> Job:
-    """The job that prepares a version. Other parameters go to another place: a version's files never change."""
-    parent = derivation.parent
+    """The job that prepares a version. Other parameters go to another place: a version's files never change.
+
+    So does another tokenizer of the same name.
+    """
+    parent, tokenize = derivation.parent, derivation.parameters.tokenize
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
-    label = hashlib.sha256(canonical_json({**parameters, **tokenizer_of(derivation.parameters)})).hexdigest()[:12]
+    asks = parameters if tokenize is None else {**parameters, **meaning(tokenize.tokenizer)}
+    label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
     place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     work = (asked.id, "prepare") if asked is not None else (identifier,)

@@ -19,6 +19,7 @@ from resources.metadata.outbox import now_ms
 
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
+SHOWN_COLUMNS = 20
 TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated")
 """What a version says of its preparation; the result of one that ended before the cut records were counted has not all."""
 
@@ -44,8 +45,11 @@ def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) ->
         named["augment.class_column"] = wanted.augment.class_column
     for setting, column in named.items():
         if column is not None and column not in parent.schema:
-            there = ", ".join(parent.schema)
-            raise invalid(f"no record of dataset {parent.reference} has the column '{column}' of {setting}: it has {there}")
+            there = ", ".join(list(parent.schema)[:SHOWN_COLUMNS])
+            more = f" and {len(parent.schema) - SHOWN_COLUMNS} more" if len(parent.schema) > SHOWN_COLUMNS else ""
+            raise invalid(
+                f"no record of dataset {parent.reference} has the column '{column[:100]}' of {setting}: it has {there}{more}"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from recipes import base_model
 from recipes.layouts import Unfit
@@ -17,6 +16,7 @@ from recipes.parameters import TokenizeParameters
 from recipes.preparation.plan import written
 from recipes.preparation.templates import Templates, template_of
 from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
+from recipes.preparation.tokenizer_reference import RECIPE, folder_named
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, StoreAddress, canonical_json
 from recipes.store import Store
@@ -75,15 +75,15 @@ def around_question(
 
 def folder_of(reference: str, store: Store, cache: Path) -> str:
     """What transformers loads a tokenizer from; a recipe's base model is fetched for it."""
-    if reference.startswith("recipe:"):
-        base = base_model.resolve(Recipe.named(reference.removeprefix("recipe:")).base_model, store, cache)
+    if reference.startswith(RECIPE):
+        base = base_model.resolve(Recipe.named(reference.removeprefix(RECIPE)).base_model, store, cache)
         return str(store.fetch(base, cache))
-    if reference.startswith("file://"):
-        source = unquote(urlparse(reference).path)
-        if not Path(source).is_dir():
-            raise BadConfiguration(f"tokenize.tokenizer: there is no folder {source}")
-        return source
-    return reference
+    folder = folder_named(reference)
+    if folder is None:
+        return reference
+    if not folder.is_dir():
+        raise BadConfiguration(f"tokenize.tokenizer: there is no folder {folder}")
+    return str(folder)
 
 
 def load(reference: str, source: str) -> Any:

@@ -1,5 +1,6 @@
 """From a submitted preparation to a version: the sensor asks for a run, the asset runs the program, the job ends."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,17 +8,22 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from sqlalchemy import insert
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
+from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.definitions import definitions
-from hanzo_ml_assets.preparation import PREPARATION_TAG, preparation_job
+from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, preparation_job, source_version
 from hanzo_ml_assets.version_tag import VERSION_TAG
-from recipes.parameters import PrepareParameters
+from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
 from recipes.schema import canonical_json
-from resources.derived_versions import Derivation
+from resources.derived_versions import Derivation, refuse_unknown_columns
+from resources.errors import HanzoError
 from resources.ingest.create import create_version
+from resources.metadata.datasets import MAX_PAGE
 from resources.metadata.jobs import PREPARATION, JobRecord
+from resources.metadata.tables import dataset_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from tests.recipes.preparation.place import questions
@@ -75,6 +81,57 @@ def test_the_job_has_the_processes_and_pods_that_were_asked_for(plane: ControlPl
     more = preparation_job(derivation, replace(asked, config={**asked.config, "workers": 2, "pods": 3}), plane)
     assert [(job.hardware.cpu, job.pods) for job in (one, more)] == [(1, 1), (2, 3)]
     assert more.work_digest == one.work_digest, "neither is a part of what comes out"
+
+
+def test_another_tokenizer_of_the_same_name_is_another_place(plane: ControlPlane, tmp_path: Path) -> None:
+    """What was prepared without one, or by one of the hub, stays where an earlier release has put it."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+
+    def place(tokenizer: str | None) -> str:
+        wanted = PrepareParameters(tokenize=TokenizeParameters(tokenizer=tokenizer) if tokenizer else None)
+        derivation = Derivation(plane.datasets.read("d@1", "default"), "d", wanted, "ann")
+        return preparation_job(derivation, None, plane).outputs["train"]
+
+    first = place(folder.as_uri())
+    assert place(folder.as_uri()) == first
+    (folder / "tokenizer.json").write_text('{"other": 1}')
+    assert place(folder.as_uri()) != first
+    for tokenizer in (None, "zenlm/zen-72b"):
+        wanted = PrepareParameters(tokenize=TokenizeParameters(tokenizer=tokenizer) if tokenizer else None)
+        label = hashlib.sha256(canonical_json(wanted.model_dump(mode="json"))).hexdigest()[:12]
+        assert f"/prepared-d-1-{label}/" in place(tokenizer)
+
+
+def test_a_definition_s_section_names_columns_that_are_there(plane: ControlPlane) -> None:
+    """All records would be one group, or all of one class."""
+    parameters = PrepareParameters(split=SplitParameters(group_by="clas"))
+    asset = build_prepared(DatasetDefinition(name="d", prepare=parameters))
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = dg.materialize([asset], instance=instance, resources={"control_plane": plane}, raise_on_error=False)
+    (failure,) = (event for event in done.all_events if event.is_step_failure)
+    assert "no record of dataset d@1 has the column 'clas' of split.group_by: it has answer, instruction" in str(failure)
+
+
+def test_of_many_columns_the_first_are_named(plane: ControlPlane) -> None:
+    parent = replace(plane.datasets.read("d@1", "default"), schema={f"c{number}": "string" for number in range(10_000)})
+    with pytest.raises(HanzoError) as refused:
+        refuse_unknown_columns(PrepareParameters(split=SplitParameters(column="x" * 9000)), parent)
+    assert "c0, c1, " in refused.value.message and "and 9980 more" in refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def test_the_newest_of_more_versions_than_a_page_has_is_prepared(plane: ControlPlane) -> None:
+    first = plane.datasets.read("d@1", "default")
+    rows = [
+        vars(first) | {"id": str(n), "version": n, "content_sha256": str(n), "artifact": first.artifact.model_dump()}
+        for n in range(2, MAX_PAGE + 3)
+    ]
+    rows[-1]["lineage"] = {"parent_datasets": ["d@1"], "transform": {}}
+    with plane.database.write() as connection:
+        connection.execute(insert(dataset_versions), rows)
+    assert source_version(DatasetDefinition(name="d"), plane).version == MAX_PAGE + 1, "the one after it was prepared itself"
 
 
 def test_a_prepared_version_is_checked_and_keeps_the_splits_that_it_came_with(plane: ControlPlane) -> None:
