@@ -8,11 +8,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +23,19 @@ from recipes.assignment import SPLITS, draw
 from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
+from recipes.preparation import encoding
 from recipes.preparation.draws import draws
 from recipes.preparation.duplicates import duplicates
+from recipes.preparation.encoding import schema
 from recipes.preparation.near_duplicates import bands_of
-from recipes.preparation.ordering import PARTS
+from recipes.preparation.ordering import DECIDED, PARTS, scatter
 from recipes.preparation.pipeline import REJECTED, run
-from recipes.preparation.plan import Plan, cut
+from recipes.preparation.plan import Plan, Range, cut
 from recipes.preparation.pods import Pods
 from recipes.preparation.source import Source
-from recipes.preparation.tables import open_table
+from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.workers import Workers
+from recipes.prepare import TABLES
 from recipes.records import normalize
 from recipes.schema import BadConfiguration, Result, canonical_json
 from recipes.split import split
@@ -189,6 +194,59 @@ def test_minorities_are_repeated_in_training_alone(tmp_path: Path) -> None:
     assert result.facts["oversampled"] == {"rare": classes["often"] - len(rare_of(place.rows(result, "train")))}
     held_out = [json.dumps(row) for name in ("validation", "test") for row in place.rows(result, name)]
     assert len(held_out) == len(set(held_out))
+
+
+def test_records_of_no_known_class_are_repeated_as_none(tmp_path: Path) -> None:
+    """Those whose class is null or empty, or that have none, were one of each, and repeated until they were as many."""
+    known = [{"class": "rare" if number % 9 == 0 else "often"} for number in range(280)]
+    unknown: list[dict[str, Any]] = [{"class": None}, {"class": ""}, {}] * 6
+    rows = [dict(row, **kind) for row, kind in zip(questions(298), known + unknown, strict=True)]
+    place = Place(tmp_path, rows)
+    result = place.prepare({"augment": {"oversample_minority": True}})
+    train = place.rows(result, "train")
+    classes = Counter(row.get("class") for row in train)
+    assert classes["rare"] == classes["often"]
+    assert set(result.facts["oversampled"]) == {"rare"}  # type: ignore[arg-type]
+    others = [row["instruction"] for row in train if not row.get("class")]
+    assert others and len(others) == len(set(others))
+
+
+def test_equal_records_that_stay_are_shuffled_too(tmp_path: Path) -> None:
+    """They stood in one row, wherever they were drawn to: a model saw the same a hundred times over."""
+    rows = [row for row in questions(60) for _ in range(20)]
+    place = Place(tmp_path, rows, SMALL)
+    result = place.prepare({"filter": {"dedup": False}})
+    asked = [row["instruction"] for row in place.rows(result, "train")]
+    follow = sum(first == second for first, second in pairwise(asked))
+    assert len(asked) > 900 and follow < len(asked) / 10
+
+
+def test_what_comes_out_is_what_came_out_before(tmp_path: Path) -> None:
+    """Whoever changes what is made of the same input, seed and parameters counts `TABLES` up with this."""
+    rows = [*mixed(300), *({**row, "class": None} for row in questions(40, seed=2))]
+    place = Place(tmp_path, rows, SMALL)
+    result = place.prepare({"filter": {"dedup": False, "near_dedup": {}}, "augment": {"oversample_minority": True}})
+    assert (TABLES, str(result.facts["content_sha256"])[:12]) == (3, "6d2b85c2c0f7")
+
+
+def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Path) -> None:
+    """Its copies together were many times the range that they are made of."""
+    plan = Plan(tmp_path, (Range("records.jsonl", 0, 1),), PrepareParameters())
+    only = {"record": b"x" * 20_000, "digest": bytes(16), "group": "", "class": "rare"}
+    fields = schema(plan.parameters)
+    batch = pa.RecordBatch.from_pylist([{field.name: only.get(field.name, 0) for field in fields}], fields)
+    write_table(plan.place(encoding.STAGE, 0, "arrow"), fields, [batch])
+    (tmp_path / DECIDED).mkdir()
+    copies = 5000
+    np.save(plan.place(DECIDED, 0, "npy"), np.array([[SPLITS.index("train")], [copies]], dtype=np.int32))
+    usual, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(counted)
+    try:
+        scatter(plan, (1, 1, 1), 0)
+    finally:
+        pa.set_memory_pool(usual)
+    assert len(open_table(plan.place("scatter", 0, "arrow"))) == copies
+    assert 0 < counted.max_memory() < len(only["record"]) * copies / 3
 
 
 def rare_of(rows: list[dict[str, Any]]) -> set[str]:

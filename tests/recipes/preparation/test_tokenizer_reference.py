@@ -1,4 +1,4 @@
-"""The name of a tokenizer means its files: others of the same name are another tokenizer, and a model beside them is none."""
+"""The name of a tokenizer means its files: others of the same name are another one, and a model beside them is none."""
 
 from pathlib import Path
 
