@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from recipes.chunks import chunk_uri
-from recipes.layouts import KEYS, Layout, layout_of
+from recipes.layouts import KEYS, Layout, layout_of, tools_of
 from recipes.recipe import Recipe
 from recipes.schema import FileRecord
 from recipes.store import Store
@@ -26,9 +26,12 @@ PLACE_BYTES = 64 << 10
 BYTES_PER_TOKEN = 4.0
 """Of English text with a vocabulary of 50,000 and more; JSON's keys and quotes included."""
 
+END = 1
+"""The token behind what is learned. A chat template writes its own."""
+
 
 class ChatTokens:
-    """Counts a record's tokens as the program train makes them: chat template, answer, end token."""
+    """Counts a record's tokens as the program train makes them: chat template or beginning, texts, end token."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
         self._tokenizer = tokenizer
@@ -36,24 +39,35 @@ class ChatTokens:
         self._template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
         self._variables = variables
         self._system_prompt = system_prompt
+        self._head = min(1, len(tokenizer.encode("", add_special_tokens=True)))
 
     def count(self, record: dict[str, Any]) -> int:
-        """Tokens of one record. Raises ValueError where it is nothing to train on, TemplateError of the template."""
-        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in self._texts(record)) + 1
+        """Tokens of one record, of a pair those of both answers with their prompt: each is read.
 
-    def _texts(self, record: dict[str, Any]) -> list[str]:
+        Raises ValueError where it is nothing to train on, TemplateError of the template.
+        """
         match layout_of(record):
             case Layout.INSTRUCTION:
-                return [self._rendered([{"role": "user", "content": record["instruction"]}], asks=True), record["answer"]]
+                question = self._rendered([{"role": "user", "content": record["instruction"]}], asks=True)
+                return self._encoded(question, record["answer"]) + END
             case Layout.MESSAGES:
-                return [self._rendered(record["messages"], asks=False)]
+                return self._encoded(self._rendered(record["messages"], tools_of(record)))
+            case Layout.PREFERENCE:
+                answers = (self._encoded(record["prompt"], record[name]) for name in ("chosen", "rejected"))
+                return sum(answers) + 2 * (self._head + END)
             case layout:
-                return [record[key] for key in KEYS[layout]]
+                return self._head + self._encoded(*(record[key] for key in KEYS[layout])) + END
 
-    def _rendered(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
+    def _encoded(self, *texts: str) -> int:
+        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, asks: bool = False
+    ) -> str:
         if self._system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self._system_prompt}, *messages]
-        return self._template.render(messages=messages, add_generation_prompt=asks, **self._variables)
+        variables = self._variables if tools is None else {**self._variables, "tools": tools}
+        return self._template.render(messages=messages, add_generation_prompt=asks, **variables)
 
 
 def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens:

@@ -1,5 +1,6 @@
 """Tokens of a dataset: by the tokenizer that trains where the store has it, and as many as training makes of it."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.examples import encode
+from recipes.pairs import encode_pairs
 from recipes.recipe import Recipe
 from recipes.records import read_records
 from recipes.schema import StoreAddress
@@ -71,6 +73,47 @@ def test_a_small_dataset_is_counted_as_training_counts_it(place: Place, system_p
     assert found.source == "counted, with the base model's tokenizer"
 
 
+TURNS = [{"role": "user", "content": "Which door?"}, {"role": "assistant", "content": "The red one."}]
+LOOKS = {"type": "function", "function": {"name": "look", "description": "Looks at a door.", "parameters": {}}}
+FORMS: list[dict[str, Any]] = [
+    {"messages": [*TURNS, *TURNS]},
+    {"messages": [{"role": "system", "content": "You know every door."}, *TURNS]},
+    {"messages": TURNS, "tools": [LOOKS]},
+    {"prompt": "Door one is", "completion": " red."},
+    {"text": "Every door is red."},
+]
+
+
+@pytest.mark.parametrize("record", FORMS)
+def test_every_form_of_record_is_counted_as_training_counts_it(place: Place, record: dict[str, Any]) -> None:
+    """They were a conversation of no answer, whose bytes were counted with keys, quotes and roles."""
+    place.store_tokenizer()
+    version = place.version([record | {"id": number} for number in range(20)])
+    trained = encode(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000)
+    found = dataset_tokens(version, recipe(), place.store)
+    assert found.count == sum(len(example.tokens) for example in trained)
+    assert found.source == "counted, with the base model's tokenizer"
+
+
+def test_of_a_pair_both_answers_are_counted_with_their_prompt(place: Place) -> None:
+    """As a step reads them, whose tokens the estimate divides by these."""
+    place.store_tokenizer()
+    version = place.version([{"prompt": f"Door {n} is", "chosen": " red.", "rejected": " a blue cat."} for n in range(20)])
+    wanted = recipe(objective="dpo")
+    pairs = encode_pairs(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), wanted)
+    expected = sum(len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in pairs)
+    assert dataset_tokens(version, wanted, place.store).count == expected
+
+
+def test_what_was_uploaded_compressed_is_assumed_by_what_it_holds(place: Place) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows(3000)).encode()
+    path = place.folder / "raw.jsonl.gz"
+    path.write_bytes(gzip.compress(lines))
+    version, _ = create_version(place.database, place.store, name="d", path=path, user="u", organization="default")
+    held = sum(file.size for file in place.store.manifest(version.artifact).files)
+    assert dataset_tokens(version, recipe(), place.store).count == held // 4 > version.size_bytes
+
+
 def test_a_large_one_is_sampled_and_close(place: Place) -> None:
     """Its records are sorted by length, so a sample of its beginning alone would be wrong."""
     place.store_tokenizer()
@@ -86,9 +129,7 @@ def test_a_large_one_is_sampled_and_close(place: Place) -> None:
 def test_before_the_tokenizer_is_at_hand_bytes_count_and_it_says_so(place: Place) -> None:
     version = place.version(rows(10))
     found = dataset_tokens(version, recipe(), place.store)
-    assert found.count == version.artifact.size_bytes // 4, (
-        "of the records, not of what was uploaded, which may be compressed"
-    )
+    assert found.count == version.artifact.size_bytes // 4, "of its records, not of what was uploaded"
     assert found.source.startswith("assumed")
     unpinned = dataset_tokens(version, Recipe.named("zen-7b-lora"), place.store)
     assert unpinned == found

@@ -92,6 +92,12 @@ def test_a_broken_contract() -> None:
             {"freshness": {"max_age": "2d"}},
             {"freshness": "the newest record is 3.0 days old, allowed are 2d"},
         ),
+        ({"newest": NOW + DAY}, {"freshness": {"max_age": "2d"}}, {}),
+        (
+            {"newest": NOW + 3 * DAY},
+            {"freshness": {"max_age": "2d"}},
+            {"freshness": "the newest record says that it was made 3.0 days from now: correct it"},
+        ),
         ({}, {"freshness": {"max_age": "12h"}}, {"freshness": "the newest record is 1.0 days old, allowed are 12h"}),
         ({"personal_data": {"email": 1}}, {"personal_data": {"threshold": 0.01}}, {}),
         (
