@@ -1,14 +1,18 @@
 """The exports of a version: merged safetensors and the GGUF file that the engine loads."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 
 import dagster as dg
+from pydantic import JsonValue
+from sqlalchemy import Connection
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.version_tag import group_name
-from recipes.schema import Job, Program
-from resources.lineage.record import record
+from recipes.schema import Artifact, Job, Program, canonical_json
+from recipes.store import Store
+from resources.lineage.record import find, record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.registry import ModelVersion
@@ -47,12 +51,14 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
         job = export_job(model, trained, version, control_plane)
         result = control_plane.compute.run(job, follow(context, job))
+        with control_plane.database.read() as connection:
+            made = as_recorded(connection, version, result.artifacts, control_plane.store)
         with control_plane.database.write() as connection:
-            for artifact in result.artifacts.values():
+            for artifact in made.values():
                 record(connection, artifact, control_plane.store.manifest(artifact))
             current = control_plane.registry.get(version.model, version.version, connection)
-            control_plane.registry.add_artifacts(connection, current, result.artifacts)
-        for step, artifact in result.artifacts.items():
+            control_plane.registry.add_artifacts(connection, current, made)
+        for step, artifact in made.items():
             yield dg.MaterializeResult(
                 asset_key=model.key(step),
                 metadata={
@@ -68,18 +74,49 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
 
 
 def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion, control_plane: ControlPlane) -> Job:
+    """The job that exports a version. What is registered never changes: other work than made it goes to another place."""
     recipe = read_record(control_plane.store, trained.artifact("run")).recipe
     quantization = model.deployment.quantization
-    place = f"{version.model.place}/v{version.version}"
-    return Job(
-        id=f"convert-{trained.id}",
-        program=Program.CONVERT,
-        inputs={role: trained.artifact(role) for role in (recipe.trained_role, "base")},
-        parameters={"recipe": recipe.model_dump(mode="json"), "quantization": quantization},
-        outputs={"merged": f"{place}/safetensors", "gguf": f"{place}/gguf-{quantization.lower()}"},
-        result_uri=f"{place}/convert.json",
-        store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(trained.id, "convert"),
-        cache_dir=control_plane.cache_dir,
-        hardware=recipe.hardware,
-    )
+    inputs = {role: trained.artifact(role) for role in (recipe.trained_role, "base")}
+    parameters: dict[str, JsonValue] = {"recipe": recipe.model_dump(mode="json"), "quantization": quantization}
+
+    def job_at(place: str) -> Job:
+        return Job(
+            id=f"convert-{trained.id}",
+            program=Program.CONVERT,
+            inputs=inputs,
+            parameters=parameters,
+            outputs={"merged": f"{place}/safetensors", "gguf": f"{place}/gguf-{quantization.lower()}"},
+            result_uri=f"{place}/convert.json",
+            store=control_plane.settings.store,
+            work_dir=control_plane.work_dir(trained.id, "convert"),
+            cache_dir=control_plane.cache_dir,
+            hardware=recipe.hardware,
+        )
+
+    first = job_at(place_of(version))
+    if KINDS.keys().isdisjoint(version.artifacts) or control_plane.compute.result(first) is not None:
+        return first
+    # An equal export is done; this one is of another release, perhaps, which computes the last bits otherwise.
+    asks = {"inputs": {role: artifact.digest for role, artifact in inputs.items()}, "parameters": parameters}
+    return job_at(f"{place_of(version)}/export-{hashlib.sha256(canonical_json(asks)).hexdigest()[:12]}")
+
+
+def as_recorded(
+    connection: Connection, version: ModelVersion, made: Mapping[str, Artifact], store: Store
+) -> dict[str, Artifact]:
+    """What was made, or instead of it what is recorded of this version and equals it byte for byte: then the copy goes."""
+    found = {}
+    for step, artifact in made.items():
+        known = find(connection, artifact.digest)
+        is_here = known is not None and known.uri.startswith(f"{place_of(version)}/")
+        if known is None or not is_here or known.uri == artifact.uri or store.find(known.uri) != known:
+            found[step] = artifact
+        else:
+            found[step] = known
+            store.delete(artifact.uri)
+    return found
+
+
+def place_of(version: ModelVersion) -> str:
+    return f"{version.model.place}/v{version.version}"

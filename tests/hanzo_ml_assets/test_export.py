@@ -1,0 +1,126 @@
+"""Exports of a version that has some: what is registered stays as it is, byte for byte, whatever is made later."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.export import as_recorded, export_job
+from recipes.recipe import Recipe
+from recipes.schema import Artifact, Job, Result
+from resources.lineage.record import record
+from resources.lineage.run_record import Environment, RunRecord, write_record
+from resources.metadata.registry.registry import ModelVersion
+from tests.resources.metadata.registry.test_registry import model, registration
+
+RUN = "r1"
+
+
+@pytest.fixture
+def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    plane = ControlPlane()
+    plane.database.migrate()
+    environment = Environment(git_commit="0" * 40, git_dirty=False, lock_sha256="0" * 64, python="3")
+    ran = RunRecord(
+        run_id=RUN, model="m", dataset="d@1", recipe=Recipe.named("smollm2-135m-lora"), seed=1, environment=environment
+    )
+    plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id=RUN)
+    plane.jobs.start(RUN)
+    trained = {
+        "run": write_record(plane.store, ran, {}),
+        "adapter": published(plane, tmp_path / "adapter", f"s3://hanzo-ml/runs/{RUN}/adapter", "adapter"),
+        "base": published(plane, tmp_path / "base", "s3://hanzo-models/base/b", "base"),
+    }
+    with plane.database.write() as connection:
+        plane.jobs.complete(connection, RUN, trained, 1.0)
+        plane.registry.register(connection, model(), registration(RUN), {"adapter": trained["adapter"]})
+    yield plane
+    plane.database.close()
+
+
+def published(plane: ControlPlane, folder: Path, uri: str, text: str) -> Artifact:
+    folder.mkdir()
+    (folder / "model").write_text(text)
+    return plane.store.publish(folder, uri, "merged")
+
+
+def version(plane: ControlPlane) -> ModelVersion:
+    with plane.database.read() as connection:
+        return plane.registry.get(model(), 1, connection)
+
+
+def wanted(plane: ControlPlane, **changed: Any) -> Job:
+    target = DeploymentTarget(smoke_prompts=("Who?",), **changed)
+    definition = ModelDefinition(name="m", dataset="d", recipe="smollm2-135m-lora", deployment=target)
+    return export_job(definition, plane.jobs.read(RUN), version(plane), plane)
+
+
+def export(plane: ControlPlane, folder: Path, job: Job, text: str) -> dict[str, Artifact]:
+    """What the program leaves: its artifacts and its result."""
+    folder.mkdir()
+    made = {role: published(plane, folder / role, uri, f"{text} of {role}") for role, uri in job.outputs.items()}
+    result = Result(work_digest=job.work_digest, artifacts=made)
+    plane.store.put_bytes(job.result_uri, result.model_dump_json().encode())
+    return made
+
+
+def register(plane: ControlPlane, made: dict[str, Artifact]) -> None:
+    with plane.database.write() as connection:
+        for artifact in made.values():
+            record(connection, artifact, plane.store.manifest(artifact))
+        plane.registry.add_artifacts(connection, version(plane), made)
+
+
+def test_another_export_lies_elsewhere_and_an_equal_one_is_done(plane: ControlPlane, tmp_path: Path) -> None:
+    """Its merged weights were written over those that the model in production is proved by."""
+    first = wanted(plane)
+    assert first.outputs["merged"] == "s3://hanzo-models/m/v1/safetensors", "as the specification has it"
+    register(plane, export(plane, tmp_path / "first", first, "weights"))
+    assert wanted(plane) == first, "whose result is there"
+    other = wanted(plane, quantization="F16")
+    assert set(other.outputs.values()).isdisjoint(first.outputs.values()) and other.result_uri != first.result_uri
+    register(plane, export(plane, tmp_path / "other", other, "other weights"))
+    assert wanted(plane, quantization="F16") == other
+    assert plane.store.get_bytes(f"{first.outputs['merged']}/model") == b"weights of merged"
+
+
+def test_an_equal_export_whose_result_is_gone_writes_over_nothing(plane: ControlPlane, tmp_path: Path) -> None:
+    first = wanted(plane)
+    register(plane, export(plane, tmp_path / "first", first, "weights"))
+    plane.store.remove(first.result_uri)
+    assert wanted(plane).outputs["merged"].startswith("s3://hanzo-models/m/v1/export-")
+
+
+def test_a_killed_export_goes_on_where_it_was(plane: ControlPlane, tmp_path: Path) -> None:
+    """Nothing of it is registered before it ends."""
+    first = wanted(plane)
+    published(plane, tmp_path / "merged", first.outputs["merged"], "weights")
+    assert wanted(plane) == first
+
+
+def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlPlane, tmp_path: Path) -> None:
+    """Also where another export was registered between the two: lineage knows an artifact at one place."""
+    first = export(plane, tmp_path / "first", wanted(plane), "weights")
+    register(plane, first)
+    register(plane, export(plane, tmp_path / "other", wanted(plane, quantization="F16"), "other weights"))
+    third = wanted(plane, quantization="BF16")
+    made = export(plane, tmp_path / "third", third, "weights")
+    with plane.database.read() as connection:
+        assert as_recorded(connection, version(plane), made, plane.store) == first
+        assert as_recorded(connection, version(plane), first, plane.store) == first
+    assert plane.store.list(third.outputs["merged"]) == []
+    assert plane.store.get_bytes(f"{first['merged'].uri}/model") == b"weights of merged"
+    new = {"gguf": published(plane, tmp_path / "gguf", third.outputs["gguf"], "new")}
+    with plane.database.read() as connection:
+        assert as_recorded(connection, version(plane), new, plane.store) == new
+    plane.store.delete(first["merged"].uri)
+    again = {"merged": published(plane, tmp_path / "again", third.outputs["merged"], "weights of merged")}
+    with plane.database.read() as connection:
+        assert as_recorded(connection, version(plane), again, plane.store) == again, "what is recorded is not there"
