@@ -12,6 +12,7 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.validation import (
+    SPLITS_FOLDER,
     check_result,
     check_specs,
     find_leaks,
@@ -173,7 +174,7 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
     """
     parameters = definition.split.model_dump(mode="json")
     label = hashlib.sha256(canonical_json([FORM, parameters])).hexdigest()[:12]
-    place = f"{version.storage_path}splits/{label}"
+    place = f"{version.storage_path}{SPLITS_FOLDER}/{label}"
     identifier = f"split-{version.id}-{label}"
     return Job(
         id=identifier,

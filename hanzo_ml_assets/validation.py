@@ -13,7 +13,7 @@ from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, can
 from recipes.validation.findings import STATISTICS, Leaks, Statistics, ValidationFacts
 from recipes.validation.parameters import FindLeaksParameters, ValidateParameters
 from resources.compute.base import JobFailed
-from resources.dataset_deletion import recording
+from resources.dataset_deletion import recording, remove_leftovers
 from resources.lineage.ancestry import Ancestry
 from resources.lineage.record import record
 from resources.metadata.dataset_locks import keep
@@ -39,6 +39,9 @@ MEANINGS: Mapping[Check, str] = {
     Check.LEAKAGE: "No test record was trained on, neither here nor in any ancestor.",
 }
 OF_SPLITS = (Check.LEAKAGE,)
+SPLITS_FOLDER = "splits"
+BESIDE_RECORDS = (Program.VALIDATE, Program.FIND_LEAKS, SPLITS_FOLDER)
+"""Folders of a version in which what was made of it lies."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,20 @@ def validate(
 
 @contextmanager
 def telling_why(version: DatasetVersion, attempt: str, control_plane: ControlPlane) -> Iterator[None]:
-    """Whoever waits for a version does not look into Dagster: where an attempt fails, the version has its reason."""
+    """Whoever waits for a version does not look into Dagster: where an attempt fails, the version has its reason.
+
+    Where it was deleted meanwhile, what was made of it until then goes too: its records stand in that.
+    """
     try:
         yield
-    except (BadConfiguration, JobFailed) as problem:
+    except Exception as problem:
         with control_plane.database.write() as connection:
-            if keep(connection, version.id):
+            is_there = keep(connection, version.id)
+            if is_there and isinstance(problem, BadConfiguration | JobFailed):
                 tell_problem(connection, version, f"could not be {attempt}: {problem}")
+        if not is_there:
+            beside = [f"{version.storage_path}{folder}" for folder in BESIDE_RECORDS]
+            remove_leftovers(control_plane.database, control_plane.store, version, beside)
         raise
 
 

@@ -25,9 +25,13 @@ class Store(Objects):
     """Reads and writes artifacts. S3 credentials are `variables`, or the AWS variables of the environment."""
 
     def delete(self, uri: str) -> None:
-        """Delete the object at `uri`, or everything below it, manifest first: a half-deleted artifact does not exist."""
-        for object_uri in sorted(self.list(uri) or [uri], key=lambda name: not name.endswith("/" + MANIFEST)):
+        """Delete the object at `uri`, or everything below it."""
+        for object_uri in self.to_delete(uri):
             self.remove(object_uri)
+
+    def to_delete(self, uri: str) -> list[str]:
+        """The object at `uri`, or all below it, in the order of a deletion: a half-deleted artifact has no manifest."""
+        return sorted(self.list(uri) or [uri], key=lambda name: not name.endswith("/" + MANIFEST))
 
     def publish(
         self,

@@ -4,7 +4,7 @@ The row goes first, in one transaction with the look at who refers to it; then, 
 what lies in the object store.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, delete, select, update
@@ -52,20 +52,26 @@ def recording(database: Database, store: Store, version: DatasetVersion, made: S
         HanzoError: 409 where it was deleted meanwhile. What was made is removed then: records stand in it, and nobody else
             would come by. Where the same was prepared anew, it lies beside that version.
     """
-    claims, leftovers = claims_of(database, version), dict[str, str]()
     with database.write() as connection:
         if keep(connection, version.id):
             yield connection
             return
+    beside = [artifact.uri for artifact in made if not artifact.uri.startswith(version.artifact.uri)]
+    remove_leftovers(database, store, version, [uri.rpartition("/")[0] for uri in beside])
+    raise conflict(f"dataset {version.reference} was deleted while it was looked at")
+
+
+def remove_leftovers(database: Database, store: Store, version: DatasetVersion, places: Iterable[str]) -> None:
+    """Remove what lies at some places of a version that was deleted, unless an equal one lies there since."""
+    claims, leftovers = claims_of(database, version), dict[str, str]()
+    with database.write() as connection:
         at_place = dataset_versions.c.storage_path == version.storage_path
         if connection.execute(select(dataset_versions.c.id).where(at_place)).first() is None:
-            beside = [artifact.uri for artifact in made if not artifact.uri.startswith(version.artifact.uri)]
-            leftovers = {place: new_id() for place in dict.fromkeys(uri.rpartition("/")[0] for uri in beside)}
+            leftovers = {place: new_id() for place in dict.fromkeys(places)}
         for place, leftover in leftovers.items():
             claims.take_over(connection, leftover, place)
     for leftover in leftovers.values():
         claims.release(store, leftover)
-    raise conflict(f"dataset {version.reference} was deleted while it was looked at")
 
 
 def claims_of(database: Database, version: DatasetVersion) -> ChunkClaims:

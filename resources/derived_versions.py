@@ -1,12 +1,14 @@
 """A preparation that ended becomes a version: of whom it was made, and how, stands in its lineage (specification row C4)."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from recipes.parameters import PrepareParameters
-from recipes.schema import Artifact, Result
-from recipes.store import Store
+from recipes.schema import Artifact, Manifest, Result
+from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict, invalid
 from resources.ingest.place import place_of
 from resources.lineage.record import record
@@ -71,22 +73,23 @@ def add_prepared(
     elsewhere, as other parameters made it, nobody needs what lies here, and it is removed as a version that is deleted is.
 
     Raises:
-        HanzoError: 409 where an earlier version of this preparation is just being deleted, or the parent was meanwhile: what
-            was made of it is removed then, as nothing would ever prove it.
+        HanzoError: 409 where an earlier version of this preparation is just being deleted, or was while its files were
+            written anew, or where the parent was meanwhile: what was made is removed then, as nothing would ever prove it.
     """
     parent, place = derivation.parent, storage_path_of(result.artifacts["dataset"].uri)
     claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
-    manifests = {role: store.manifest(made) for role, made in result.artifacts.items()}
+    manifests = manifests_of(store, result)
     leftover, is_new = new_id(), False
     with database.write() as connection:
         version = Datasets(database).with_content(connection, parent.organization, derivation.name, content_of(result))
-        if version is None and (is_new := keep(connection, parent.id)):
+        has_parent = keep(connection, parent.id)
+        if version is None and has_parent:
             claims.check_not_being_deleted(connection, place)
-            refuse_what_is_gone(store, result.artifacts["dataset"])
-            version = version_of(derivation, result, Datasets(database), connection)
-            for role, made in result.artifacts.items():
-                record(connection, made, manifests[role])
-            Datasets(database).add(connection, version)
+            if is_new := is_whole(store, place, result, manifests):
+                version = version_of(derivation, result, Datasets(database), connection)
+                for role, made in result.artifacts.items():
+                    record(connection, made, manifests[role])
+                Datasets(database).add(connection, version)
         if version is not None and job is not None:
             there = {"dataset": version.artifact, **{split: version.split(split) for split in SPLITS}}
             artifacts = result.artifacts if version.storage_path == place else there
@@ -96,15 +99,33 @@ def add_prepared(
             claims.take_over(connection, leftover, place)
     if is_in_vain:
         claims.release(store, leftover)
+    if version is None and has_parent:
+        raise conflict("the same was prepared before, and was deleted just now: ask for it again")
     if version is None:
         raise conflict(f"dataset {parent.reference} was deleted while it was prepared: prepare a version that is there")
     return version, is_new
 
 
-def refuse_what_is_gone(store: Store, made: Artifact) -> None:
-    """An equal version was there as this preparation found its files done, and was deleted since, to the end."""
-    if store.find(made.uri) is None:
-        raise conflict("the same was prepared before, and was deleted just now: ask for it again")
+def manifests_of(store: Store, result: Result) -> dict[str, Manifest]:
+    """The manifests of what was made, but for those that are gone."""
+    found = {}
+    for role, made in result.artifacts.items():
+        with suppress(BrokenArtifact):
+            found[role] = store.manifest(made)
+    return found
+
+
+def is_whole(store: Store, place: str, result: Result, manifests: Mapping[str, Manifest]) -> bool:
+    """Whether all is there that was made.
+
+    An equal version may have been there as this preparation began, or found its files done, and been deleted since.
+    """
+    there = {entry.uri: entry.size for entry in store.entries(place)}
+    return manifests.keys() == result.artifacts.keys() and all(
+        there.get(f"{made.uri}/{file.path}") == file.size
+        for role, made in result.artifacts.items()
+        for file in manifests[role].files
+    )
 
 
 def content_of(result: Result) -> str:

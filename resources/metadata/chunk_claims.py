@@ -110,11 +110,25 @@ class ChunkClaims:
 
     def _release(self, store: Store, place: str, holder: str) -> int:
         if place:
-            store.delete(place)
+            self._remove_all(store, place, holder)
         removed = 0
         while (batch := self._release_some(store, holder)) is not None:
             removed += batch
         return removed
+
+    def _remove_all(self, store: Store, place: str, holder: str) -> None:
+        """Remove what lies at a holder's place, for as long as there is the holder.
+
+        Once another has ended this deletion, the same may be made there anew; who was still at it took of that.
+        """
+        objects = store.to_delete(place)
+        for begin in range(0, len(objects), BATCH):
+            with self._database.write() as connection:
+                still = select(holders.c.id).where((holders.c.id == holder) & (holders.c.updated_at == DEAD))
+                if connection.execute(still.with_for_update()).first() is None:
+                    return
+                for uri in objects[begin : begin + BATCH]:
+                    store.remove(uri)
 
     def _release_some(self, store: Store, holder: str) -> int | None:
         """The next chunks; None when nothing was left, and the holder is gone too."""

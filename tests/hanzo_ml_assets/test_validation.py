@@ -155,14 +155,18 @@ def test_what_is_made_of_a_version_that_is_deleted_meanwhile_goes_after_it(
 def test_a_version_that_is_deleted_while_it_cannot_be_checked_ends_with_the_reason_alone(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And with nothing of its records, that the program still stored."""
+
     def fails(job: Job, _follower: Any) -> None:
         delete_version(graph.plane.database, graph.plane.store, graph.version().id, "ann")
+        graph.plane.store.put_bytes(f"{job.outputs['statistics']}/statistics.json", b"with examples")
         raise JobFailed("its records are gone")
 
     monkeypatch.setattr(type(graph.plane.compute), "run", lambda _compute, job, follower: fails(job, follower))
     result = graph.materialize(rows(60))
     (told,) = [str(event.event_specific_data) for event in result.all_events if event.is_step_failure]
     assert "its records are gone" in told and "IntegrityError" not in told
+    assert graph.plane.store.list("s3://hanzo-ml/datasets/") == []
 
 
 def test_a_broken_contract_names_the_line_and_nothing_is_split(graph: Graph) -> None:

@@ -202,19 +202,51 @@ def test_a_version_is_not_made_where_one_is_just_being_deleted(
     assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
 
 
-def test_no_version_is_made_of_files_that_a_deletion_took_to_the_end(
-    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("taken", ["all", "all/records/manifest.json", "train/train.jsonl"])
+def test_no_version_is_made_of_files_that_a_deletion_took(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, taken: str
 ) -> None:
-    """A preparation found that an equal one had done its work; then that one's version was deleted."""
+    """A preparation found that an equal one had done its work, or did it anew; meanwhile that one's version was deleted."""
     derivation = Derivation(parent, "d", PARAMETERS, "ann")
     result = prepared(store, parent, tmp_path, "a")
     first, _ = add_prepared(database, store, derivation, result)
-    manifests = {artifact: store.manifest(artifact) for artifact in result.artifacts.values()}
     delete_version(database, store, first.id, "ann")
-    monkeypatch.setattr(Store, "manifest", lambda _store, artifact: manifests[artifact])
+    if taken != "all":
+        prepared(store, parent, tmp_path / "meanwhile", "a")
+        store.remove(f"{PLACE}-a/{taken}")
     with pytest.raises(HanzoError, match="was deleted just now: ask for it again"):
         add_prepared(database, store, derivation, result)
     assert [version.reference for version in Datasets(database).list("default")] == ["d@1"]
+    assert store.list(PLACE + "-a") == [], "or who asks again would find the work done, and be refused again"
+    again, is_new = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))
+    assert is_new and store.fetch(again.artifact, tmp_path / "cache").is_dir()
+
+
+def test_who_still_deletes_a_version_takes_nothing_of_one_that_is_made_there_anew(
+    database: Database, store: Store, parent: DatasetVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still, so that the next preparation ended the deletion for it; then it went on with what it had listed."""
+    derivation = Derivation(parent, "d", PARAMETERS, "ann")
+    first, _ = add_prepared(database, store, derivation, prepared(store, parent, tmp_path, "a"))
+    real = Store.list
+    made = []
+
+    def stands_still(of: Store, uri: str) -> list[str]:
+        """After its listing; what others do meanwhile is done then."""
+        found = real(of, uri)
+        if uri == first.storage_path and not made:
+            made.append(None)
+            claims = ChunkClaims(database, "default", "s3://hanzo-ml/datasets/d")
+            claims.end_deletion(store, first.storage_path)
+            made[0] = add_prepared(database, store, derivation, prepared(store, parent, tmp_path / "again", "a"))[0]
+        return found
+
+    with monkeypatch.context() as slow:
+        slow.setattr(Store, "list", stands_still)
+        delete_version(database, store, first.id, "ann")
+    (second,) = made
+    assert second is not None and second.storage_path == first.storage_path
+    assert store.fetch(second.artifact, tmp_path / "cache").is_dir()
 
 
 def test_what_was_made_of_a_version_that_was_deleted_meanwhile_is_no_version_and_its_files_go(
