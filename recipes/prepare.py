@@ -128,6 +128,7 @@ def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
         "oversampled": dict(prepared.oversampled),
         "leaked": prepared.leaked,
         "truncated": prepared.truncated,
+        "retyped": list(prepared.retyped),
     }
 
 

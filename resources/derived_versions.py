@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pydantic import JsonValue
 from sqlalchemy import Connection
 
 from recipes.parameters import PrepareParameters
@@ -22,8 +23,8 @@ from resources.metadata.outbox import now_ms
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
 SHOWN_COLUMNS = 20
-TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated")
-"""What a version says of its preparation; the result of one that ended before the cut records were counted has not all."""
+TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped")
+"""What a version says of its preparation; the result of one that an earlier release ended has not all."""
 
 
 def outputs_at(place: str) -> dict[str, str]:
@@ -146,7 +147,7 @@ def version_of(derivation: Derivation, result: Result, datasets: Datasets, conne
         format="arrow" if derivation.parameters.tokenize else "jsonl",
         size_bytes=artifact.size_bytes,
         num_records=sum(int(result.metrics[name]) for name in SPLITS),
-        schema=parent.schema,  # records are filtered and masked: their columns stay
+        schema=schema_of(parent.schema, result.facts.get("retyped")),
         splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
         metadata={name: result.facts[name] for name in TOLD if name in result.facts},
         tags=[],
@@ -157,6 +158,15 @@ def version_of(derivation: Derivation, result: Result, datasets: Datasets, conne
         content_sha256=content_of(result),
         artifact=artifact,
     )
+
+
+def schema_of(schema: Mapping[str, str], retyped: JsonValue) -> dict[str, str]:
+    """Records are filtered and masked: their columns stay, but a card number that was stored as a number is a text now."""
+    made = dict(schema)
+    for column in retyped if isinstance(retyped, list) else ():
+        kinds, question, _ = made[str(column)].partition("?")
+        made[str(column)] = "|".join(sorted({*kinds.split("|"), "string"})) + question
+    return made
 
 
 def split_of(artifact: Artifact, num_records: int) -> dict[str, object]:

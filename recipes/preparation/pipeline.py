@@ -46,7 +46,7 @@ DUPLICATE, NEAR_DUPLICATE = 1, 2
 @dataclass(frozen=True)
 class Prepared:
     """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
-    and those whose end was cut off.
+    those whose end was cut off, and the columns in which a number is a text since it was masked.
     """
 
     records: dict[str, int]
@@ -55,6 +55,7 @@ class Prepared:
     oversampled: dict[str, int]
     leaked: int
     truncated: int
+    retyped: tuple[str, ...]
     lines: int
 
 
@@ -153,6 +154,7 @@ def decide_all(plan: Plan) -> Prepared:
         oversampled=dict(decisions.oversampled),
         leaked=decisions.leaked,
         truncated=sum(encode_facts(plan, index).truncated for index in range(len(plan.ranges))),
+        retyped=tuple(sorted({column for fact in facts for column in fact.retyped})),
         lines=sum(fact.lines for fact in facts),
     )
 

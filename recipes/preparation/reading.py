@@ -47,11 +47,14 @@ ASKED = ("line", "digest")
 
 
 class ReadFacts(msgspec.Struct):
-    """What is said of a range: its lines, what was masked by kind, and the lines that were rejected."""
+    """What is said of a range: its lines, what was masked by kind, the lines that were rejected, and the columns in which a
+    number is a text since it was masked.
+    """
 
     lines: int
     masked: dict[str, int]
     rejects: list[Reject]
+    retyped: list[str] = []
 
 
 def is_read(plan: Plan, index: int) -> bool:
@@ -67,7 +70,7 @@ def read(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
     if reader.signer is not None:
         with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as out:
             np.save(out, reader.signer.signatures())
-    facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects)
+    facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects, retyped=sorted(reader.retyped))
     with written(plan.place(STAGE, index, "json")) as part:
         part.write_bytes(msgspec.json.encode(facts))
 
@@ -114,6 +117,7 @@ class Reader:
         self.line = 0
         self.masked: Counter[str] = Counter()
         self.rejects: list[Reject] = []
+        self.retyped: set[str] = set()
         self._decode = msgspec.json.Decoder().decode
 
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
@@ -134,9 +138,13 @@ class Reader:
                 source = record_hash(line)
                 read = question(row, layout)
                 if kinds:
-                    found = self.masked.total()
+                    found, before = self.masked.total(), row
                     row = mask(row, self.masked, kinds)
-                    line = canonical_line(row) if self.masked.total() > found else line
+                    if self.masked.total() > found:
+                        line = canonical_line(row)
+                        self.retyped.update(
+                            column for column, value in row.items() if type(value) is not type(before[column])
+                        )
                 known_by = digest(row, layout)  # here, where a text of tools that is no JSON since it was masked is rejected
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))

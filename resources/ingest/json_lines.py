@@ -15,6 +15,8 @@ BLOCK = 1 << 20
 LONGEST = 64 << 20
 """Bytes of a line: one that never ends would take all memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+QUOTE = b"\\u0022"
+"""A quote as some programs escape it. A canonical line has another form of it, whose quote makes up for one that is gone."""
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -54,8 +56,8 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
         is_empty = False
         if type(row) is dict:
             line = canonical_line(row)
-            # Of a repeated key, the reader keeps the last value: the quotes of the others are gone.
-            problem = lost(raw) if raw.count(b'"') != line.count(b'"') else None
+            # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
+            problem = lost(raw) if raw.count(b'"') != line.count(b'"') or QUOTE in raw else None
             yield (row, line) if problem is None else Problem(problem, f"line {number}")
         else:
             yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")

@@ -12,7 +12,7 @@ from recipes.parameters import PrepareParameters
 from recipes.schema import Artifact, Result, StoreAddress
 from recipes.store import Store
 from resources.dataset_deletion import delete_version
-from resources.derived_versions import Derivation, add_prepared
+from resources.derived_versions import Derivation, add_prepared, schema_of
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.record import find, parents, record
@@ -88,6 +88,15 @@ def test_it_is_a_version_of_its_own_with_parents_transform_and_splits(
     assert version.metadata == {key: value for key, value in result.facts.items() if key != "content_sha256"}
     with database.read() as connection:
         assert parents(connection, version.split("test").digest) == {"dataset": parent.artifact.digest}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("integer", "integer|string"), ("integer?", "integer|string?"), ("integer|null", "integer|null|string")],
+)
+def test_a_number_that_was_masked_is_a_text_in_the_schema_too(before: str, after: str) -> None:
+    assert schema_of({"card": before, "text": "string"}, ["card"]) == {"card": after, "text": "string"}
+    assert schema_of({"card": before}, None) == {"card": before}, "of a result of an earlier release"
 
 
 def test_the_same_content_is_no_second_version(

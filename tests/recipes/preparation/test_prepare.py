@@ -172,6 +172,17 @@ def test_what_is_written_is_masked_distinct_and_split_without_leaks(tmp_path: Pa
     assert share == pytest.approx(0.1, abs=0.01)
 
 
+def test_a_column_in_which_a_number_is_a_text_since_it_was_masked_is_named(tmp_path: Path) -> None:
+    rows = [dict(row, paid=number, id=4111111111111110 + number) for number, row in enumerate(questions(60))]
+    rows += [dict(questions(1, seed=3)[0], nested={"paid": [4111111111111111]}, id=1)]
+    place = Place(tmp_path, rows)
+    result = place.prepare({})
+    assert result.facts["retyped"] == ["id"]
+    assert {type(row["id"]) for row in place.rows(result)} == {int, str}
+    assert result.facts["masked"] == {"card": 7}
+    assert place.prepare({"augment": {"mask_pii": False}}).facts["retyped"] == []
+
+
 @pytest.mark.slow
 def test_the_order_is_the_seeds(tmp_path: Path) -> None:
     place = Place(tmp_path, questions(200))
