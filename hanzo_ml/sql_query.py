@@ -5,6 +5,7 @@ decimals, dates and times are texts, binary values base64.
 """
 
 import math
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,6 +15,8 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 ROWS = 1000
+PASSWORD = re.compile(r"(?<=://)[^\s/]*(?=@)")
+"""In an address, with the name before it. libpq repeats an address that it cannot read."""
 Block: TypeAlias = tuple[list[str], Sequence[Sequence[Any]]]
 """Names of the columns, and some rows."""
 
@@ -28,6 +31,8 @@ def query_lines(database: str, statement: str) -> Iterator[bytes]:
     Args:
         database: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
     """
+    if not database.isprintable() or not is_text(statement):
+        raise BadQuery("the query, or the address of the database, holds what is no text in UTF-8: correct it")
     scheme = database.partition(":")[0]
     if scheme == "sqlite":
         tables = sqlite_rows(database, statement)
@@ -45,11 +50,23 @@ def query_lines(database: str, statement: str) -> Iterator[bytes]:
         raise BadQuery("the query has no rows: a dataset needs at least one record")
 
 
+def is_text(statement: str) -> bool:
+    try:
+        statement.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def sqlite_rows(database: str, statement: str) -> Iterator[Block]:
-    path = unquote(urlsplit(database).path).removeprefix("/")
+    try:
+        path = unquote(urlsplit(database).path).removeprefix("/")
+    except ValueError as error:
+        raise BadQuery(f"{database} is no address of a database ({error}): give --database sqlite:///FILE") from None
     try:
         with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
-            connection.execute("PRAGMA query_only=ON")  # also of what the statement may attach
+            connection.execute("PRAGMA query_only=ON")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # what a statement attaches is made where it is not there
             yield from blocks(connection.execute(statement))
     except sqlite3.Error as error:
         raise BadQuery(f"the database says: {error}") from None
@@ -65,7 +82,8 @@ def postgresql_rows(database: str, statement: str) -> Iterator[Block]:
                 cursor.execute(statement.encode())
                 yield from blocks(cursor)
     except psycopg.Error as error:
-        raise BadQuery(f"the database says: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadQuery(f"the database says: {PASSWORD.sub('***', said)}") from None
 
 
 def blocks(cursor: Any) -> Iterator[Block]:
@@ -77,9 +95,21 @@ def blocks(cursor: Any) -> Iterator[Block]:
 
 def line(names: Sequence[str], row: Sequence[Any]) -> bytes:
     for name, value in zip(names, row, strict=True):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadQuery(f"column '{name}' holds {value}, which JSON has not: select NULL or a text instead")
+        if (number := not_finite(value)) is not None:
+            raise BadQuery(f"column '{name}' holds {number}, which JSON has not: select NULL or a text instead")
     try:
         return msgspec.json.encode(dict(zip(names, row, strict=True))) + b"\n"
     except (TypeError, ValueError) as error:
         raise BadQuery(f"a row has a value without a form in JSON ({error}): cast it to text") from None
+
+
+def not_finite(value: Any) -> float | None:
+    """A number in a value that JSON has not: within an array it would become null without a word."""
+    match value:
+        case float():
+            return None if math.isfinite(value) else value
+        case list() | tuple():
+            return next((found for each in value if (found := not_finite(each)) is not None), None)
+        case dict():
+            return not_finite(list(value.values()))
+    return None

@@ -137,6 +137,11 @@ def local_files(path: Path, format: str) -> Sequence[Path]:
         raise Refused(f"folder {path} holds no *{ending} file: check --path and --format")
     if unread := [file for file in files if not file.is_file()]:
         raise Refused(f"{unread[0]} is a link to nothing, or no regular file: correct or remove it")
+    for file in files:
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            raise Refused(f"file name {file.name!r} is not allowed: rename it, in UTF-8") from None
     return files
 
 

@@ -170,13 +170,13 @@ def json_values(name: str, column: "pa.Array") -> tuple[list[Any], str | None]:
         values: list[Any] = msgspec.to_builtins(exact.to_pylist())
     except pa.ArrowInvalid:
         return [], f"has nanoseconds in column '{name}', and only microseconds have a form: round them, or write a text"
-    except (ValueError, OverflowError, TypeError) as error:
+    except (ValueError, OverflowError, TypeError, LookupError) as error:  # no zone of that name is known
         return [], f"has a value in column '{name}' that has no form in JSON ({first_line(error)})"
     return values, None
 
 
 def in_microseconds(type: "pa.DataType") -> "pa.DataType":
-    """The type with nanoseconds as microseconds, within lists and structs too."""
+    """The type with nanoseconds as microseconds, within others too."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -186,6 +186,13 @@ def in_microseconds(type: "pa.DataType") -> "pa.DataType":
         return pa.time64("us")
     if types.is_duration(type) and type.unit == "ns":
         return pa.duration("us")
+    if types.is_dictionary(type):
+        exact = in_microseconds(type.value_type)
+        return type if exact == type.value_type else exact
+    if types.is_map(type):
+        return pa.map_(type.key_field.with_type(in_microseconds(type.key_type)), in_microseconds(type.item_type))
+    if types.is_fixed_size_list(type):
+        return pa.list_(type.value_field.with_type(in_microseconds(type.value_type)), type.list_size)
     if types.is_struct(type):
         return pa.struct([type.field(i).with_type(in_microseconds(type.field(i).type)) for i in range(type.num_fields)])
     if types.is_list(type):

@@ -51,7 +51,8 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
                 continue
             row = slowly(raw)
         if is_empty and type(row) is not dict and is_document(raw):
-            yield Problem("is one JSON document over all its lines: write one object a line, as `jq -c '.[]' FILE` does")
+            each = "." if raw.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{") else "'.[]'"
+            yield Problem(f"is one JSON document over all its lines: write one object a line, as `jq -c {each} FILE` does")
             return
         is_empty = False
         if type(row) is dict:

@@ -10,6 +10,12 @@ BLOCK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 """How compressed files begin. No text in UTF-8 does."""
 
+UNREAD = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+"""How those begin that nobody unpacks here."""
+BLOCK_OF_BZIP2 = b"1AY&SY"
+"""What stands behind the beginning of bzip2, which a text could have."""
+LONGEST_BEGINNING = 10
+
 
 class Damaged(Exception):
     """A file cannot be read to its end: the message says why, as what follows its name."""
@@ -114,9 +120,16 @@ class Unpacked(io.RawIOBase):
 
 
 def unpacked(stream: io.RawIOBase | BinaryIO) -> BinaryIO:
-    """The stream itself, or what is in it where it is compressed, whatever the file is called."""
+    """The stream itself, or what is in it where it is compressed, whatever the file is called.
+
+    Raises:
+        Damaged: it is compressed as nobody unpacks it here.
+    """
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK)
-    beginning = buffered.peek(len(ZSTD))
+    beginning = buffered.peek(LONGEST_BEGINNING)
+    archive = next((name for start, name in UNREAD.items() if beginning.startswith(start)), None)
+    if archive is not None and (archive != "bzip2" or beginning[4:].startswith(BLOCK_OF_BZIP2)):
+        raise Damaged(f"is a {archive} file, and only gzip and zstd are unpacked here: unpack it before")
     compression = "gzip" if beginning.startswith(GZIP) else "zstd" if beginning.startswith(ZSTD) else None
     if compression is None:
         return buffered

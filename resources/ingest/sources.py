@@ -29,7 +29,7 @@ def opener(path: Path) -> Callable[[], BinaryIO]:
 def local_files(path: Path, format: Format) -> list[SourceFile]:
     """The files that `--path` means: one file, whatever it is called, or all of that format in a folder."""
     if path.is_file():
-        return [SourceFile(path.name, opener(path))]
+        return [SourceFile(readable_name(path.name), opener(path))]
     if not path.is_dir():
         raise invalid(f"there is no file or folder {path.name}: check --path")
     found = sorted(file for file in path.rglob("*") if has_format(file.name, format) and not file.is_dir())
@@ -37,4 +37,13 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
         raise invalid(f"folder {path.name} holds no *{ENDINGS[format][0]} file")
     if unread := [file for file in found if not file.is_file()]:
         raise invalid(f"{unread[0].relative_to(path)} is a link to nothing, or no regular file: correct or remove it")
-    return [SourceFile(file.relative_to(path).as_posix(), opener(file)) for file in found]
+    return [SourceFile(readable_name(file.relative_to(path).as_posix()), opener(file)) for file in found]
+
+
+def readable_name(name: str) -> str:
+    """Raises 400 for a name that is no text, as disks may have them: no manifest can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise invalid(f"file name {name[:100]!r} is not allowed: rename it, in UTF-8") from None
+    return name

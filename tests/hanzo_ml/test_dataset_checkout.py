@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hanzo_ml.checkout import TRIES, Broken, Part, RemoteFile, checkout
-from hanzo_ml.sql_query import BadQuery, query_lines
+from hanzo_ml.sql_query import BadQuery, line, query_lines
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import cli
 
@@ -237,6 +237,35 @@ def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement:
     with pytest.raises(BadQuery, match=reason):
         list(query_lines(shop, statement))
     assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
+
+
+@pytest.mark.parametrize(
+    ("database", "statement", "words"),
+    [
+        (None, "ATTACH 'made.db' AS made", "the database says"),
+        (None, "VACUUM INTO 'made.db'", "the database says"),
+        (None, "SELECT 1; SELECT 2", "one statement at a time"),
+        (None, "SELECT '\udcff'", "no text in UTF-8"),
+        ("sqlite://[", "SELECT 1", "is no address of a database"),
+        ("postgresql://someone:the-password@[", "SELECT 1", "the database says"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str | None, statement: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadQuery, match=words) as refused:
+        list(query_lines(database or shop, statement))
+    assert "the-password" not in str(refused.value)
+    assert not (tmp_path / "made.db").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], [[float("nan")]], {"a": [float("-inf")]}])
+def test_a_number_that_json_has_not_is_refused_in_an_array_too(value: object) -> None:
+    """As those of PostgreSQL may hold them; they became null."""
+    with pytest.raises(BadQuery, match="column 'x' holds"):
+        line(["id", "x"], [1, value])
+    assert line(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
 
 
 def test_the_rows_of_a_query_have_no_format(cli: Cli, shop: str) -> None:

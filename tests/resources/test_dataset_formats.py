@@ -1,10 +1,15 @@
 """Every format becomes records, counted and with a schema, without a loss that nobody is told of (rows B2, B12, B15)."""
 
+import bz2
 import datetime
 import decimal
 import gzip
+import io
 import json
+import lzma
+import os
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,6 +41,13 @@ def place(tmp_path: Path) -> Place:
 
 def packed_zstd(data: bytes) -> bytes:
     return bytes(pa.compress(data, "zstd", asbytes=True))
+
+
+def zipped(data: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data", data)
+    return archive.getvalue()
 
 
 def write_jsonl(path: Path) -> None:
@@ -106,6 +118,29 @@ def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callab
     assert "packed is no whole " in place.refusal(place.folder / "packed")
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(zipped(b'{"a": 1}\n'), "zip"), (lzma.compress(b'{"a": 1}\n'), "xz"), (bz2.compress(b'{"a": 1}\n'), "bzip2")],
+)
+@pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
+def test_what_nobody_unpacks_here_is_named(place: Place, format: str, content: bytes, name: str) -> None:
+    """A line that is not UTF-8 told nobody what to do."""
+    assert f"is a {name} file, and only gzip and zstd are unpacked here" in place.refusal(content, format=format)
+
+
+def test_a_text_may_begin_as_bzip2_does(place: Place) -> None:
+    path = place.folder / "stations.txt"
+    path.write_text("BZhong\n")
+    assert records(place, path, "text") == [{"text": "BZhong"}]
+
+
+def test_a_file_whose_name_is_no_text_is_refused(place: Place) -> None:
+    folder = place.folder / "many"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
+    assert "is not allowed: rename it, in UTF-8" in place.refusal(folder)
+
+
 def test_a_folder_is_all_its_files_of_the_format_in_the_order_of_their_names(place: Place) -> None:
     folder = place.folder / "many"
     (folder / "inner").mkdir(parents=True)
@@ -128,6 +163,9 @@ def test_types_that_json_has_not_have_one_documented_form(place: Place) -> None:
             "raw": pa.array([b"\x00\xff"]),
             "nested": pa.array([{"list": [decimal.Decimal("0.10")], "at": [moment]}]),
             "pairs": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+            "at": pa.array([[("k", moment)]], pa.map_(pa.string(), pa.timestamp("ns"))),
+            "two": pa.array([[moment, None]], pa.list_(pa.timestamp("ns"), 2)),
+            "told": pa.array([moment], pa.timestamp("ns")).dictionary_encode(),
             "kind": pa.array(["a"]).dictionary_encode(),
             "big": pa.array([2**64 - 1], pa.uint64()),
         }
@@ -143,6 +181,9 @@ def test_types_that_json_has_not_have_one_documented_form(place: Place) -> None:
         "raw": "AP8=",
         "nested": {"list": ["0.10"], "at": ["2024-02-29T12:30:00.250000"]},
         "pairs": [["k", 1]],
+        "at": [["k", "2024-02-29T12:30:00.250000"]],
+        "two": ["2024-02-29T12:30:00.250000", None],
+        "told": "2024-02-29T12:30:00.250000",
         "kind": "a",
         "big": 2**64 - 1,
     }
@@ -153,6 +194,8 @@ REFUSED: dict[str, tuple[pa.Array, str]] = {
     "infinity in a list": (pa.array([[1.0], [float("-inf")]]), "NaN or infinity in column 'x'"),
     "NaN in a struct": (pa.array([{"a": float("nan")}]), "NaN or infinity in column 'x'"),
     "nanoseconds": (pa.array([1], pa.timestamp("ns")), "nanoseconds in column 'x'"),
+    "nanoseconds in a map": (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.timestamp("ns"))), "nanoseconds in column 'x'"),
+    "a zone that nobody knows": (pa.array([1], pa.timestamp("us", "Mars/Port")), "column 'x' that has no form"),
     "an interval": (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "a column 'x' of type month_day_nano_interval"),
     "a year that no text has": (pa.array([10**18], pa.timestamp("s")), "column 'x' that has no form"),
 }
