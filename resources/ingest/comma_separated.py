@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, BinaryIO, TextIO
 
 from resources.ingest.json_lines import LONGEST
-from resources.ingest.problems import Problem
+from resources.ingest.problems import CHANGED, Problem
 from resources.ingest.schema import COLUMNS
 
 INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
@@ -23,7 +23,6 @@ OTHERS = ("\t", ";", "|")
 """What some programs write between columns."""
 EXACT_DIGITS = 15
 """Decimal digits that every double keeps."""
-CHANGED = Problem("was changed while it was read: leave it as it is until its version is made")
 
 
 class Kind(Enum):

@@ -10,7 +10,7 @@ from recipes.schema import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
 from resources.ingest.column_types import column_types
 from resources.ingest.formats import Format, records_of
-from resources.ingest.problems import Problem, Problems
+from resources.ingest.problems import CHANGED, Problem, Problems
 from resources.ingest.raw_file import Damaged, Recorded
 from resources.ingest.records import RecordsWriter
 from resources.ingest.schema import TooManyColumns
@@ -36,12 +36,13 @@ def read_all(
 ) -> Content:
     """Check and store all files. Raises on bad records, naming the first few and how many there are."""
     problems = Problems()
+    states = [file.state() for file in files]
     kinds = column_types(files, problems) if format is Format.CSV else {}
     if problems.count:
         raise problems.refusal()
     records = RecordsWriter(chunks)
     source = []
-    for file in files:
+    for file, state in zip(files, states, strict=True):
         raw = ChunkedFile(chunks, file.path)
 
         def keep(data: bytes, raw: ChunkedFile = raw) -> None:
@@ -66,6 +67,9 @@ def read_all(
             except Damaged as damage:
                 problems.add(file.name, Problem(str(damage)))
             recorded.to_the_end()
+        # What is stored as its source would be other bytes than those that the records were read from.
+        if not problems.count and file.state() != state:
+            problems.add(file.name, CHANGED)
         if not problems.count:
             source.append(raw.close())
     if problems.count:

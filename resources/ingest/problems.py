@@ -15,6 +15,9 @@ class Problem:
     where: str = ""
 
 
+CHANGED = Problem("was changed while it was read: leave it as it is until its version is made")
+
+
 @dataclass
 class Problems:
     count: int = 0

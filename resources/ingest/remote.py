@@ -114,9 +114,12 @@ def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callabl
     @contextmanager
     def opened() -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile() as file:
-            with readable_errors(uri):
-                for chunk in obstore.get(bucket, key).stream(min_chunk_size=CHUNK):
-                    file.write(chunk)
+            try:
+                with readable_errors(uri):
+                    for chunk in obstore.get(bucket, key).stream(min_chunk_size=CHUNK):
+                        file.write(chunk)
+            except FileNotFoundError as problem:  # it was there as the files were listed
+                raise invalid(f"{problem}: leave the files as they are until their version is made") from None
             file.seek(0)
             yield file
 

@@ -9,27 +9,50 @@ from typing import BinaryIO
 from resources.errors import invalid
 from resources.ingest.formats import ENDINGS, Format, has_format
 
+State = tuple[int, int, int] | None
+
+
+def unknown() -> State:
+    """Of a file that nobody else can write to."""
+    return None
+
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A raw file: `path` is relative to the dataset's source."""
+    """A raw file: `path` is relative to the dataset's source. `state` is another one once somebody has written to it."""
 
     path: str
     open: Callable[[], AbstractContextManager[BinaryIO]]
+    state: Callable[[], State] = unknown
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
 
-def opener(path: Path) -> Callable[[], BinaryIO]:
-    return lambda: path.open("rb")
+def local_file(name: str, path: Path) -> SourceFile:
+    """A file of this machine, which may be gone, or another one, once it is read."""
+
+    def opened() -> BinaryIO:
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise invalid(f"{name} cannot be read ({error.strerror}): put it back, or let this server read it") from None
+
+    def state() -> State:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    return SourceFile(readable_name(name), opened, state)
 
 
 def local_files(path: Path, format: Format) -> list[SourceFile]:
     """The files that `--path` means: one file, whatever it is called, or all of that format in a folder."""
     if path.is_file():
-        return [SourceFile(readable_name(path.name), opener(path))]
+        return [local_file(path.name, path)]
     if not path.is_dir():
         raise invalid(f"there is no file or folder {path.name}: check --path")
     found = sorted(file for file in path.rglob("*") if has_format(file.name, format) and not file.is_dir())
@@ -37,7 +60,7 @@ def local_files(path: Path, format: Format) -> list[SourceFile]:
         raise invalid(f"folder {path.name} holds no *{ENDINGS[format][0]} file")
     if unread := [file for file in found if not file.is_file()]:
         raise invalid(f"{unread[0].relative_to(path)} is a link to nothing, or no regular file: correct or remove it")
-    return [SourceFile(readable_name(file.relative_to(path).as_posix()), opener(file)) for file in found]
+    return [local_file(file.relative_to(path).as_posix(), file) for file in found]
 
 
 def readable_name(name: str) -> str:

@@ -25,9 +25,11 @@ from recipes.store import Store
 from resources.errors import HanzoError
 from resources.ingest.columnar import arrow_records, parquet_records
 from resources.ingest.create import create_from
+from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
+from resources.ingest.raw_file import Recorded
 from resources.ingest.schema import SchemaOfMany
-from resources.ingest.sources import SourceFile
+from resources.ingest.sources import SourceFile, local_files
 from tests.resources.test_ingest import BUCKETS, Place
 
 __all__ = ["BUCKETS", "Store", "StoreAddress"]
@@ -338,6 +340,40 @@ def test_a_file_of_csv_that_somebody_writes_to_meanwhile_is_refused(place: Place
     wanted = NewVersion("d", "csv", "u", "default")
     with pytest.raises(HanzoError, match="data was changed while it was read"):
         create_from(place.database, place.store, wanted, [SourceFile("data", open_it)])
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_that_somebody_writes_to_while_it_is_read_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    """Of Parquet and Arrow, the records were those of the one file, and the source that proves them the other."""
+    format, write = WRITERS[writer]
+    path = place.folder / "data"
+    write(path)
+    before = path.read_bytes()
+    real = Recorded.to_the_end
+
+    def to_the_end(recorded: Recorded) -> None:
+        real(recorded)
+        path.write_bytes(before)
+
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(Recorded, "to_the_end", to_the_end)
+        assert "data was changed while it was read" in place.refusal(path, format=format)
+    assert place.create(path, format=format)[0].num_records == len(ROWS)
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_file_that_is_gone_since_its_folder_was_looked_at_is_refused(place: Place, format: str) -> None:
+    folder = place.folder / "many"
+    folder.mkdir()
+    for name in "ab":
+        WRITERS[format][1](folder / f"{name}.{format}")
+    files = local_files(folder, Format(format))
+    (folder / f"b.{format}").unlink()
+    with pytest.raises(HanzoError, match=f"b.{format} cannot be read"):
+        create_from(place.database, place.store, NewVersion("d", format, "u", "default"), files)
+    assert place.store.list("s3://hanzo-ml/datasets") == []
 
 
 def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
