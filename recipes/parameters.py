@@ -31,7 +31,9 @@ class SplitParameters(Frozen):
 class TokenizeParameters(Frozen):
     """Records -> tokens (specification row C1)."""
 
-    tokenizer: str = Field(description="id on the Hugging Face hub, file:///FOLDER, or recipe:NAME for its base model's")
+    tokenizer: str = Field(
+        min_length=1, description="id on the Hugging Face hub, file:///FOLDER, or recipe:NAME for its base model's"
+    )
     max_length: int = Field(8192, ge=8, description="longer records are cut at their end")
     padding: bool = Field(False, description="pad every record to max_length; packing needs none")
     output_format: Literal["arrow"] = "arrow"
@@ -44,7 +46,7 @@ class NearDuplicates(Frozen):
 
     threshold: float = Field(0.8, gt=0, le=1)
     permutations: int = Field(128, ge=16, le=1024)
-    seed: int = 42
+    seed: int = Field(42, ge=0, lt=2**64)  # as rensa takes it
 
 
 class Toxicity(Frozen):
@@ -57,6 +59,13 @@ class Toxicity(Frozen):
     words: tuple[str, ...] = ()
     detector: str | None = None
     threshold: float = Field(0.5, ge=0, le=1, description="the score at which a record is rejected")
+
+    @field_validator("words")
+    @classmethod
+    def stand_in_texts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(word.strip() for word in value):
+            raise ValueError("an empty word stands in every text: leave it out")
+        return value
 
 
 class FilterParameters(Frozen):

@@ -16,8 +16,7 @@ from recipes.parameters import TokenizeParameters
 from recipes.preparation.plan import written
 from recipes.preparation.templates import Templates, template_of
 from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
-from recipes.preparation.tokenizer_reference import RECIPE, folder_named
-from recipes.recipe import Recipe
+from recipes.preparation.tokenizer_reference import folder_named, recipe_named
 from recipes.schema import BadConfiguration, StoreAddress, canonical_json
 from recipes.store import Store
 
@@ -75,8 +74,8 @@ def around_question(
 
 def folder_of(reference: str, store: Store, cache: Path) -> str:
     """What transformers loads a tokenizer from; a recipe's base model is fetched for it."""
-    if reference.startswith(RECIPE):
-        base = base_model.resolve(Recipe.named(reference.removeprefix(RECIPE)).base_model, store, cache)
+    if recipe := recipe_named(reference):
+        base = base_model.resolve(recipe.base_model, store, cache)
         return str(store.fetch(base, cache))
     folder = folder_named(reference)
     if folder is None:

@@ -23,6 +23,11 @@ def folder_named(reference: str) -> Path | None:
     return Path(reference) if reference.startswith("/") else None
 
 
+def recipe_named(reference: str) -> Recipe | None:
+    """The recipe whose base model's tokenizer a reference names, if it names one. Raises BadConfiguration: there is none."""
+    return Recipe.named(reference.removeprefix(RECIPE)) if reference.startswith(RECIPE) else None
+
+
 def meaning(reference: str) -> dict[str, JsonValue]:
     """What a reference means today, so far as it can be known from here: of a model of the hub, nothing.
 
@@ -31,8 +36,8 @@ def meaning(reference: str) -> dict[str, JsonValue]:
     Raises:
         BadConfiguration: it names no recipe.
     """
-    if reference.startswith(RECIPE):
-        return {"of_recipe": Recipe.named(reference.removeprefix(RECIPE)).base_model.model_dump(mode="json")}
+    if recipe := recipe_named(reference):
+        return {"of_recipe": recipe.base_model.model_dump(mode="json")}
     folder = folder_named(reference)
     return {} if folder is None else {"of_folder": files_digest(folder)}
 

@@ -17,7 +17,8 @@ class ToxicityFilter:
 
     def __init__(self, parameters: Toxicity) -> None:
         words = "|".join(re.escape(word) for word in sorted(parameters.words, key=len, reverse=True))
-        self._words = re.compile(rf"(?i)\b(?:{words})\b") if words else None
+        # Not \b, which a listed word that ends in no letter, such as one with stars in it, is never followed by.
+        self._words = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)") if words else None
         self._detector = detector(parameters.detector) if parameters.detector else None
         self._threshold = parameters.threshold
 

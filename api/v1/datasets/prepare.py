@@ -8,7 +8,10 @@ from api.dependencies import CallerOf, DatabaseOf
 from api.requests import StrictRoute
 from api.v1.datasets.messages import find
 from recipes.parameters import PrepareParameters
+from recipes.preparation.tokenizer_reference import recipe_named
+from recipes.schema import BadConfiguration
 from resources.derived_versions import refuse_unknown_columns
+from resources.errors import invalid
 from resources.metadata.dataset_rules import checked_name
 from resources.metadata.jobs import PREPARATION, Jobs
 
@@ -29,6 +32,7 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
     parent = find(database, dataset_id)
     name = checked_name(body.name or parent.name)
     refuse_unknown_columns(body, parent)
+    refuse_unknown_recipe(body)
     config = {
         "name": name,
         "dataset": parent.reference,
@@ -44,3 +48,12 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
         type=PREPARATION,
     )
     return JSONResponse(vars(job), 201)
+
+
+def refuse_unknown_recipe(body: PrepareParameters) -> None:
+    """Raises 400 for a tokenizer of a recipe that there is not. Of others only who fetches them knows whether they are."""
+    try:
+        if body.tokenize is not None:
+            recipe_named(body.tokenize.tokenizer)
+    except BadConfiguration as problem:
+        raise invalid(f"tokenize.tokenizer: {problem}") from None

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from recipes.assignment import SPLITS, draw
 from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
-from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
+from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
 from recipes.preparation import encoding
 from recipes.preparation.draws import draws
 from recipes.preparation.duplicates import duplicates
@@ -34,6 +34,7 @@ from recipes.preparation.plan import Plan, Range, cut
 from recipes.preparation.pods import Pods
 from recipes.preparation.source import Source
 from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.toxicity import ToxicityFilter
 from recipes.preparation.workers import Workers
 from recipes.prepare import TABLES
 from recipes.records import normalize
@@ -325,6 +326,14 @@ def test_other_languages_and_listed_words_are_rejected(tmp_path: Path) -> None:
     assert reasons[61][0] == "language"
     assert reasons[61][1].startswith("de by 0.")
     assert reasons[62] == ("toxicity", "a word of the list")
+
+
+@pytest.mark.parametrize("word", ["d*mned", "d***", "@ss", "c++", "rude word"])
+def test_a_listed_word_need_not_end_in_letters(word: str) -> None:
+    """One with a star at its end stood in no text, and every record that said it was kept."""
+    found = ToxicityFilter(Toxicity(words=(word,)))
+    assert found.problem(f"He is a {word.upper()}, they say.") == found.problem(word) == "a word of the list"
+    assert found.problem(f"x{word}") is found.problem(f"{word}x") is None
 
 
 def test_an_unknown_detector_is_refused(tmp_path: Path) -> None:
