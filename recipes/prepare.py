@@ -67,7 +67,7 @@ def prepare(
     is_over = partial(has_result, job, store)
     pods = Pods() if rank is None or count == 1 else PodsOfMany(store, given, work / name, rank, count, is_over)
     if pods.count > 1 and is_over():
-        leave(job, store, pods, given)
+        leave(job, store, given)
         return None
     source = Source(store, job.inputs["dataset"], cache)
     ranges = cut(source.files.values(), range_bytes)
@@ -83,7 +83,7 @@ def prepare(
     except ResultIsThere:
         prepared = delivery = None
     if prepared is None or delivery is None:
-        leave(job, store, pods, given)
+        leave(job, store, given)
         return None
     say(describe(prepared))
     artifacts = publish(job, store, plan, prepared, delivery)
@@ -96,14 +96,16 @@ def prepare(
     )
 
 
-def leave(job: Job, store: Store, pods: Pods, given: str) -> None:
-    """End of a pod that has not the result: once that is there, nobody needs any more what the pods gave each other."""
+def leave(job: Job, store: Store, given: str) -> None:
+    """End of a pod that has not the result: once that is there, nobody needs any more what the pods gave each other.
+
+    Each removes it: one that was started again as the result was stored has given some after the others had removed it.
+    """
     if not has_result(job, store):
         say("this pod's part is done: waiting for the first pod's result")
     while not has_result(job, store):
         time.sleep(POLL_SECONDS)
-    if pods.rank == 1:
-        store.delete(given)
+    store.delete(given)
 
 
 def has_result(job: Job, store: Store) -> bool:
