@@ -31,9 +31,7 @@ class SplitParameters(Frozen):
 class TokenizeParameters(Frozen):
     """Records -> tokens (specification row C1)."""
 
-    tokenizer: str = Field(
-        min_length=1, description="id on the Hugging Face hub, file:///FOLDER, or recipe:NAME for its base model's"
-    )
+    tokenizer: str = Field(description="id on the Hugging Face hub, file:///FOLDER, or recipe:NAME for its base model's")
     max_length: int = Field(8192, ge=8, description="longer records are cut at their end")
     padding: bool = Field(False, description="pad every record to max_length; packing needs none")
     output_format: Literal["arrow"] = "arrow"

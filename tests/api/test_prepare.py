@@ -46,7 +46,6 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"split": {"column": "fold"}}, "the column 'fold' of split.column"),
         ({"augment": {"oversample_minority": True, "class_column": "clas"}}, "'clas' of augment.class_column"),
         ({"tokenize": {"tokenizer": "recipe:nothing"}}, "tokenize.tokenizer: unknown recipe 'nothing': use one of"),
-        ({"tokenize": {"tokenizer": ""}}, "tokenize.tokenizer"),
         ({"filter": {"toxicity": {"words": ["bad", " "]}}}, "an empty word stands in every text: leave it out"),
         ({"filter": {"near_dedup": {"seed": -1}}}, "filter.near_dedup.seed"),
         ({"split": {"validation": 0.5, "test": 0.5}}, "together must be less than 1"),
