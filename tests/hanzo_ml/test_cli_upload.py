@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
+from hanzo_ml.cli.connection import Refused
+from hanzo_ml.cli.upload import local_files
 from tests.api.server_process import REPOSITORY, ServerProcess
 
 FILES = 1_500
@@ -39,3 +42,10 @@ def test_a_folder_of_more_files_than_a_process_may_open_is_uploaded(server: Serv
     found = httpx.get(f"{server.url}/v1/datasets/{made['id']}/preview", params={"n": 1000}, trust_env=False)
     expected = [number for folder in range(7) for number in sorted(range(folder, FILES, 7), key=lambda n: f"{n}.jsonl")]
     assert [json.loads(line)["number"] for line in found.text.splitlines()] == expected[:1000]
+
+
+def test_a_file_whose_name_is_no_text_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """It ended in a stack trace of the form that it was to be sent in."""
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"n": 1}\n')
+    with pytest.raises(Refused, match="is not allowed: rename it, in UTF-8"):
+        local_files(tmp_path, "jsonl")
