@@ -395,6 +395,25 @@ def test_an_allowed_folder_is_fetched(server: ServerProcess, http: httpx.Client)
     assert (answer.status_code, answer.json()["schema"]) == (201, {"a": "integer", "b": "string"})
 
 
+def test_a_json_object_asks_for_what_a_form_without_files_does(server: ServerProcess, http: httpx.Client) -> None:
+    folder = server.home.parent / "allowed" / "said-in-json"
+    folder.mkdir(exist_ok=True)
+    (folder / "a.csv").write_text("a,b\n1,x\n")
+    said = {"name": "json", "source": folder.as_uri(), "format": "csv", "tags": ["x", "y"], "metadata": {"owner": "ann"}}
+    made = http.post("/v1/datasets", json=said).json()
+    assert (made["version"], made["tags"], made["metadata"]) == (1, ["x", "y"], {"owner": "ann"})
+    refused = {
+        b'{"name": "json"}': "in a form (multipart/form-data)",
+        b"[1]": "a form (multipart/form-data), or a JSON object",
+        b"{": "a form (multipart/form-data), or a JSON object",
+        b'"' + b"x" * (2 << 20) + b'"': "send its files in a form",
+        json.dumps({**said, "source": "file:///etc"}).encode(): "fetches nothing from there",
+    }
+    for body, told in refused.items():
+        answer = http.post("/v1/datasets", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 403) and told in answer.json()["message"], answer.text
+
+
 def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
     server: ServerProcess, http: httpx.Client, s3_session: S3Server
 ) -> None:

@@ -44,7 +44,9 @@ def create(
 ) -> Response:
     """Upload files as a new version, or have the server fetch them. 201 with the version; 200 when this content is one."""
     if (source is None) == (not files):
-        raise invalid("send the files of the dataset, or the address of its source: one of both")
+        raise invalid(
+            "send the dataset's files in a form (multipart/form-data), or the address of its `source`: one of both"
+        )
     wanted = new_version(name, format, caller, tags, metadata)
     if source is not None:
         found = allowed_files(settings, source, format_of(format))

@@ -2,12 +2,15 @@
 
 Starlette keeps up to a megabyte of each in memory, and opens a file for each larger one: for a dataset of many files that is
 more than the machine has, or than a process may open. So it takes no more than a thousand.
+
+A JSON object is a form without files: of a dataset that the server fetches, whose `source` it names.
 """
 
 import io
+import json
 import os
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import IO, Any, BinaryIO, cast
 
 from fastapi import HTTPException, Request, Response
@@ -15,9 +18,12 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from api.requests import json_of
+
 MAX_FILES = 50_000
 """Of one upload. What a form says of each takes a kilobyte of memory."""
 BUFFER = 1 << 20
+MAX_JSON = 1 << 20
 
 
 class Whole:
@@ -99,12 +105,43 @@ class UploadRequest(Request):
         self._whole = whole
 
     async def _get_form(self, **limits: Any) -> FormData:
-        if self._form is None and self.headers.get("content-type", "").startswith("multipart/form-data"):
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self._form is None and kind == "application/json":
+            self._form = FormData(list(fields_of(await self._json_text())))
+        if self._form is None and kind == "multipart/form-data":
             try:
                 self._form = await FilesInOne(self, self._whole).parse()
             except MultiPartException as problem:
                 raise HTTPException(400, problem.message) from None
         return await super()._get_form(**limits)
+
+    async def _json_text(self) -> bytes:
+        text = bytearray()
+        async for part in self.stream():
+            text += part
+            if len(text) > MAX_JSON:
+                raise HTTPException(
+                    400, "a JSON body names a dataset's source: send its files in a form (multipart/form-data)"
+                )
+        return bytes(text)
+
+
+def fields_of(text: bytes) -> Iterator[tuple[str, str]]:
+    """A JSON object as the fields of a form, which are texts.
+
+    Raises:
+        HTTPException: it is none. Of other errors FastAPI would not tell what they say.
+    """
+    try:
+        found = json_of(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise HTTPException(400, "send a form (multipart/form-data), or a JSON object with `name` and `source`")
+    for name, value in found.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                yield name, each if isinstance(each, str) else json.dumps(each)
 
 
 class UploadRoute(APIRoute):
