@@ -4,13 +4,15 @@ Version asset, API and client all end here, so that the gate's verdict holds whi
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 
+from recipes.fit import METHODS
 from recipes.results import trained_role
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict
 from resources.metadata.database import Database
-from resources.metadata.jobs import JobRecord, Jobs
+from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.totals import GPU_HOURS_METRIC
@@ -62,7 +64,8 @@ def register_run(
     with database.read() as connection:
         jobs = Jobs(database)
         job = jobs.find(run_id, connection)
-    if job is not None:
+    # A command's run is as any script's: what it logged is registered while it runs, and nothing evaluates it.
+    if job is not None and job.type == TRAINING:
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
     source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{artifact}"
@@ -104,7 +107,7 @@ def describe_run(
         run_id=run_id,
         architecture=architecture,
         base_model=params.get("model", ""),
-        method=params.get("method", ""),
+        method=method if (method := params.get("method", "")) in METHODS else "",
         metrics=metrics,
         training_config=config,
         source=source,
@@ -114,8 +117,9 @@ def describe_run(
 
 
 def number_or_text(convert: Callable[[str], float], value: str) -> float | str:
-    """A run that is no job's may call its dataset version "v7"."""
+    """A run that is no job's may call its dataset version "v7". JSON has no NaN and no infinity: they are text."""
     try:
-        return convert(value)
+        number = convert(value)
     except ValueError:
         return value
+    return value if isinstance(number, float) and not math.isfinite(number) else number

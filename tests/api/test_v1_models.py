@@ -6,6 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from recipes.store import Store
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
 from resources.settings import Settings
 
 FILES = "s3://hanzo-models/fraud/v0/weights"
@@ -84,3 +86,72 @@ def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> No
     assert registered(params, measured) == {**said, "total_steps": 4000, "gpu_hours": 24.5}
     assert registered(params, {}) == {**said, "total_steps": 5000}, "no hours were measured, and none are claimed"
     assert registered({"dataset_version": "v7"}, {"system/total_gpu_hours": 0}) == {"dataset_version": "v7", "gpu_hours": 0}
+
+
+def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: str | None = None) -> str:
+    """A run with an artifact `weights`: of its own, or that of a job."""
+    run = run or http.post("/v1/runs", json={"experiment_name": "e", "params": params or {}}).json()["id"]
+    assert http.post(f"/v1/runs/{run}/artifacts", params={"key": "weights"}, content=b"w").status_code in (200, 201)
+    return run
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "1e999"])
+def test_a_parameter_that_is_no_finite_number_is_text_and_the_model_can_still_be_read(http: TestClient, rate: str) -> None:
+    """JSON has no such number: registering went well, and every look at the model's versions was a 500 from then on."""
+    run = logged_run(http, {"learning_rate": rate})
+    answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights"})
+    assert (answer.status_code, answer.json()["training_config"]) == (201, {"learning_rate": rate})
+    assert len(http.get("/v1/models/m/versions").json()["versions"]) == 1
+
+
+def test_a_run_s_own_words_for_its_method_and_its_data_are_kept_as_they_are(http: TestClient) -> None:
+    """The version's field knows full, lora and qlora, and holds 20 characters on PostgreSQL."""
+    params = {"method": "gradient boosted decision trees", "dataset_version": "9" * 400}
+    answer = http.post("/v1/models/m/versions", json={"run_id": logged_run(http, params), "artifact": "weights"})
+    assert (answer.status_code, answer.json()["method"]) == (201, ""), answer.text
+    assert answer.json()["training_config"]["method"] == params["method"]
+
+
+def test_a_command_s_run_registers_what_it_logged_while_it_runs(http: TestClient, settings: Settings) -> None:
+    """The script of a job that trains here says `run.register_model`, as it does anywhere else."""
+    job = http.post("/v1/jobs", json={"name": "mine", "command": ["python", "train.py"]}).json()["id"]
+    database = Database(settings.database_url)
+    Jobs(database).start(job)
+    database.close()
+    logged_run(http, run=job)
+    answer = http.post("/v1/models/m/versions", json={"run_id": job, "artifact": "weights"})
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["run_id"], answer.json()["stage"]) == (job, "none")
+
+
+@pytest.mark.parametrize("tags", [{"": "x"}, {"k" * 251: "x"}, {"k": "v" * 100_001}, {"k": "\0"}])
+def test_a_tag_that_no_version_can_have_is_refused_whoever_registers_it(models: TestClient, tags: dict[str, str]) -> None:
+    run = logged_run(models)
+    answer = models.post("/v1/models/m/versions", json={"run_id": run, "artifact": "weights", "tags": tags})
+    assert answer.status_code == 400, answer.text
+    assert models.get("/v1/models").json() == {"models": []}
+
+
+def test_a_whole_number_of_the_callers_own_must_be_the_next_one(models: TestClient) -> None:
+    """Row Z6: else 409."""
+    assert register(models, version="1").json()["version"] == 1
+    refused = register(models, version="3")
+    assert (refused.status_code, refused.json()["error_code"]) == (409, "RESOURCE_CONFLICT")
+    assert "give 2" in refused.json()["message"]
+    assert register(models, version="2").json()["version"] == 2
+
+
+def test_a_number_of_the_callers_own_names_one_version_for_good(models: TestClient) -> None:
+    """Whoever may set a tag could else have another version promoted than the one that was named."""
+    for label in ("3.1", "3.2"):
+        register(models, version=label)
+    tag = {"key": "hanzo.version", "value": "3.1"}
+    mlflow = "/api/2.0/mlflow/model-versions"
+    for version in ("1", "2"):
+        name = {"name": "fraud", "version": version}
+        assert models.post(f"{mlflow}/set-tag", json={**name, **tag}).status_code == 400
+        body = {**name, "key": tag["key"]}
+        assert models.request("DELETE", f"{mlflow}/delete-tag", json=body).status_code == 400
+    copy = models.post(f"{mlflow}/create", json={"name": "fraud", "source": "models:/fraud/1", "tags": [tag]})
+    assert (copy.status_code, "tags" in copy.json()["model_version"]) == (200, False)
+    assert models.get("/v1/models/fraud/versions/3.1").json()["version"] == 1

@@ -6,12 +6,11 @@ Pure: what a move does to the tables is `registry`.
 """
 
 from resources.errors import ErrorCode, HanzoError, conflict, invalid
+from resources.metadata.registry.model_version_rules import STAGE_TAG, TRAFFIC_TAG
 from resources.metadata.registry.model_versions import ModelVersion
 
 STAGES = ("none", "staging", "canary", "production", "archived")
 ACTIVE = ("staging", "canary", "production")
-STAGE_TAG = "hanzo.stage"
-TRAFFIC_TAG = "hanzo.traffic_percent"
 CANARY_TRAFFIC = 10
 """Percent of the traffic, where nobody says more."""
 

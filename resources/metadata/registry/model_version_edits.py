@@ -10,6 +10,7 @@ from resources.metadata.registry.model_version_rules import (
     checked_description,
     checked_model_name,
     checked_tag,
+    checked_version_tag_key,
     no_version,
 )
 from resources.metadata.registry.model_versions import ModelVersion, find_version, read_versions
@@ -17,7 +18,6 @@ from resources.metadata.registry.registered_model_rows import check_not_served, 
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
-from resources.metadata.tracking_rules import check_key
 from resources.metadata.transactions import insert_into
 
 
@@ -37,7 +37,7 @@ class ModelVersionEdits:
             return locked(connection, model, number)
 
     def set_tag(self, model: ModelKey, number: int, key: str, value: str) -> None:
-        checked_tag(key, value)
+        checked_tag(checked_version_tag_key(key), value)
         with self._database.write() as connection:
             version = locked(connection, model, number)
             row = insert_into(connection, version_tags).values(**model.row, version=number, key=key, value=value)
@@ -47,7 +47,7 @@ class ModelVersionEdits:
 
     def delete_tag(self, model: ModelKey, number: int, key: str) -> None:
         """A tag that is not there is no error, as in MLflow."""
-        check_key(key, "key", "key")
+        checked_version_tag_key(key)
         with self._database.write() as connection:
             version = locked(connection, model, number)
             tag = model.of(version_tags) & (version_tags.c.version == number) & (version_tags.c.key == key)

@@ -22,6 +22,12 @@ ALIAS = re.compile(r"[\w\-]*")
 VERSION_ALIAS = re.compile(r"[vV]\d+")
 LATEST = "latest"
 """An alias that nobody sets: it always names the newest version."""
+LABEL_TAG = "hanzo.version"
+"""A version number of the caller's own, such as "3.1": ours are counted."""
+STAGE_TAG = "hanzo.stage"
+TRAFFIC_TAG = "hanzo.traffic_percent"
+OWN_TAGS = (LABEL_TAG, STAGE_TAG, TRAFFIC_TAG)
+"""What a version is called and where it stands: by these it is found and promoted, so that nobody sets them as he likes."""
 
 
 def checked_model_name(name: str, path: str = "name") -> str:
@@ -48,6 +54,19 @@ def checked_tag(key: str, value: str) -> tuple[str, str]:
         raise invalid(f"Prompt text exceeds max length of {MAX_TAG_VALUE} characters.")
     check_length("value", value, MAX_TAG_VALUE)
     return key, checked_text(value, "value")
+
+
+def checked_version_tag_key(key: str) -> str:
+    """The key of a version's tag that a client may set or delete."""
+    check_key(key, "key", "key")
+    if key in OWN_TAGS:
+        raise invalid(f"The tag '{key}' is the registry's own: it is given as a version is registered or moved to a stage")
+    return key
+
+
+def checked_version_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a new version. MLflow copies a version with all of its tags: the registry's own stay with the original."""
+    return dict(checked_tag(key, value) for key, value in tags.items() if key not in OWN_TAGS)
 
 
 def checked_description(text: str) -> str:

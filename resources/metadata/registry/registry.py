@@ -11,17 +11,21 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from recipes.schema import Artifact
-from resources.errors import already_exists, invalid
+from resources.errors import already_exists, conflict
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_stages import STAGE_TAG, STAGES, TRAFFIC_TAG, check_move, check_stage, stage_tags
+from resources.metadata.registry.model_stages import STAGES, check_move, check_stage, stage_tags
 from resources.metadata.registry.model_version_rules import (
+    LABEL_TAG,
     MAX_VERSION,
+    STAGE_TAG,
+    TRAFFIC_TAG,
     checked_description,
     checked_model_name,
     checked_tag,
+    checked_version_tags,
     no_version,
 )
 from resources.metadata.registry.model_versions import (
@@ -48,9 +52,6 @@ from resources.metadata.tracking_rules import checked_text, printable
 from resources.metadata.transactions import writing
 
 __all__ = ["STAGES", "ModelVersion", "Pointer", "Registration", "Registry"]
-
-LABEL_TAG = "hanzo.version"
-"""A version number of the caller's own, such as "3.1": ours are counted."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Registry:
         quarantine: str | None = None,
     ) -> ModelVersion:
         """The version of a run in a stage, or quarantined with the reason. A run has one version per name, ever."""
+        tags = checked_version_tags(registration.tags)
         self.ensure_model(connection, model)
         known = self.of_run(model, registration.run_id, connection)
         if known is not None:
@@ -104,11 +106,11 @@ class Registry:
             "reason": quarantine or "",
             "artifacts": {format: described(artifact) for format, artifact in artifacts.items()},
         }
-        return self._insert(connection, model, values, registration.tags)
+        return self._insert(connection, model, values, tags)
 
     def create(self, model: ModelKey, pointer: Pointer, *, connection: Connection | None = None) -> ModelVersion:
         """The next version of a model, as a client points at it: ready at once. A run may have as many as it likes."""
-        tags = dict(checked_tag(key, value) for key, value in pointer.tags.items())
+        tags = checked_version_tags(pointer.tags)
         checked_description(pointer.description)
         checked_text(pointer.run_link, "run_link")
         with writing(self._database, connection) as writer:
@@ -243,7 +245,7 @@ class Registry:
         """A caller's own number as a tag; a whole number is one of ours, and must be the one that comes next."""
         if label.isdecimal():
             if int(label) != following:
-                raise invalid(f"version {label} is not the next one: leave it out, or give {following}")
+                raise conflict(f"version {label} is not the next one: leave it out, or give {following}")
             return {}
         if self.labelled(model, label, writer) is not None:
             raise already_exists(f"model '{model.name}' has a version '{printable(label)}' already: register another one")

@@ -154,7 +154,7 @@ def test_a_model_whose_name_has_other_capitals_is_another(office: Office) -> Non
 def test_a_number_of_the_callers_own_finds_its_version(office: Office) -> None:
     assert office.point(label="3.1") == 1
     assert refused(office.point, label="3.1").code is ErrorCode.RESOURCE_ALREADY_EXISTS
-    assert refused(office.point, label="3").code is ErrorCode.INVALID_PARAMETER_VALUE
+    assert refused(office.point, label="3").code is ErrorCode.RESOURCE_CONFLICT
     assert office.point(label="2") == 2
     with office.database.read() as connection:
         found = office.registry.labelled(model("m"), "3.1", connection)
