@@ -41,7 +41,7 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             promotion = newest_promotion(connection, version) if version else None
         if version is None or promotion is None or version.stage != "production":
             if promotion is not None:
-                withdrawn_meanwhile(promotion, control_plane)
+                overtaken(promotion, control_plane)
             raise dg.Failure(f"no version of run {context.partition_key} is in production: promote one first")
         served = deploy(model, version, promotion, control_plane)
         return dg.MaterializeResult(
@@ -143,12 +143,14 @@ def load(
         time.sleep(1)
 
 
-def withdrawn_meanwhile(promotion: Event, control_plane: ControlPlane) -> None:
-    """A worker that died while it deployed may have left the engine serving what was withdrawn before it could tell."""
+def overtaken(promotion: Event, control_plane: ControlPlane) -> None:
+    """A worker that died while it deployed may have left the engine serving what was withdrawn before it could tell, or its
+    row as if it were still at it.
+    """
     with control_plane.database.write() as connection:
         row = deployments.of_promotion(connection, promotion.seq)
         if row is not None:
-            deployments.take_back(connection, row)
+            deployments.overtaken(connection, row)
 
 
 def manifest_files(version: ModelVersion, control_plane: ControlPlane) -> list[FileRecord]:

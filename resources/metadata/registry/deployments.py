@@ -3,6 +3,9 @@
 A version that leaves production without a successor is withdrawn in two steps, because the engine is another process: its
 rows are `withdrawing` in the transaction that moved it, and `withdrawn` once the engine was seen to serve them no more.
 Whatever dies in between, the row says what is still to be done.
+
+Whoever decides by a row's status takes the lock of the registry first: on PostgreSQL another transaction could else change
+it in between, and a withdrawal be lost.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from sqlalchemy import Connection, and_, select, update
 
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.registered_model_rows import emit_model
+from resources.metadata.registry.registered_model_rows import emit_model, lock_registry
 from resources.metadata.tables import deployments as table
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.transactions import insert_into
@@ -84,23 +87,30 @@ def newest(connection: Connection, model: ModelKey, version: int | None = None) 
 
 
 def succeed(connection: Connection, deployment: Deployment) -> bool:
-    """This one serves from now on, and the one before it is replaced; False where it was withdrawn meanwhile."""
+    """This one serves from now on, and those before it are replaced; False where it was withdrawn meanwhile.
+
+    One that a dead worker left half-way is among those: of another deployment the engine has nothing any more.
+    """
     if take_back(connection, deployment):
         return False
     now = now_ms()
-    replaced = deployment.model.of(table) & (table.c.status == "serving") & (table.c.id != deployment.id)
-    connection.execute(update(table).where(replaced).values(status="replaced", updated_at=now))
+    served = (table.c.status == "serving") & (table.c.id != deployment.id)
+    left = (table.c.status == "deploying") & (table.c.id < deployment.id)
+    replaced = update(table).where(deployment.model.of(table), served | left)
+    connection.execute(replaced.values(status="replaced", updated_at=now))
     _end(connection, deployment, "serving", "")
     return True
 
 
 def fail(connection: Connection, deployment: Deployment, reason: str) -> None:
     """This one never served; what served before it goes on."""
+    lock_registry(connection)
     _end(connection, deployment, "failed", reason)
 
 
 def withdraw(connection: Connection, model: ModelKey) -> list[Deployment]:
     """Nothing of a model is to be served any more: whoever follows the withdrawing rows tells the engine."""
+    lock_registry(connection)
     live = select(table).where(model.of(table), table.c.status.in_(("deploying", "serving"))).order_by(table.c.id)
     found = [Deployment(**row) for row in connection.execute(live).mappings()]
     for deployment in found:
@@ -118,6 +128,7 @@ def withdrawing(connection: Connection, model: ModelKey | None = None) -> Sequen
 
 def withdrawn(connection: Connection, deployment: Deployment) -> None:
     """The engine serves this one no more."""
+    lock_registry(connection)
     current = of_promotion(connection, deployment.promotion)
     if current is not None and current.status == "withdrawing":
         _end(connection, deployment, "withdrawn", "")
@@ -125,11 +136,21 @@ def withdrawn(connection: Connection, deployment: Deployment) -> None:
 
 def take_back(connection: Connection, deployment: Deployment) -> bool:
     """Whether a deployment was withdrawn while it was being made. The engine may have it all the same: it is told again."""
+    lock_registry(connection)
     current = of_promotion(connection, deployment.promotion)
     if current is None or current.status not in LEAVING:
         return False
     _end(connection, deployment, "withdrawing", "")
     return True
+
+
+def overtaken(connection: Connection, deployment: Deployment) -> None:
+    """Another version was promoted before this one was deployed: it is not to be tried again."""
+    if take_back(connection, deployment):
+        return
+    current = of_promotion(connection, deployment.promotion)
+    if current is not None and current.status == "deploying":
+        _end(connection, deployment, "replaced", "")
 
 
 def _end(connection: Connection, deployment: Deployment, status: str, reason: str) -> None:

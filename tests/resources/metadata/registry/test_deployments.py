@@ -1,5 +1,6 @@
 """Deployments: one for each promotion, one serving for each name, and after a failure the registry says what is served."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.deployment import deploy, withdrawn_meanwhile
+from hanzo_ml_assets.deployment import deploy, overtaken
 from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineUnavailable
 from resources.errors import ErrorCode
@@ -281,5 +282,47 @@ def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_
     undeploy(database, model(), user="ann")
     with database.write() as connection:
         deployments.withdrawn(connection, row)
-    withdrawn_meanwhile(promotion, deploying.plane)
+    overtaken(promotion, deploying.plane)
     assert state(database, promotion.seq) == ("withdrawing", "")
+
+
+def test_a_withdrawal_that_is_not_committed_yet_is_waited_for(database: Database) -> None:
+    """Whoever ended the deployment had read its row before: it served for good what the registry had taken out."""
+    row = begin(database, 1, 10)
+    served: list[bool] = []
+
+    def ends() -> None:
+        with database.write() as connection:
+            served.append(deployments.succeed(connection, row))
+
+    ending = threading.Thread(target=ends)
+    with database.write() as connection:
+        deployments.withdraw(connection, model())
+        ending.start()
+        ending.join(0.5)
+    ending.join()
+    assert (served, state(database, 10)) == ([False], ("withdrawing", ""))
+
+
+def test_what_a_worker_left_half_way_is_replaced_by_what_came_after_it(database: Database) -> None:
+    """It was `deploying` for good: its version could not be deleted, and each look tried its deployment again."""
+    begin(database, 1, 10)
+    end(database, begin(database, 2, 11))
+    assert (serving(database), state(database, 10)) == (2, ("replaced", ""))
+
+
+def test_a_deployment_that_was_overtaken_before_it_was_done_is_no_more_to_be_done(deploying: Deploying) -> None:
+    """Its worker died, and somebody promoted another version before the next one began."""
+    database = deploying.house.database
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    first = deploying.promote(1)
+    begin(database, 1, first.seq)
+    second = deploying.promote(2)
+    overtaken(first, deploying.plane)
+    overtaken(first, deploying.plane)
+    assert state(database, first.seq) == ("replaced", "")
+    assert [event.payload["version"] for event in deploying.house.events("deployment.replaced")] == [1]
+    ModelVersionEdits(database).delete(model(), 1)
+    assert deploying.house.stages() == {2: "production"}
+    assert second.seq > first.seq
