@@ -17,6 +17,7 @@ from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from sensors.watch_serving import watch_serving
 from sensors.watch_training import watch_training
 from sensors.withdraw_deployments import withdraw_deployments
 
@@ -38,6 +39,7 @@ def definitions() -> dg.Definitions:
         account_ended_jobs,
         watch_training,
         withdraw_deployments,
+        watch_serving,
     ]
     platform = dg.Definitions(
         assets=[build_command()],

@@ -98,6 +98,8 @@ def deploy(
         folder = control_plane.store.fetch(artifact, control_plane.settings.home / "cache")
         load(model, version, row, folder / file.path, file.sha256, control_plane)
     except (EngineError, BrokenArtifact) as error:
+        if row.reason and isinstance(error, EngineUnavailable):  # it served before, which this says nothing against
+            raise dg.Failure(f"{version.reference} is not served, which is tried again: {error}") from None
         with control_plane.database.write() as connection:
             deployments.fail(connection, row, str(error))
             # Not the version that this promotion replaced: that one may never have been served either.

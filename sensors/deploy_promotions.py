@@ -1,46 +1,44 @@
-"""A version was promoted to production -> deploy it (specification row P5)."""
+"""A version was promoted to production, or the engine lost it -> deploy it (specification row P5)."""
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import PROMOTED
-from resources.metadata.registry.deployments import of_promotion
+from resources.metadata.registry.deployments import LOST, of_promotion
 from resources.metadata.registry.model_key import ModelKey
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 from sensors.homes import home_of
 from sensors.sensor import sensor
 
 
-@sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production.")
+@sensor(interval=INTERVAL_SECONDS, description="Deploys each version that is promoted to production, or that was lost.")
 def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     promotions = []
     cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, PROMOTED):
+        for event in new_events(context, connection, PROMOTED, LOST):
             cursor = event.seq
-            name, run_id = event.key, event.payload["run_id"]
+            name, run_id, promoted = event.key, event.payload["run_id"], event.type == PROMOTED
             # A client may promote a mere pointer, as in MLflow: nothing of it can be deployed, and no run made it here.
-            if event.payload["stage"] != "production" or not event.payload.get("servable", True):
+            if promoted and (event.payload["stage"] != "production" or not event.payload.get("servable", True)):
                 continue
             home = home_of(context, "models", name)
             model = ModelKey(event.payload["organization"], name)
             version = control_plane.registry.find(model, event.payload["version"], connection)
             if version is None:  # deleted or renamed since: it is in production no more
                 continue
-            deployed = of_promotion(connection, event.seq)
+            deployed = of_promotion(connection, event.seq if promoted else event.payload["promotion"])
             ended = deployed is not None and deployed.status != "deploying"
             if version.stage != "production" or ended:
                 continue
             # A request for a partition that Dagster does not know fails the tick, and with it every promotion behind it.
             context.instance.add_dynamic_partitions(f"{home}-runs", [run_id])
-            promotions.append(
-                dg.AssetMaterialization(
-                    ["models", home, "promotion"],
-                    partition=run_id,
-                    metadata={"version": version.version, "user": event.payload["user_id"], "event": event.seq},
+            if promoted:
+                metadata = {"version": version.version, "user": event.payload["user_id"], "event": event.seq}
+                promotions.append(
+                    dg.AssetMaterialization(["models", home, "promotion"], partition=run_id, metadata=metadata)
                 )
-            )
             requests.append(
                 dg.RunRequest(
                     run_key=f"deploy-{event.seq}",

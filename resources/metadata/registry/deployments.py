@@ -21,6 +21,8 @@ from resources.metadata.tables import model_versions as versions
 from resources.metadata.transactions import insert_into
 
 LEAVING = ("withdrawing", "withdrawn")
+LOST = "deployment.lost"
+"""The event by which what the engine does not serve any more is deployed again."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,28 @@ def serving(connection: Connection, model: ModelKey) -> Deployment | None:
     return Deployment(**row) if row else None
 
 
+def in_production(connection: Connection) -> Sequence[Deployment]:
+    """What is served and is to be: of all models, the deployments of the versions that are in production."""
+    same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
+    joined = select(table).join(versions, and_(*same, versions.c.version == table.c.version))
+    query = joined.where(table.c.status == "serving", versions.c.stage == "production").order_by(table.c.id)
+    return [Deployment(**row) for row in connection.execute(query).mappings()]
+
+
+def lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
+    """The engine does not serve this one, for that reason: it is deployed again. False where it is not to be any more."""
+    lock_registry(connection)
+    if deployment.id not in {current.id for current in in_production(connection)}:
+        return False
+    values = {"status": "deploying", "reason": reason, "updated_at": now_ms()}
+    connection.execute(update(table).where(table.c.id == deployment.id).values(**values))
+    mine = deployment.model.of(versions) & (versions.c.version == deployment.version)
+    run_id = connection.execute(select(versions.c.run_id).where(mine)).scalar_one()
+    facts = {"version": deployment.version, "run_id": run_id, "promotion": deployment.promotion, "reason": reason}
+    emit_model(connection, LOST, deployment.model, facts)
+    return True
+
+
 def is_being_deployed(connection: Connection, run_id: str) -> bool:
     """Whether the version that a run became is promoted, and neither served nor refused yet."""
     same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
@@ -103,9 +127,14 @@ def succeed(connection: Connection, deployment: Deployment) -> bool:
 
 
 def fail(connection: Connection, deployment: Deployment, reason: str) -> None:
-    """This one never served; what served before it goes on."""
+    """This one does not serve; what served before it goes on.
+
+    One that was lost did serve: the engine wants it still, and would have it back at its next start.
+    """
     lock_registry(connection)
     _end(connection, deployment, "failed", reason)
+    if deployment.reason:
+        _end(connection, deployment, "withdrawing", reason)
 
 
 def withdraw(connection: Connection, model: ModelKey) -> list[Deployment]:
@@ -131,7 +160,7 @@ def withdrawn(connection: Connection, deployment: Deployment) -> None:
     lock_registry(connection)
     current = of_promotion(connection, deployment.promotion)
     if current is not None and current.status == "withdrawing":
-        _end(connection, deployment, "withdrawn", "")
+        _end(connection, deployment, "withdrawn", current.reason)
 
 
 def take_back(connection: Connection, deployment: Deployment) -> bool:

@@ -286,6 +286,53 @@ def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_
     assert state(database, promotion.seq) == ("withdrawing", "")
 
 
+def lose(database: Database) -> None:
+    """The engine does not have any more what the record says that it serves."""
+    with database.write() as connection:
+        (served,) = deployments.in_production(connection)
+        assert deployments.lost(connection, served, "the engine does not know it")
+
+
+def test_what_was_lost_and_cannot_be_served_again_is_withdrawn(deploying: Deploying) -> None:
+    """Its state still names it: once its file is mended, it would serve what nobody has in production."""
+    deploying.register("r1")
+    serve(deploying, 1)
+    promotion = deploying.house.events("model.promoted")[-1]
+    lose(deploying.house.database)
+    path = deploying.plane.store.local_path("s3://hanzo-models/m/v1/gguf-q8_0/model.gguf")
+    assert path is not None
+    path.write_bytes(b"GGUF\xff")
+    with pytest.raises(dg.Failure):
+        deploying.deploy(1, promotion)
+    status, reason = state(deploying.house.database, promotion.seq)
+    assert status == "withdrawing" and "has SHA-256" in reason
+    assert deploying.house.stages() == {1: "staging"}
+    assert [event.payload["version"] for event in deploying.house.events("deployment.failed")] == [1]
+
+
+def test_an_engine_that_is_away_says_nothing_against_what_it_served(deploying: Deploying) -> None:
+    deploying.register("r1")
+    serve(deploying, 1)
+    promotion = deploying.house.events("model.promoted")[-1]
+    lose(deploying.house.database)
+    with pytest.raises(dg.Failure, match="tried again"):
+        deploying.deploy(1, promotion)
+    assert state(deploying.house.database, promotion.seq)[0] == "deploying"
+    assert deploying.house.stages() == {1: "production"}
+
+
+def test_what_was_replaced_or_withdrawn_meanwhile_is_not_lost(deploying: Deploying) -> None:
+    for run in ("r1", "r2"):
+        deploying.register(run)
+    serve(deploying, 1)
+    with deploying.house.database.read() as connection:
+        (seen,) = deployments.in_production(connection)
+    deploying.promote(2)
+    with deploying.house.database.write() as connection:
+        assert not deployments.lost(connection, seen, "the engine has version 2")
+    assert deploying.house.events("deployment.lost") == []
+
+
 def test_a_withdrawal_that_is_not_committed_yet_is_waited_for(database: Database) -> None:
     """Whoever ended the deployment had read its row before: it served for good what the registry had taken out."""
     row = begin(database, 1, 10)

@@ -1,0 +1,169 @@
+"""What the engine does not serve as it was deployed is told once, and deployed again; what is under way is left alone."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.deployment import deploy, newest_promotion
+from recipes.gguf_export import export_gguf
+from resources.engine.types import Served
+from resources.metadata.outbox import Event, read_after
+from resources.metadata.registry import deployments
+from sensors.deploy_promotions import deploy_promotions
+from sensors.watch_serving import difference_of, watch_serving
+from tests.recipes.tiny_model import make_tiny_model
+from tests.resources.engine.gateway_process import Gateway, free_port, wait_until
+from tests.resources.metadata.registry.test_registry import model as model_key
+from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+
+__all__ = ["house", "repository"]  # fixtures
+
+SHA256 = "0" * 64
+Start = Callable[..., Gateway]
+
+
+@pytest.fixture
+def start(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts the engine, with what its state says that it served before."""
+    port = free_port()
+    monkeypatch.setenv("HANZO_ML_ENGINE_PORT", str(port))
+    house.plane.database.close()
+    house.plane = ControlPlane()  # settings are read once
+    started: list[Gateway] = []
+
+    def begin(**served: Any) -> Gateway:
+        state = house.folder / "engine"
+        state.mkdir()
+        if served:
+            (state / "deployments.json").write_text(json.dumps([{"name": MODEL, "sha256": SHA256, **served}]))
+        started.append(Gateway(state, port))
+        return started[-1]
+
+    yield begin
+    for gateway in started:
+        gateway.kill()
+
+
+def serve(house: House) -> int:
+    """Version 1 serves, as the record has it. Returns its promotion."""
+    house.register("run-1")
+    promotion = house.promote(1)
+    house.tick(deploy_promotions)
+    house.begin_deployment(1, promotion, "serving")
+    return promotion
+
+
+def lost(house: House) -> list[Event]:
+    with house.plane.database.read() as connection:
+        return read_after(connection, 0, [deployments.LOST])
+
+
+def row(house: House, promotion: int) -> tuple[str, str]:
+    with house.plane.database.read() as connection:
+        found = deployments.of_promotion(connection, promotion)
+    assert found is not None
+    return found.status, found.reason
+
+
+def test_an_engine_that_knows_nothing_is_given_what_was_deployed_once(house: House, start: Start) -> None:
+    promotion = serve(house)
+    start()
+    for _ in range(2):
+        house.tick(watch_serving)
+    (event,) = lost(house)
+    assert event.payload["reason"] == "the engine does not know it"
+    assert row(house, promotion) == ("deploying", "the engine does not know it")
+    (request,) = house.tick(deploy_promotions)
+    assert (request.run_key, request.partition_key) == (f"deploy-{event.seq}", "run-1")
+    assert keys(request) == [f"models/{MODEL}/deployment"]
+    assert house.asset_events == [], "nobody promoted anything"
+    house.begin_deployment(1, promotion, "serving")
+    house.reset()
+    assert house.tick(deploy_promotions) == []
+
+
+def test_a_file_that_an_engine_refuses_as_it_is_started_anew_is_told(house: House, start: Start) -> None:
+    serve(house)
+    (house.folder / "model.gguf").write_bytes(b"GGUF, but other bytes than were registered")
+    gateway = start(version=1, path=str(house.folder / "model.gguf"))
+    wait_until(lambda: gateway.engine.served()[0].status == "refused")
+    house.tick(watch_serving)
+    (event,) = lost(house)
+    assert "the engine refuses it: " in event.payload["reason"] and "has SHA-256" in event.payload["reason"]
+
+
+def test_an_engine_that_has_another_version_than_the_record_is_told(house: House, start: Start) -> None:
+    """It was killed as it swapped, and came back when its deployment had been given up."""
+    serve(house)
+    start(version=2, path=str(house.folder / "model.gguf"))
+    house.tick(watch_serving)
+    (event,) = lost(house)
+    assert event.payload["reason"] == f"the engine has version 2 with SHA-256 {SHA256}"
+
+
+def test_an_engine_that_is_away_lost_nothing(house: House) -> None:
+    serve(house)
+    house.tick(watch_serving)
+    assert lost(house) == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_about_to_be_replaced_is_left_to_its_successor(house: House, start: Start, begun: bool) -> None:
+    serve(house)
+    house.register("run-2")
+    promotion = house.promote(2)
+    if begun:
+        house.begin_deployment(2, promotion, "deploying")
+    start()
+    house.tick(watch_serving)
+    assert lost(house) == []
+
+
+@pytest.mark.parametrize("status", ["serving", "loading"])
+def test_what_is_served_as_recorded_differs_in_nothing(house: House, status: Literal["serving", "loading"]) -> None:
+    """Also while an engine that was started anew still loads it."""
+    promotion = serve(house)
+    with house.plane.database.read() as connection:
+        recorded = deployments.of_promotion(connection, promotion)
+    assert recorded is not None
+    served = Served(name=MODEL, version=1, path=Path("/m.gguf"), sha256=SHA256, status=status, loaded_at=datetime.now(UTC))
+    assert difference_of(recorded, served) is None
+    assert difference_of(recorded, served.model_copy(update={"sha256": "1" * 64})) is not None
+
+
+@pytest.mark.slow
+def test_an_engine_that_lost_its_state_serves_again(house: House, start: Start) -> None:
+    version = house.register("run-1", exported=False)
+    folder = house.folder / "export"
+    export_gguf(make_tiny_model(house.folder / "tiny", 0), folder / "model.gguf", "F16")
+    export = house.plane.store.publish(folder, f"s3://hanzo-models/{MODEL}/v1/gguf-f16", "gguf")
+    with house.plane.database.write() as connection:
+        house.plane.registry.add_artifacts(connection, version, {"gguf": export})
+    house.promote(1)
+    definition = ModelDefinition(name=MODEL, dataset="d", recipe="r", deployment=DeploymentTarget(smoke_prompts=("Who?",)))
+
+    def deployed() -> None:
+        found = house.plane.registry.read(model_key(MODEL), 1)
+        with house.plane.database.read() as connection:
+            promotion = newest_promotion(connection, found)
+        assert promotion is not None
+        deploy(definition, found, promotion, house.plane)
+
+    gateway = start()
+    deployed()
+    gateway.kill()
+    shutil.rmtree(gateway.state_dir)
+    gateway.start()
+    house.tick(watch_serving)
+    assert len(lost(house)) == 1
+    deployed()
+    house.tick(watch_serving)
+    assert len(lost(house)) == 1
+    assert [served.status for served in gateway.engine.served()] == ["serving"]
