@@ -1,7 +1,8 @@
 """Proving a model version: every edge from the file that is served back to the raw files, every byte hashed again.
 
 A node is proved when its manifest has the recorded digest, its files have the manifest's hashes, and the database names
-the same parents. Nothing is believed that can be hashed.
+the same parents. Nothing is believed that can be hashed. A version is proved when its files are of one chain, which begins
+at its own run: each of them alone may be whole, and another model's.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact, Store, sha256_of
 from resources.lineage.record import find, parents
 from resources.metadata.registry import deployments
+from resources.metadata.registry.model_versions import described
 from resources.metadata.registry.registry import ModelVersion
 
 LABELS = {
@@ -29,6 +31,8 @@ LABELS = {
     "source": "source files",
 }
 FORMATS = ("gguf", "merged", *TRAINED)
+MADE_FROM = (("gguf", "merged"), *(("merged", role) for role in TRAINED))
+"""Formats of a version, each with one that it was made from."""
 
 
 class ProofNode(BaseModel):
@@ -63,6 +67,7 @@ class Prover:
         self._connection = connection
         self._store = store
         self._seen: dict[str, ProofNode] = {}
+        self._manifests: dict[str, Manifest] = {}
         self.broken: list[str] = []
         self.bytes_hashed = 0
 
@@ -112,6 +117,7 @@ class Prover:
         except BrokenArtifact as error:
             self._problem(node, edge, str(error))
             return node
+        self._manifests[artifact.digest] = manifest
         node.files, node.size_bytes, node.facts = len(manifest.files), manifest.size_bytes, dict(manifest.facts)
         self._hash_files(artifact, manifest, node, edge)
         if parents(self._connection, artifact.digest) != manifest.inputs:
@@ -123,6 +129,21 @@ class Prover:
                 continue
             node.made_from.append(self.artifact(parent, label, role))
         return node
+
+    def one_chain(self, version: ModelVersion, root: ProofNode) -> None:
+        """That the version's files were made of each other, and by its run. What cannot be read was named already."""
+        digests = {format: version.artifact(format).digest for format in FORMATS if format in version.artifacts}
+        for format, parent in MADE_FROM:
+            manifest = self._manifests.get(digests.get(format, ""))
+            if manifest is not None and parent in digests and manifest.inputs.get(parent) != digests[parent]:
+                reason = f"the registry's {LABELS[format]} of {version.reference} was not made from its {LABELS[parent]}"
+                self._problem(root, f"{LABELS[format]} -> {LABELS[parent]}", reason)
+        for role in TRAINED:
+            trained = self._manifests.get(digests.get(role, ""))
+            run = self._manifests.get(trained.inputs.get("run", "")) if trained is not None else None
+            if run is not None and run.facts.get("run_id") != version.run_id:
+                reason = f"trained by run {run.facts.get('run_id')}, while {version.reference} is of run {version.run_id}"
+                self._problem(root, f"{LABELS[role]} -> run", reason)
 
     def _hash_files(self, artifact: Artifact, manifest: Manifest, node: ProofNode, edge: str) -> None:
         for file in manifest.files:
@@ -166,11 +187,12 @@ def prove(
         if format not in version.artifacts:
             continue
         artifact = version.artifact(format)
-        if version.artifacts[format]["checksum"] != f"sha256:{artifact.digest}":
-            prover._problem(root, f"{version.reference} -> {format}", "the registry's checksum is not that of its pointer")
+        if version.artifacts[format] != described(artifact):
+            prover._problem(root, f"{version.reference} -> {format}", "the registry says of it what its pointer does not")
         child = prover.artifact(artifact, version.reference)
         if not child.seen_above:
             root.made_from.append(child)
+    prover.one_chain(version, root)
     return Proof(
         name=version.name,
         version=version.version,

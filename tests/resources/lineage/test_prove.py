@@ -16,6 +16,7 @@ from resources.lineage.prove import Proof, ProofNode, prove
 from resources.lineage.record import find, parents, record
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
+from resources.metadata.registry.model_versions import described
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
 from tests.resources.metadata.registry.test_registry import House, model, registration
 
@@ -74,7 +75,7 @@ class Chain:
                 (source / path).write_bytes(data)
             kind = "split" if name in ("train", "validation") else name
             inputs = {role: self.made[parent].digest for role, parent in INPUTS[name].items()}
-            facts: dict[str, Any] = {"split": name} if kind == "split" else {}
+            facts: dict[str, Any] = {"split": name} if kind == "split" else {"run_id": "r1"} if kind == "run" else {}
             self.made[name] = self.store.publish(source, uri, kind, inputs=inputs, facts=facts)
         with self.database.write() as connection:
             for artifact in self.made.values():
@@ -216,6 +217,57 @@ def test_a_checksum_of_the_registry_that_is_not_the_artifact_s_is_named(chain: C
         connection.execute(update(model_versions).values(artifacts=changed))
     (edge,) = chain.prove().broken
     assert edge.startswith("m version 1 -> merged: ")
+
+
+def point(chain: Chain, **artifacts: Artifact) -> None:
+    """Let the registry point version 1 at these, checksums and all."""
+    changed = {**chain.house.registry.read(model(), 1).artifacts} | {name: described(artifacts[name]) for name in artifacts}
+    with chain.database.write() as connection:
+        connection.execute(update(model_versions).values(artifacts=changed))
+
+
+def other(chain: Chain, folder: Path, kind: str, **inputs: Artifact) -> Artifact:
+    """A whole artifact of another model."""
+    (folder / kind).mkdir(parents=True)
+    (folder / kind / "model").write_bytes(b"other " + kind.encode())
+    digests = {role: artifact.digest for role, artifact in inputs.items()}
+    made = chain.store.publish(folder / kind, f"s3://hanzo-models/other/v1/{kind}", kind, inputs=digests)
+    with chain.database.write() as connection:
+        record(connection, made, chain.store.manifest(made))
+    return made
+
+
+def test_a_whole_export_of_another_model_is_not_this_one_s(chain: Chain, tmp_path: Path) -> None:
+    """Each of its edges held, up to the raw files; that it was made of other weights than the version's, nobody asked."""
+    merged = other(chain, tmp_path, "merged", adapter=chain.made["adapter"], base=chain.made["base"])
+    export = other(chain, tmp_path, "gguf", merged=merged)
+    point(chain, gguf=export)
+    (edge,) = chain.prove().broken
+    assert edge.startswith("export -> merged weights: ")
+    point(chain, gguf=export, merged=merged)
+    assert chain.prove().ok, "two exports of one training are both its own"
+    strange = other(chain, tmp_path / "strange", "merged", base=chain.made["base"])
+    point(chain, gguf=other(chain, tmp_path / "strange", "gguf", merged=strange), merged=strange)
+    (edge,) = chain.prove().broken
+    assert edge.startswith("merged weights -> adapter checkpoint: ")
+
+
+def test_a_version_of_another_run_than_trained_it_is_not_proved(chain: Chain) -> None:
+    made = {name: chain.made[name] for name in ("adapter", "merged", "gguf")}
+    with chain.database.write() as connection:
+        chain.house.registry.register(connection, model(), registration("r2"), made)
+    (edge,) = chain.prove(version=2).broken
+    assert edge.startswith("adapter checkpoint -> run: ") and "r1" in edge and "r2" in edge
+
+
+@pytest.mark.parametrize("tampered", [{"path": "s3://elsewhere/"}, {"size_bytes": 1}])
+def test_what_the_registry_says_of_an_artifact_is_what_it_points_to(chain: Chain, tampered: dict[str, Any]) -> None:
+    changed = dict(chain.house.registry.read(model(), 1).artifacts)
+    changed["gguf"] = {**changed["gguf"], **tampered}
+    with chain.database.write() as connection:
+        connection.execute(update(model_versions).values(artifacts=changed))
+    (edge,) = chain.prove().broken
+    assert edge.startswith("m version 1 -> gguf: ")
 
 
 def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:

@@ -106,7 +106,7 @@ class World:
         """A completed training run. Returns its adapter."""
         self.jobs.submit(name=id, config={}, user="u", organization=version.organization, id=id, status="running")
         used = {role: splits[role] for role in ("train", "validation")}
-        run = self.publish(f"s3://hanzo-ml/runs/{id}/record", "run", used)
+        run = self.publish(f"s3://hanzo-ml/runs/{id}/record", "run", used, run_id=id)
         adapter = self.publish(f"s3://hanzo-ml/runs/{id}/checkpoint-final/adapter", "adapter", {"run": run, **used, **more})
         with self.database.write() as connection:
             self.jobs.complete(connection, id, {"run": run, "adapter": adapter}, 1.0)
