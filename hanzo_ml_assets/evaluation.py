@@ -12,7 +12,7 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.results import EvaluationReport
 from recipes.schema import Artifact, Job, Program, Result
 from resources.compute.devices import POOL
-from resources.lineage.record import record
+from resources.lineage.record import find, parents, record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.run_data import RunData
@@ -94,10 +94,17 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
 
 
 def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: ControlPlane) -> Artifact | None:
-    """What the last accepted version was trained to, where it stands on the same base model and is not this run's own."""
+    """What the last accepted version was trained to, where it stands on the same base model.
+
+    Of a run that has its version already, what that one was compared with: its verdict stands, whatever was accepted since.
+    """
+    registered = model.registered(trained)
     with control_plane.database.read() as connection:
-        version = control_plane.registry.last_accepted(model.registered(trained), connection)
-        if version is None or version.run_id in (None, trained.id):
+        if trained.evaluation is not None and control_plane.registry.of_run(registered, trained.id, connection) is not None:
+            made_of = parents(connection, trained.evaluation["artifact"]["digest"])
+            return find(connection, made_of["accepted"]) if "accepted" in made_of else None
+        version = control_plane.registry.last_accepted(registered, connection)
+        if version is None:
             return None
         before = control_plane.jobs.get(str(version.run_id), connection)
     same_base = before.artifact("base").digest == trained.artifact("base").digest

@@ -223,9 +223,10 @@ class Registry:
         return find_version(connection, model.of(versions), versions.c.stage == "production")
 
     def last_accepted(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
-        """The newest version that passed its gate: what a new one is compared with (row M3)."""
-        gated = versions.c.sole_run_id.is_not(None)  # a client's pointer is ready too, but nothing ever evaluated it
-        return find_version(connection, model.of(versions), versions.c.status == "ready", gated)
+        """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
+        passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
+        found = read_versions(connection, select(versions).where(model.of(versions), passed).order_by(NEWEST_FIRST))
+        return next((version for version in found if version.artifacts), None)  # nothing ever evaluated a mere pointer
 
     def models(self, organization: str) -> Sequence[Mapping[str, Any]]:
         query = select(models).where(models.c.organization == organization).order_by(models.c.name)

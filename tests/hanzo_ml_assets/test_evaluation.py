@@ -1,0 +1,91 @@
+"""With what a new model is compared: the newest that passed its gate before it, and when it is asked again, the same."""
+
+from pathlib import Path
+
+import pytest
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
+from hanzo_ml_assets.evaluation import accepted_before
+from hanzo_ml_assets.gate import Verdict
+from recipes.schema import Artifact, Manifest
+from resources.lineage.record import record
+from resources.registration import register_job
+from tests.hanzo_ml_assets.test_dry_run import home
+
+__all__ = ["home"]
+
+MODEL = ModelDefinition(name="m", dataset="d", recipe="r", deployment=DeploymentTarget(smoke_prompts=("Hello?",)))
+
+
+class House:
+    def __init__(self, folder: Path) -> None:
+        self.plane = ControlPlane()
+        self.plane.store.put_bytes("s3://hanzo-models/base/b/config.json", b'{"architectures": ["LlamaForCausalLM"]}')
+        self.base = Artifact(kind="base", uri="s3://hanzo-models/base/b", digest="b" * 64, size_bytes=1)
+
+    def train(self, run: str) -> None:
+        jobs = self.plane.jobs
+        jobs.submit(name=run, config={"model": "m"}, user="u", organization="default", id=run, status="running")
+        manifest = Manifest(kind="adapter", files=(), facts={"of": run})
+        adapter = self.plane.store.put_manifest(f"s3://hanzo-ml/runs/{run}/adapter", manifest)
+        with self.plane.database.write() as connection:
+            record(connection, adapter, manifest)
+            jobs.complete(connection, run, {"base": self.base, "adapter": adapter}, 1.0)
+
+    def compared_with(self, run: str) -> str | None:
+        """The run of the model that this run's is compared with."""
+        found = accepted_before(MODEL, self.plane.jobs.read(run), self.plane)
+        return None if found is None else found.uri.split("/")[-2]
+
+    def evaluate(self, run: str, *, accepted: bool = True) -> None:
+        """As the evaluation asset records it."""
+        job = self.plane.jobs.read(run)
+        before = accepted_before(MODEL, job, self.plane)
+        inputs = {"adapter": job.trained.digest} | ({"accepted": before.digest} if before else {})
+        report = Manifest(kind="evaluation", files=(), inputs=inputs)
+        artifact = self.plane.store.put_manifest(f"s3://hanzo-ml/runs/{run}/evaluation", report)
+        verdict = Verdict(accepted=accepted, reasons=() if accepted else ("worse",))
+        scores = {"tuned": {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5}}
+        evaluation = {
+            "report": {"scores": scores},
+            "verdict": verdict.model_dump(mode="json"),
+            "artifact": artifact.model_dump(),
+        }
+        with self.plane.database.write() as connection:
+            record(connection, artifact, report)
+            self.plane.jobs.set_evaluation(connection, run, {"report": {"scores": scores}, **judged})
+
+    def register(self, run: str) -> None:
+        register_job(self.plane.database, self.plane.store, "m", self.plane.jobs.read(run))
+
+
+@pytest.fixture
+def house(home: Path) -> House:
+    return House(home)
+
+
+def judged(house: House, run: str, *, accepted: bool = True) -> None:
+    house.train(run)
+    house.evaluate(run, accepted=accepted)
+    house.register(run)
+
+
+def test_a_version_that_awaits_its_export_is_what_the_next_one_is_compared_with(house: House) -> None:
+    """It passed its gate; one that was worse than it was accepted, because its export took a few minutes."""
+    house.train("a1")
+    assert house.compared_with("a1") is None
+    judged(house, "a2")
+    assert house.compared_with("a1") == "a2"
+    judged(house, "a3", accepted=False)
+    assert house.compared_with("a1") == "a2"
+
+
+def test_an_evaluation_that_is_done_again_compares_with_what_it_did(house: House) -> None:
+    """A worker that died while it exported begins with the evaluation anew. Against a version that was accepted since, its
+    verdict was another than the one that its own version was registered by.
+    """
+    judged(house, "a1")
+    judged(house, "a2")
+    judged(house, "a3")
+    assert [house.compared_with(run) for run in ("a1", "a2", "a3")] == [None, "a1", "a2"]
