@@ -34,16 +34,19 @@ class Backend:
         """Start a process on the file and wait until it listens.
 
         Raises:
-            SmokeFailed: llama.cpp does not load the file.
+            SmokeFailed: llama.cpp does not load the file, or the machine starts no process now.
         """
         command = [sys.executable, "-m", "resources.engine.backend"]
         command += ["--name", name, "--path", str(path), "--parent", str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the gateway, which drains before it ends its backends
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the gateway, which drains before it ends its backends
+            )
+        except OSError as error:
+            raise SmokeFailed.of(name, f"no process could be started for it ({error.strerror})") from None
         assert process.stdout is not None
         try:
             line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)

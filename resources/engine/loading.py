@@ -32,16 +32,14 @@ async def load(request: DeployRequest, http: httpx.AsyncClient) -> Loaded:
     """Verify, load and warm a model; leaves no process behind when it raises.
 
     Raises:
-        BadRequest: there is no such file.
+        BadRequest: there is no such file, or not any more.
         ChecksumMismatch: the file is not the registered one, or changed while it was loaded (rows P6 and X7).
         SmokeFailed: it does not load, or does not answer every smoke prompt with finite log-probabilities.
     """
     before = await verify(request)
     backend = await Backend.start(request.name, request.path)
     try:
-        if identity(request.path) != before:
-            found = await asyncio.to_thread(sha256_of, request.path)
-            raise ChecksumMismatch.of(f"{request.path} (changed while it was loaded)", request.sha256, found)
+        await refuse_changed(request, before)
         smoke = tuple([await answer(request, prompt, backend, http) for prompt in request.smoke_prompts])
     except BaseException:
         await backend.end()
@@ -55,10 +53,25 @@ async def verify(request: DeployRequest) -> tuple[int, ...]:
         before = identity(request.path)
         found = await asyncio.to_thread(sha256_of, request.path)
     except OSError as error:
-        raise BadRequest(f"cannot read {request.path} ({error.strerror}): give the path of a GGUF file") from None
+        raise unreadable(request.path, error) from None
     if found != request.sha256:
         raise ChecksumMismatch.of(str(request.path), request.sha256, found)
     return before
+
+
+async def refuse_changed(request: DeployRequest, before: tuple[int, ...]) -> None:
+    """Raises where the file is not the one that was hashed."""
+    try:
+        if identity(request.path) == before:
+            return
+        found = await asyncio.to_thread(sha256_of, request.path)
+    except OSError as error:
+        raise unreadable(request.path, error) from None
+    raise ChecksumMismatch.of(f"{request.path} (changed while it was loaded)", request.sha256, found)
+
+
+def unreadable(path: Path, error: OSError) -> BadRequest:
+    return BadRequest(f"cannot read {path} ({error.strerror}): give the path of a GGUF file")
 
 
 def identity(path: Path) -> tuple[int, ...]:

@@ -47,11 +47,7 @@ class House:
         artifact = self.plane.store.put_manifest(f"s3://hanzo-ml/runs/{run}/evaluation", report)
         verdict = Verdict(accepted=accepted, reasons=() if accepted else ("worse",))
         scores = {"tuned": {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5}}
-        evaluation = {
-            "report": {"scores": scores},
-            "verdict": verdict.model_dump(mode="json"),
-            "artifact": artifact.model_dump(),
-        }
+        judged = {"verdict": verdict.model_dump(mode="json"), "artifact": artifact.model_dump()}
         with self.plane.database.write() as connection:
             record(connection, artifact, report)
             self.plane.jobs.set_evaluation(connection, run, {"report": {"scores": scores}, **judged})
