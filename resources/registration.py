@@ -19,6 +19,8 @@ from resources.metadata.totals import GPU_HOURS_METRIC
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 
+SANDBOX = "sandbox"
+"""The definition of jobs that bring their own configuration: their models have the jobs' names."""
 CONFIG = ("dataset", "method", "recipe")
 STEPS_METRIC = "system/total_steps"
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int}
@@ -66,6 +68,8 @@ def register_run(
         job = jobs.find(run_id, connection)
     # A command's run is as any script's: what it logged is registered while it runs, and nothing evaluates it.
     if job is not None and job.type == TRAINING:
+        if (own := model_of(job)) != name:
+            raise conflict(f"run '{run_id}' trained the model '{own}', as which it is exported: register it as '{own}'")
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
     source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{artifact}"
@@ -79,6 +83,12 @@ def register_run(
     with database.write() as connection:
         model = ModelKey(run.organization, name)
         return Registry(database).register(connection, model, registration, {}, stage="none")
+
+
+def model_of(job: JobRecord) -> str:
+    """The name under which what a training job trained is registered, exported and deployed."""
+    model = str(job.config["model"])
+    return job.name if model == SANDBOX else model
 
 
 def describe_run(

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import SANDBOX
 from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
@@ -134,6 +135,9 @@ def decide(
     default = dataset_of(context, model)
     if default is None:
         return Decision(fail=f"there is no model definition '{model}': add hanzo_ml_assets/defs/{model}/defs.yaml")
+    if model == SANDBOX and job.name != SANDBOX and dataset_of(context, job.name) is not None:
+        what = f"'{job.name}' has a definition, whose gate its versions pass"
+        return Decision(fail=f"{what}: submit it with --model {job.name}, or give this job another name")
     reference = str(job.config.get(DATASET) or default)
     try:
         version = control_plane.datasets.resolve(reference, job.organization, connection)

@@ -124,6 +124,22 @@ def test_a_command_s_run_registers_what_it_logged_while_it_runs(http: TestClient
     assert (answer.json()["run_id"], answer.json()["stage"]) == (job, "none")
 
 
+@pytest.mark.parametrize(("config", "own"), [({"model": "sandbox"}, "mine"), ({"model": "defined"}, "defined")])
+def test_a_training_job_s_run_is_registered_under_the_name_that_it_is_exported_and_deployed_under(
+    http: TestClient, settings: Settings, config: dict[str, str], own: str
+) -> None:
+    """Under another it stood in staging and waited for an export that never came."""
+    database = Database(settings.database_url)
+    jobs = Jobs(database)
+    jobs.submit(name="mine", config=config, user="u", organization="default", id="job-1", status="running")
+    with database.write() as connection:
+        jobs.complete(connection, "job-1", {}, 1.0)
+    database.close()
+    refused = http.post("/v1/models/theirs/versions", json={"run_id": "job-1"})
+    assert (refused.status_code, f"register it as '{own}'" in refused.json()["message"]) == (409, True), refused.text
+    assert "not evaluated yet" in http.post(f"/v1/models/{own}/versions", json={"run_id": "job-1"}).json()["message"]
+
+
 @pytest.mark.parametrize("tags", [{"": "x"}, {"k" * 251: "x"}, {"k": "v" * 100_001}, {"k": "\0"}])
 def test_a_tag_that_no_version_can_have_is_refused_whoever_registers_it(models: TestClient, tags: dict[str, str]) -> None:
     run = logged_run(models)

@@ -311,6 +311,15 @@ def test_a_job_of_the_sandbox_starts_there(house: House) -> None:
     assert house.instance.has_dynamic_partition("sandbox-runs", "job-1")
 
 
+def test_a_job_of_the_sandbox_does_not_get_round_the_gate_of_a_definition(house: House) -> None:
+    """Its version is registered under the job's name: the definition's own, judged by the sandbox's gate."""
+    house.dataset("mine")
+    house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
+    assert house.tick(start_submitted_jobs) == []
+    job = house.plane.jobs.read("job-1")
+    assert (job.status, f"submit it with --model {MODEL}" in job.reason) == ("failed", True), job.reason
+
+
 def test_what_the_sensor_asks_for_can_be_run(house: House) -> None:
     """The selection of a request is one that Dagster finds in the graph."""
     house.dataset(split=False)
