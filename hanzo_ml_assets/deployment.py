@@ -37,12 +37,15 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
     def deployment(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         with control_plane.database.read() as connection:
             job = control_plane.jobs.get(context.partition_key, connection)
-            version = control_plane.registry.of_run(model.registered(job), job.id, connection)
-            promotion = newest_promotion(connection, version) if version else None
-        if version is None or promotion is None or version.stage != "production":
-            if promotion is not None:
+            # Not by name: whoever registered it may have renamed the model since, and its promotion is of the new name.
+            versions = control_plane.registry.all_of_run(job.organization, job.id, connection)
+            promoted = [(version, newest_promotion(connection, version)) for version in versions]
+        wanted = next(((made, by) for made, by in promoted if by is not None and made.stage == "production"), None)
+        if wanted is None:
+            for promotion in [by for _, by in promoted if by is not None]:
                 overtaken(promotion, control_plane)
             raise dg.Failure(f"no version of run {context.partition_key} is in production: promote one first")
+        version, promotion = wanted
         served = deploy(model, version, promotion, control_plane)
         return dg.MaterializeResult(
             metadata={

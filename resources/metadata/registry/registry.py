@@ -219,6 +219,11 @@ class Registry:
         """The one version of a run that `register` made."""
         return find_version(connection, model.of(versions), versions.c.sole_run_id == run_id)
 
+    def all_of_run(self, organization: str, run_id: str, connection: Connection) -> list[ModelVersion]:
+        """What `register` made of a run, under whatever name it is now."""
+        mine = (versions.c.organization == organization, versions.c.sole_run_id == run_id)
+        return read_versions(connection, select(versions).where(*mine).order_by(NEWEST_FIRST))
+
     def in_production(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
         return find_version(connection, model.of(versions), versions.c.stage == "production")
 

@@ -9,7 +9,7 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.deployment import deploy, overtaken
+from hanzo_ml_assets.deployment import build_deployment, deploy, overtaken
 from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineUnavailable
 from resources.errors import ErrorCode
@@ -284,6 +284,28 @@ def test_a_worker_that_died_while_it_deployed_what_was_withdrawn_leaves_nothing_
         deployments.withdrawn(connection, row)
     overtaken(promotion, deploying.plane)
     assert state(database, promotion.seq) == ("withdrawing", "")
+
+
+def test_a_renamed_model_is_deployed_under_its_new_name(deploying: Deploying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run was looked for under the old one: it was in production for good, and nothing served it."""
+    database = deploying.house.database
+    deploying.plane.jobs.submit(name="m", config={"model": "m"}, user="u", organization="default", id="r1")
+    deploying.register("r1")
+    RegisteredModels(database).rename(model(), "n")
+    deploying.house.registry.promote(model("n"), 1, "production", user="ann")
+    asked: list[str] = []
+    monkeypatch.setattr(HttpEngine, "deploy", lambda _, **request: asked.append(request["name"]))
+    partitions = dg.DynamicPartitionsDefinition(name="m-runs")
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("m-runs", ["r1"])
+        done = dg.materialize(
+            [build_deployment(MODEL, partitions)],
+            instance=instance,
+            partition_key="r1",
+            resources={"control_plane": deploying.plane},
+        )
+    assert done.success and asked == ["n"]
+    assert serving(database, "n") == 1
 
 
 def lose(database: Database) -> None:
