@@ -35,6 +35,16 @@ def check_move(version: ModelVersion, stage: str, *, force: bool, is_admin: bool
         raise conflict(f"{version.reference} has no export to serve yet: wait until its export has run")
 
 
+def check_usable(version: ModelVersion) -> None:
+    """Whether a version may be given a name that loaders ask for, or be copied.
+
+    Raises:
+        HanzoError: it is quarantined, and no admin has moved it to a stage where it is used.
+    """
+    if version.status == "quarantined" and version.stage not in ACTIVE:
+        raise conflict(f"{version.reference} is quarantined: {version.reason}. An admin may move it to staging with --force")
+
+
 def stage_tags(stage: str, traffic_percent: int | None) -> dict[str, str]:
     """The tags that say what a stage of MLflow's cannot."""
     if stage != "canary":

@@ -9,7 +9,8 @@ A source is checked before a version is made of it. The reference checks its for
 - `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
   or model;
 - `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
-  names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model;
+  names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model. None is made of one that is
+  quarantined;
 - `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's. **A run that this server
   does not know is let through**: MLflow lets registry and tracking be two servers, so it may be a run of the other one,
   which nobody here can look into. It is a name and no address, nothing is ever read or served for it, and MLflow's own
@@ -31,6 +32,7 @@ from resources.errors import HanzoError, conflict, invalid
 from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS, is_proxied
 from resources.metadata.artifacts.artifact_owners import FOLDER, files_owner
 from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organization_of_place
+from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.tables import experiments, logged_models, runs
@@ -71,7 +73,8 @@ def check_source(
     """What a client's source is on this server. `foreign_runs` lets runs of another tracking server through.
 
     Raises:
-        HanzoError: 400 where it is malformed, refused, absent, or not of the run or model that the request names.
+        HanzoError: 400 where it is malformed, refused, absent, or not of the run or model that the request names; 409 where
+            it is a version that is quarantined.
     """
     if len(source) > MAX_SOURCE:
         raise invalid(f"'source' exceeds the maximum length of {MAX_SOURCE} characters")
@@ -83,6 +86,7 @@ def check_source(
         original = referred(connection, source, parts, organization)
         if is_prompt(original.tags):
             raise bad_source(source, "Prompt versions cannot be used as model version sources.")
+        check_usable(original)
         if run_id not in ("", original.run_id or "") or model_id not in ("", original.model_id or ""):
             raise bad_source(source, "The run_id and model_id request parameters must match the referenced model version.")
         return Sourced(f"models:/{original.name}/{original.version}", original.run_id, original.model_id)

@@ -12,6 +12,7 @@ from resources.errors import already_exists
 from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import (
     MAX_VERSION,
     checked_alias,
@@ -133,13 +134,19 @@ class RegisteredModels:
                 emit_model(writer, "model.tag_deleted", model, {"key": key})
 
     def set_alias(self, model: ModelKey, alias: str, number: int) -> None:
-        """Point an alias at a version, away from the one that it pointed at."""
+        """Point an alias at a version, away from the one that it pointed at.
+
+        Raises:
+            HanzoError: there is no such model or version, or it is quarantined.
+        """
         checked_new_alias(alias)
         with writing(self._database, None) as writer:
             lock_model(writer, model)
             known = 0 < number <= MAX_VERSION
-            if not known or find_version(writer, model.of(versions), versions.c.version == number) is None:
+            version = find_version(writer, model.of(versions), versions.c.version == number) if known else None
+            if version is None:
                 raise no_version(model.name, number)
+            check_usable(version)
             row = insert_into(writer, aliases).values(**model.row, alias=alias, version=number)
             keys = ["organization", "name", "alias"]
             writer.execute(row.on_conflict_do_update(index_elements=keys, set_={"version": number}))

@@ -1,14 +1,19 @@
 """Models and versions as clients make them: numbers, stages, what is served, copies, organizations, all at once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count, pairwise
+from pathlib import Path
 
 import pytest
 
+from recipes.schema import StoreAddress
+from recipes.store import Store
 from resources.errors import ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
+from resources.metadata.registry.model_version_sources import Sourced, check_source
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointer
 from resources.metadata.registry.registry_search import RegistrySearch
@@ -59,6 +64,23 @@ def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office)
     with office.database.read() as connection:
         accepted = office.registry.last_accepted(model(), connection)
     assert accepted is not None and accepted.version == 1
+
+
+def test_neither_an_alias_nor_a_copy_leads_out_of_quarantine(office: Office, tmp_path: Path) -> None:
+    """A loader that asks for the alias serves it; a copy was ready, and needed no force to go to production."""
+    store = Store(StoreAddress(root=tmp_path.as_uri(), buckets={}))
+    office.register("r1", quarantine="accuracy is worse")
+
+    def copy() -> Sourced:
+        with office.database.read() as connection:
+            return check_source(connection, store, "models:/m/1", "default")
+
+    for way in (copy, partial(office.models.set_alias, model(), "champion", 1)):
+        refusal = refused(way)
+        assert refusal.code is ErrorCode.RESOURCE_CONFLICT and "quarantined: accuracy is worse" in refusal.message
+    office.promote(1, "staging", force=True, is_admin=True)
+    office.models.set_alias(model(), "champion", 1)
+    assert copy().source == "models:/m/1", "an admin took it out"
 
 
 def test_a_canary_has_a_share_of_the_traffic_until_it_moves_on(office: Office) -> None:
