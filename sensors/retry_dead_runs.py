@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.deployment import newest_promotion
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
 from resources.errors import HanzoError
 from resources.metadata.jobs import ACTIVE
-from resources.metadata.registry.deployments import is_being_deployed
+from resources.metadata.registry.deployments import is_being_deployed, of_promotion
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
@@ -74,14 +75,19 @@ def retries_of(run: dg.DagsterRun) -> int:
 
 
 def is_left_deploying(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Whether a deployment stopped half-way: the store or the database was away, and what is served and what the registry
-    says are two versions. One that the engine refused is put back at once.
+    """Whether a deployment stopped half-way, or before it began: the store or the database was away, and what is served and
+    what the registry says are two versions. One that the engine refused is put back at once.
     """
     partition = run.tags.get(PARTITION_TAG)
     if partition is None or retries_of(run) >= MAX_RETRIES:
         return False
     with control_plane.database.read() as connection:
-        return is_being_deployed(connection, partition)
+        if is_being_deployed(connection, partition):
+            return True
+        job = control_plane.jobs.find(partition, connection)
+        made = control_plane.registry.all_of_run(job.organization, partition, connection) if job else []
+        promoted = [newest_promotion(connection, one) for one in made if one.stage == "production" and one.servable]
+        return any(event is not None and of_promotion(connection, event.seq) is None for event in promoted)
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:

@@ -589,13 +589,15 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
 
 
-@pytest.mark.parametrize(("status", "tried"), [("deploying", 1), ("failed", 0), ("serving", 0)])
+@pytest.mark.parametrize(("status", "tried"), [("", 1), ("deploying", 1), ("failed", 0), ("serving", 0)])
 def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
     house: House, status: str, tried: int
 ) -> None:
-    """The store was away while the weights were fetched, or the database when the engine had swapped them."""
+    """The store was away while the weights were fetched, or the database when the engine had swapped them, or as it began."""
+    house.submit("job-1")
     promotion = house.promote(house.register("job-1").version)
-    house.begin_deployment(1, promotion, status)
+    if status:
+        house.begin_deployment(1, promotion, status)
     run = failed_run(house, ("deployment",), "job-1")
     time.sleep(SETTLED.total_seconds() + 0.1)
     requests = house.tick(retry_dead_runs)

@@ -185,9 +185,10 @@ class Registry:
         """A promotion that could not be served: back to `staging`, and the version before it back to production."""
         if self.get(failed.model, failed.version, connection).stage != "production":
             return
-        self._change(connection, failed, stage="none" if failed.status == "quarantined" else "staging")
+        now = now_ms()
+        self._move(connection, failed, "none" if failed.status == "quarantined" else "staging", now)
         if previous is not None:
-            self._change(connection, self.get(failed.model, previous, connection), stage="production")
+            self._move(connection, self.get(failed.model, previous, connection), "production", now)
         facts = {"version": failed.version, "restored": previous, "reason": reason}
         emit_model(connection, "model.restored", failed.model, facts)
 

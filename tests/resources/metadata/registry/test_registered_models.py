@@ -66,6 +66,17 @@ def test_a_pointer_is_not_what_the_next_version_is_compared_with(office: Office)
     assert accepted is not None and accepted.version == 1
 
 
+def test_what_is_put_back_into_production_is_no_canary_any_more(office: Office) -> None:
+    """Somebody had made one of it meanwhile; MLflow's clients read the stage from its tags."""
+    for run in ("r1", "r2"):
+        office.register(run)
+    for number, stage in ((1, "production"), (2, "production"), (1, "canary")):
+        office.promote(number, stage)
+    office.restore(2, 1)
+    assert [version.tags for version in office.registry.versions(model())] == [{}, {}]
+    assert office.stages() == {1: "production", 2: "staging"}
+
+
 def test_neither_an_alias_nor_a_copy_leads_out_of_quarantine(office: Office, tmp_path: Path) -> None:
     """A loader that asks for the alias serves it; a copy was ready, and needed no force to go to production."""
     store = Store(StoreAddress(root=tmp_path.as_uri(), buckets={}))
