@@ -593,7 +593,7 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
 def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
     house: House, status: str, tried: int
 ) -> None:
-    """The store was away while the weights were fetched, or the database when the engine had swapped them, or as it began."""
+    """The store was away while the weights were fetched, or the database as it began or when the engine had swapped them."""
     house.submit("job-1")
     promotion = house.promote(house.register("job-1").version)
     if status:
