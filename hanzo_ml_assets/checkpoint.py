@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
+from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
 from recipes.incidents import read_incidents
@@ -295,11 +296,8 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
 
 def environment_tags(environment: Environment, machine: Machine | None) -> list[tuple[str, str]]:
     """What the run page shows of the code and on what it ran. The record, and the program's result, have the whole of it."""
-    tags = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
-    if machine is not None:
-        gpus = {"gpus": ", ".join(machine.gpus)} if machine.gpus else {}
-        tags |= {"python": machine.python, "processor": machine.processor, **gpus, **machine.packages}
-    return [(f"environment/{key}", value) for key, value in tags.items()]
+    code = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
+    return [*((f"environment/{key}", value) for key, value in code.items()), *machine_tags(machine)]
 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:

@@ -3,15 +3,17 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
-from recipes.schema import BadConfiguration, Job, Result
+from recipes.schema import Artifact, BadConfiguration, Job, Result
 from recipes.usage import Usage
 from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
 from resources.errors import HanzoError
+from resources.lineage.command_record import tell_end, tell_input, write_command_record
 from resources.lineage.record import record
-from resources.metadata.datasets import Datasets
+from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
 
@@ -32,12 +34,16 @@ def build_command() -> dg.AssetsDefinition:
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         asked = control_plane.jobs.start(context.partition_key)
         try:
-            job = work_of(asked, control_plane.datasets, control_plane)
+            version = version_of(asked, control_plane.datasets)
+            job = work_of(asked, version, control_plane)
+            run = write_command_record(control_plane.store, asked, job.inputs)
+            if version is not None:
+                tell_input(control_plane.database, asked, version)
             result = control_plane.compute.run(job, follow(context, job))
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None
-        complete(asked, job, result, control_plane)
+        complete(asked, version, run, job, result, control_plane)
         return dg.MaterializeResult(
             metadata={
                 "command": str(asked.config["command"]),
@@ -50,16 +56,20 @@ def build_command() -> dg.AssetsDefinition:
     return command
 
 
-def work_of(asked: JobRecord, datasets: Datasets | None, control_plane: ControlPlane) -> Job:
-    """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
+def version_of(asked: JobRecord, datasets: Datasets | None) -> DatasetVersion | None:
+    """The version that a job names, where it is there."""
     reference = asked.config.get(DATASET)
     try:
-        dataset = datasets.read(reference, asked.organization).artifact if datasets and reference else None
+        return datasets.read(reference, asked.organization) if datasets and reference else None
     except HanzoError:
-        dataset = None
+        return None
+
+
+def work_of(asked: JobRecord, version: DatasetVersion | None, control_plane: ControlPlane) -> Job:
+    """What compute is handed. A dataset that is not there is told of by the program, as all that it cannot run with."""
     return command_work(
         asked,
-        dataset,
+        version.artifact if version else None,
         store=control_plane.settings.store,
         tracking_uri=control_plane.settings.tracking_uri,
         home=control_plane.work_dir(asked.id),
@@ -67,9 +77,16 @@ def work_of(asked: JobRecord, datasets: Datasets | None, control_plane: ControlP
     )
 
 
-def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlPlane) -> None:
+def complete(
+    asked: JobRecord,
+    version: DatasetVersion | None,
+    run: Artifact,
+    job: Job,
+    result: Result,
+    control_plane: ControlPlane,
+) -> None:
     """Job, run, lineage and events in one transaction."""
-    made = {**({CODE: job.inputs[CODE]} if CODE in job.inputs else {}), **result.artifacts}
+    made = {"run": run, **({CODE: job.inputs[CODE]} if CODE in job.inputs else {}), **result.artifacts}
     usage = Usage.model_validate(result.facts)
     with control_plane.database.write() as connection:
         for artifact in made.values():
@@ -77,4 +94,5 @@ def complete(asked: JobRecord, job: Job, result: Result, control_plane: ControlP
         current = control_plane.jobs.held(asked.id, connection)
         if current.status not in ENDED and usage.gpus:  # told once: the time of a point is part of it
             tell_used(connection, asked.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
+        tell_end(connection, control_plane.database, asked, version, machine_tags(result.machine))
         control_plane.jobs.complete(connection, asked.id, made, usage.seconds, usage.gpu_hours)

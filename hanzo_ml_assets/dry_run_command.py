@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hanzo_ml_assets.command import work_of
+from hanzo_ml_assets.command import version_of, work_of
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dry_run import UNNAMED, header, read_only, show
 from recipes.command_job import CommandJob
@@ -51,7 +51,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
     control_plane = ControlPlane()
     database = read_only(control_plane.settings)
     try:
-        work = work_of(job, Datasets(database) if database else None, control_plane)
+        work = work_of(job, version_of(job, Datasets(database) if database else None), control_plane)
     finally:
         if database:
             database.close()

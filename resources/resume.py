@@ -58,7 +58,7 @@ def resume_job(
     jobs = Jobs(database)
     job = jobs.read(identifier)
     refuse_what_does_not_go_on(job, wish)
-    place = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
+    place = store.find(f"s3://hanzo-ml/runs/{job.id}/record") if job.type != COMMAND else None
     record = read_record(store, place) if place else None
     if wish.gpus and record:
         refuse_what_does_not_fit(record.recipe, wish.gpus, store, quota)

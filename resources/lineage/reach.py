@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from recipes.schema import Artifact
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.descend import DATA, descend
 from resources.metadata.database import Database
 from resources.metadata.registry.model_versions import ModelVersion, read_versions
-from resources.metadata.tables import jobs, params
+from resources.metadata.tables import inputs, jobs, params, run_inputs
 from resources.metadata.tables import model_versions as versions
 
 REPORT = "evaluation"
@@ -118,12 +118,17 @@ def digests_of(model: ModelVersion) -> list[str]:
 
 
 def unfinished_runs(connection: Connection, organization: str, names: Collection[str]) -> list[str]:
-    """Training runs on these datasets that did not complete: they run, wait, failed or were cancelled."""
+    """Runs on these datasets that did not complete: they run, wait, failed or were cancelled.
+
+    Training says it as a param, a command as an input.
+    """
+    wanted = sorted(names)
+    trained = select(params.c.run_id).where(params.c.key == "dataset", params.c.value.in_(wanted))
+    read = select(run_inputs.c.run_id).join(inputs, inputs.c.id == run_inputs.c.input_id).where(inputs.c.name.in_(wanted))
     query = (
         select(jobs.c.id)
-        .join(params, params.c.run_id == jobs.c.id)
         .where(jobs.c.organization == organization, jobs.c.status != "completed")
-        .where(params.c.key == "dataset", params.c.value.in_(sorted(names)))
+        .where(or_(jobs.c.id.in_(trained), jobs.c.id.in_(read)))
         .order_by(jobs.c.submitted_at)
     )
     return list(connection.execute(query).scalars())

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from recipes.schema import Artifact
 from recipes.store import BrokenArtifact, Store
+from resources.lineage.command_record import USES, digest_of
 from resources.lineage.descend import children
 from resources.lineage.reach import REPORT, RUNS, digests_of
 from resources.lineage.record import find, parents
@@ -97,6 +98,7 @@ def training_data(database: Database, store: Store, version: ModelVersion, organ
         logged = [each.dataset for found in load_inputs(connection, sorted(runs - {""})).values() for each in found]
         used = used_splits(connection, behind, known)
         versions = [each for each in known if each.id in used or each.artifact.digest in behind.artifacts]
+        known_as = {(each.name, digest_of(each)) for each in versions}
         looked_at = {each.id: statistics_of(connection, each) for each in versions}
     uses = [
         DataUse(
@@ -117,7 +119,11 @@ def training_data(database: Database, store: Store, version: ModelVersion, organ
         personal_data=overall([use.personal_data.included for use in uses if use.splits]),
         datasets=sorted(uses, key=lambda use: (not use.splits, use.dataset)),
         base_models=sorted(artifact.uri for artifact in behind.artifacts.values() if artifact.kind == "base"),
-        logged=[LoggedDataset(name=each.name, digest=each.digest, source=each.source) for each in logged],
+        logged=[
+            LoggedDataset(name=each.name, digest=each.digest, source=each.source)
+            for each in logged
+            if (each.name, each.digest) not in known_as  # a command's input: it is among the datasets
+        ],
     )
 
 
@@ -155,18 +161,20 @@ def run_of(artifact: Artifact) -> str | None:
 def used_splits(
     connection: Connection, behind: Behind, versions: Iterable[DatasetVersion]
 ) -> Mapping[str, Mapping[str, Artifact]]:
-    """Id of a dataset version -> role -> the split of it that was used in it."""
+    """Id of a dataset version -> role -> the split of it, or the whole, that was used in it."""
     versions = list(versions)
     owners = {split["artifact"]["digest"]: each for each in versions for split in each.splits.values()}
     by_artifact = {each.artifact.digest: each for each in versions}
     used: dict[str, dict[str, Artifact]] = defaultdict(dict)
     for digest, artifact in behind.artifacts.items():
-        if artifact.kind != "split":
-            continue
-        # One that its version was split into anew since is still of the version that it was made of.
-        owner = owners.get(digest) or by_artifact.get(parents(connection, digest).get("dataset", ""))
-        if owner is not None:
-            used[owner.id] |= dict.fromkeys(behind.roles[digest], artifact)
+        if artifact.kind == "split":
+            # One that its version was split into anew since is still of the version that it was made of.
+            owner = owners.get(digest) or by_artifact.get(parents(connection, digest).get("dataset", ""))
+            as_what = behind.roles[digest]
+        else:  # a command reads a version whole
+            owner, as_what = by_artifact.get(digest), [role for role in behind.roles[digest] if role in USES.values()]
+        if owner is not None and as_what:
+            used[owner.id] |= dict.fromkeys(as_what, artifact)
     return used
 
 

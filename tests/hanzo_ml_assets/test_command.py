@@ -17,9 +17,16 @@ from resources.command_jobs import submit_command
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
+from resources.lineage.datasets import lineage
 from resources.lineage.record import find, parents
+from resources.lineage.trace import Tracer
+from resources.lineage.trace_tree import nodes_below
 from resources.metadata.jobs import JobRecord
+from resources.metadata.tracking.inputs import load_inputs
+from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
+from resources.resume import Wish, resume_job
 
 
 @pytest.fixture
@@ -76,6 +83,43 @@ records.write_text("a script writes where it likes")
     assert plane.store.fetch(version.artifact, tmp_path / "cache"), "the dataset is what it was"
     with pytest.raises(HanzoError, match="not deleted"):
         delete_version(plane.database, plane.store, version.id, "ann")
+
+
+def test_its_run_says_of_which_data_and_code_it_is_and_the_data_lists_the_run(plane: ControlPlane, tmp_path: Path) -> None:
+    """It had no inputs, no params, no commit, and what it was trained on did not know it."""
+    raw = tmp_path / "d.jsonl"
+    raw.write_text('{"text": "She keeps the lamp."}\n')
+    version, _ = create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
+    keys: dict[str, Any] = {"storage": {"datasets": "s3://hanzo-ml/datasets/d/1/"}, "git_commit": "a" * 40}
+    job = submit(plane, "", env={"HF_TOKEN": "hf_s3cr3t"}, **keys)
+    RunData(plane.database).log_batch(job.id, params=[("dataset", "the script's own word")])
+    assert materialize(job).success and materialize(job).success
+    logged = RunSearch(plane.database).get(Runs(plane.database).get(job.id))
+    assert logged.params == {"dataset": "the script's own word", "dataset_version": "1", "git_commit": "a" * 40}
+    assert logged.tags[COMMIT_TAG] == "a" * 40 and logged.tags["environment/python"]
+    with plane.database.read() as connection:
+        (read,) = load_inputs(connection, [job.id])[job.id]
+        below = [made.name for made in lineage(connection, version).made_into]
+    assert (read.dataset.name, read.tags) == ("d", {"version": "1", "mlflow.data.context": "training"})
+    assert version.artifact.digest.startswith(read.dataset.digest)
+    assert below == [f"run {job.id}"]
+    record = ended(plane, job)[0].artifact("run")
+    assert b"s3cr3t" not in plane.store.get_bytes(f"{record.uri}/command.json")
+    told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
+    assert [(node.name, node.facts["used"]) for node in nodes_below(told.reached) if node.kind == "run"] == [
+        (job.id, ["trained on it"])
+    ]
+
+
+def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane, tmp_path: Path) -> None:
+    raw = tmp_path / "d.jsonl"
+    raw.write_text('{"text": "She keeps the lamp."}\n')
+    create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")
+    job = submit(plane, "raise SystemExit(3)", storage={"datasets": "s3://hanzo-ml/datasets/d/1/"})
+    assert not materialize(job).success
+    told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
+    assert [node.facts["status"] for node in nodes_below(told.reached) if node.kind == "run"] == ["failed"]
+    assert resume_job(plane.database, plane.store, job.id, Wish(), "ann").status == "queued"
 
 
 def test_a_script_s_error_fails_job_and_run_with_its_words(plane: ControlPlane) -> None:
