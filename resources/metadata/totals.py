@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, distinct, func, select
 
+from resources.metadata.jobs import COMMAND
 from resources.metadata.tables import (
     artifacts,
     dataset_versions,
@@ -21,6 +22,13 @@ from resources.metadata.tables import (
 )
 
 Labels = tuple[str, ...]
+SUBMITTED_TYPE = case(
+    (jobs.c.type == COMMAND, func.coalesce(jobs.c.config["type"].as_string(), jobs.c.type)), else_=jobs.c.type
+)
+TYPED = select(
+    jobs.c.id, SUBMITTED_TYPE.label("type"), jobs.c.status, jobs.c.organization, jobs.c.started_at, jobs.c.ended_at
+).subquery()
+"""Jobs by the type that was submitted, as the API tells it: a command is none of the specification's (row G3)."""
 REACHED = {
     "job.submitted": "queued",
     "job.started": "running",
@@ -82,9 +90,9 @@ def read_totals(connection: Connection) -> Totals:
         durations=durations(connection),
         running=grouped(
             connection,
-            select(jobs.c.type, jobs.c.organization, func.count())
-            .where(jobs.c.status == "running")
-            .group_by(jobs.c.type, jobs.c.organization),
+            select(TYPED.c.type, TYPED.c.organization, func.count())
+            .where(TYPED.c.status == "running")
+            .group_by(TYPED.c.type, TYPED.c.organization),
         ),
         gpus_allocated=gpus_allocated(connection),
         queued=queued(connection),
@@ -100,10 +108,11 @@ def grouped(connection: Connection, query: object) -> dict[Labels, float]:
 
 def jobs_by_reached_state(connection: Connection) -> dict[Labels, float]:
     query = (
-        select(jobs.c.type, events.c.type, jobs.c.organization, func.count(distinct(events.c.key)))
-        .join(jobs, jobs.c.id == events.c.key)
+        select(TYPED.c.type, events.c.type, TYPED.c.organization, func.count(distinct(events.c.key)))
+        .select_from(events)
+        .join(TYPED, TYPED.c.id == events.c.key)
         .where(events.c.type.in_(REACHED))
-        .group_by(jobs.c.type, events.c.type, jobs.c.organization)
+        .group_by(TYPED.c.type, events.c.type, TYPED.c.organization)
     )
     return {(kind, REACHED[event], org): count for (kind, event, org), count in grouped(connection, query).items()}
 
@@ -123,12 +132,12 @@ def gpu_hours(connection: Connection) -> dict[Labels, float]:
 
 
 def durations(connection: Connection) -> dict[str, Durations]:
-    seconds = (jobs.c.ended_at - jobs.c.started_at) / 1000.0
+    seconds = (TYPED.c.ended_at - TYPED.c.started_at) / 1000.0
     within = [func.sum(case((seconds <= bucket, 1), else_=0)) for bucket in DURATION_BUCKETS]
     query = (
-        select(jobs.c.type, func.count(), func.sum(seconds), *within)
-        .where(jobs.c.started_at.is_not(None), jobs.c.ended_at.is_not(None))
-        .group_by(jobs.c.type)
+        select(TYPED.c.type, func.count(), func.sum(seconds), *within)
+        .where(TYPED.c.started_at.is_not(None), TYPED.c.ended_at.is_not(None))
+        .group_by(TYPED.c.type)
     )
     return {
         row[0]: Durations([int(count) for count in row[3:]], int(row[1]), float(row[2])) for row in connection.execute(query)

@@ -3,7 +3,7 @@
 from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import Jobs
+from resources.metadata.jobs import COMMAND, Jobs
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels
@@ -164,3 +164,21 @@ def test_totals(database: Database) -> None:
     with database.read() as connection:
         durations = read_totals(connection).durations["training"]
     assert durations.count == 1 and list(durations.within) == [1] * len(DURATION_BUCKETS)
+
+
+def test_a_command_counts_as_what_it_was_submitted_as(database: Database) -> None:
+    """All of them were a `command` in Prometheus, which no panel asks for."""
+    jobs = Jobs(database)
+    for id, type in (("a", "training"), ("b", "eval"), ("c", "eval")):
+        config = {"type": type, "command": ["true"]}
+        jobs.submit(name="mine", config=config, user="ann", organization="acme", id=id, type=COMMAND)
+        jobs.start(id)
+    with database.read() as connection:
+        totals = read_totals(connection)
+    assert totals.running == {("training", "acme"): 1, ("eval", "acme"): 2}
+    assert totals.jobs.keys() == {(type, status, "acme") for type in ("training", "eval") for status in ("queued", "running")}
+    for id in ("a", "b", "c"):
+        jobs.fail(id, "no such column")
+    with database.read() as connection:
+        ended = read_totals(connection).durations
+    assert {type: durations.count for type, durations in ended.items()} == {"training": 1, "eval": 2}
