@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +24,7 @@ from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import COMMAND, ENDED, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.jobs import COMMAND, ENDED, MAX_PAGE, WORK_FOLDERS, JobRecord, Jobs
 from resources.metadata.told_config import MASK, told_config
 from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
 from resources.resume import Wish, resume_job
@@ -169,8 +169,17 @@ def changed(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
 
 
 @router.get("")
-def list_jobs(database: DatabaseOf, caller: CallerOf, status: str | None = None) -> Response:
-    return JSONResponse({"jobs": [as_json(job) for job in Jobs(database).list(caller.organization, status)]})
+def list_jobs(
+    database: DatabaseOf,
+    caller: CallerOf,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> Response:
+    """The caller's organization's jobs, newest first."""
+    found, token = Jobs(database).page(caller.organization, status, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"jobs": [as_json(job) for job in found], **following})
 
 
 @router.get("/{job_id}")

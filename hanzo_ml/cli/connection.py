@@ -1,7 +1,7 @@
 """The command line's way to the API: JSON in, JSON out, and a refusal as an exception with the server's one line."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -45,6 +45,17 @@ def call(method: str, path: str, **options: Any) -> Any:
     if answer.is_error:
         raise Refused(message_of(answer))
     return answer.json()
+
+
+def pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Everything that a listing has under `key`, page after page. Raises Refused as `call` does."""
+    following: dict[str, Any] = {}
+    while True:
+        page = call("GET", path, params={**params, **following})
+        yield from page[key]
+        if not (token := page.get("next_page_token")):
+            return
+        following = {"page_token": token}
 
 
 def stream(path: str, **options: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.connection import Refused, pages
 
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="NAME alone is its newest version.")]
 
@@ -24,9 +24,4 @@ def find(reference: str) -> dict[str, Any]:
 def versions(name: str | None, tags: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """All versions of a name, or of all names, that have the tags; newest last."""
     params: dict[str, Any] = {"tags": list(tags)} | ({"name": name} if name else {})
-    while True:
-        page = call("GET", "/v1/datasets", params=params)
-        yield from page["datasets"]
-        if not (token := page.get("next_page_token")):
-            return
-        params["page_token"] = token
+    return pages("/v1/datasets", "datasets", params)

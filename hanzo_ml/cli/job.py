@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from hanzo_ml.cli.code import take_code_along
-from hanzo_ml.cli.connection import Refused, call, stream
+from hanzo_ml.cli.connection import Refused, call, pages, stream
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.waiting import begun_job
@@ -138,7 +138,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """All jobs, newest first."""
-    jobs = call("GET", "/v1/jobs", params={"status": status} if status else {})["jobs"]
+    jobs = list(pages("/v1/jobs", "jobs", {"status": status} if status else {}))
     if as_json:
         show(jobs)
         return

@@ -17,6 +17,7 @@ from recipes.results import trained_role
 from recipes.schema import Artifact, Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
+from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
@@ -26,6 +27,7 @@ from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
 
+MAX_PAGE = 1000
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ACTIVE = ("queued", "running")
 ENDED = ("completed", "failed", "cancelled")
@@ -155,17 +157,22 @@ class Jobs:
         with self._database.read() as connection:
             return self.get(identifier, connection)
 
-    def list(self, organization: str, status: str | None = None) -> list[JobRecord]:
-        """Jobs, newest first, but for those that were deleted."""
+    def page(
+        self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
+    ) -> tuple[list[JobRecord], str | None]:
+        """Jobs, newest first, but for those that were deleted, and where the next page begins."""
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
         deleted = select(events.c.key).where(events.c.type == DELETED)
         query = select(table).where(table.c.organization == organization, table.c.id.not_in(deleted))
-        query = query.order_by(table.c.submitted_at.desc())
         if status:
             query = query.where(table.c.status == status)
+        order = Keyset([SortKey(table.c.submitted_at, False, int), SortKey(table.c.id, False, str)], (organization, status))
         with self._database.read() as connection:
-            return [JobRecord(**row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(order.page(query, limit, page_token)).all()
+        columns = tuple(table.c.keys())
+        found = [JobRecord(**dict(zip(columns, row, strict=False))) for row in rows[:limit]]
+        return found, order.next_token(rows, limit)
 
     def queued(self, connection: Connection) -> Sequence[JobRecord]:
         """All queued jobs, oldest first."""

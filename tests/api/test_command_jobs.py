@@ -1,5 +1,6 @@
 """POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
 
+import json
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
+from hanzo_ml.cli.connection import pages
+from hanzo_ml.cli.job import list_jobs
 from recipes.command_job import MAX_CODE_BYTES
 from recipes.store import Store
 from resources.command_jobs import asked_of
@@ -76,6 +79,27 @@ def test_it_is_listed_by_status_and_cancelled_with_its_run(http: TestClient) -> 
     assert http.post(f"/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
     assert http.get(f"/v1/runs/{job['id']}").json()["status"] == "cancelled"
     assert http.get("/v1/jobs", params={"status": "queued"}).json()["jobs"] == []
+
+
+def test_jobs_are_listed_in_pages_and_the_command_line_follows_them(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a year all seventy thousand came at once."""
+    for name in ("pages-1", "pages-2", "pages-3"):
+        httpx.post(f"{server.url}/v1/jobs", json={"name": name, "command": ["true"]}).raise_for_status()
+    first = httpx.get(f"{server.url}/v1/jobs", params={"limit": 1}).json()
+    assert [job["name"] for job in first["jobs"]] == ["pages-3"]
+    following = {"limit": 2, "page_token": first["next_page_token"]}
+    assert [job["name"] for job in httpx.get(f"{server.url}/v1/jobs", params=following).json()["jobs"]] == [
+        "pages-2",
+        "pages-1",
+    ]
+    for limit in ("0", "1001", "many"):
+        assert httpx.get(f"{server.url}/v1/jobs", params={"limit": limit}).status_code == 400
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    paged = list(pages("/v1/jobs", "jobs", {"limit": 1}))
+    list_jobs(as_json=True)
+    assert json.loads(capsys.readouterr().out) == paged and len(paged) >= 3
 
 
 def test_without_an_experiment_the_job_s_name_is_one(http: TestClient) -> None:

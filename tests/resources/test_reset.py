@@ -54,7 +54,7 @@ def test_it_empties_the_store_and_events_go_on_being_numbered(settings: Settings
     done = reset(settings, "--yes")
     assert done.returncode == 0, done.stderr
     database = Database(settings.database_url)
-    assert Jobs(database).list("default") == []
+    assert Jobs(database).page("default") == ([], None)
     assert Store(settings.store).list("s3://hanzo-ml/runs") == []
     with database.write() as connection:
         assert emit(connection, "jobs", "t", "k", {}) > last

@@ -5,12 +5,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from recipes.schema import Artifact
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.outbox import Event, read_after
+from resources.metadata.tables import jobs as table
 from resources.metadata.tracking.runs import Runs
 
 ADAPTER = Artifact(kind="adapter", uri="s3://hanzo-ml/runs/j/adapter", digest="a" * 64, size_bytes=7)
@@ -198,12 +200,31 @@ def test_jobs_are_listed_by_status_newest_first_and_only_one_s_own(house: House)
     house.submit("second")
     house.jobs.submit(name="n", config={}, user="u", organization="other", id="theirs")
     house.jobs.start("first")
-    assert {job.id for job in house.jobs.list("default")} == {"first", "second"}
-    assert [job.id for job in house.jobs.list("default", "running")] == ["first"]
-    submitted = [job.submitted_at for job in house.jobs.list("default")]
+    assert {job.id for job in house.jobs.page("default")[0]} == {"first", "second"}
+    assert [job.id for job in house.jobs.page("default", "running")[0]] == ["first"]
+    submitted = [job.submitted_at for job in house.jobs.page("default")[0]]
     assert submitted == sorted(submitted, reverse=True)
     with pytest.raises(HanzoError, match="status 'runing' is unknown: use one of queued"):
-        house.jobs.list("default", "runing")
+        house.jobs.page("default", "runing")
+
+
+def test_pages_of_a_list_have_each_job_once_also_of_one_moment(house: House) -> None:
+    for id in "abcde":
+        house.submit(id)
+    with house.database.write() as connection:
+        connection.execute(update(table).where(table.c.id.in_(["b", "c", "d"])).values(submitted_at=7))
+    whole, nothing_more = house.jobs.page("default")
+    seen: list[JobRecord] = []
+    token: str | None = None
+    while not seen or token:
+        found, token = house.jobs.page("default", limit=2, page_token=token)
+        assert len(found) == min(2, 5 - len(seen))
+        seen.extend(found)
+        house.submit(f"later-{len(seen)}")  # what comes meanwhile shifts nothing
+    assert (seen, nothing_more) == (whole, None)
+    _, token = house.jobs.page("default", limit=1)
+    with pytest.raises(HanzoError, match="page token"):
+        house.jobs.page("other", page_token=token)
 
 
 def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(house: House) -> None:
@@ -215,8 +236,8 @@ def test_an_ended_job_that_is_deleted_is_listed_no_more_and_keeps_its_record(hou
     house.complete()
     for _ in range(2):
         house.jobs.delete("j")
-    assert [job.id for job in house.jobs.list("default")] == ["kept"]
-    assert house.jobs.list("default", "completed") == []
+    assert [job.id for job in house.jobs.page("default")[0]] == ["kept"]
+    assert house.jobs.page("default", "completed") == ([], None)
     assert house.jobs.read("j").artifact("adapter") == ADAPTER
     assert house.types().count("job.deleted") == 1
 

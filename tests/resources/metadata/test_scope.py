@@ -176,7 +176,9 @@ def test_a_command_counts_as_what_it_was_submitted_as(database: Database) -> Non
     with database.read() as connection:
         totals = read_totals(connection)
     assert totals.running == {("training", "acme"): 1, ("eval", "acme"): 2}
-    assert totals.jobs.keys() == {(type, status, "acme") for type in ("training", "eval") for status in ("queued", "running")}
+    assert totals.jobs.keys() == {
+        (type, status, "acme") for type in ("training", "eval") for status in ("queued", "running")
+    }
     for id in ("a", "b", "c"):
         jobs.fail(id, "no such column")
     with database.read() as connection:
