@@ -137,6 +137,9 @@ class Guard:
             call.audit = rule.audit
             receive = await self._admit(call, match, rule, scope, receive)
         except HanzoError as refusal:
+            if match is not None and call.caller is not None and not call.references:
+                # Who may not call is refused before his body is read: of what he wanted, his path tells.
+                call.references = references(match.route.shape, match.parameters, query_of(scope))
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
         except HTTPException as refusal:

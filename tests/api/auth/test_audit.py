@@ -65,6 +65,22 @@ def test_refusals_are_on_record(signed_in: SignedIn) -> None:
     ]
 
 
+def test_what_a_caller_wanted_who_may_not_call_is_on_record_whosoever_it_is(signed_in: SignedIn) -> None:
+    """Which model somebody had tried to promote was nowhere to be seen."""
+    finn = signed_in.client("finn", "acme", "ml-viewer")
+    names = [signed_in.acme.ids["model"], signed_in.rival.ids["model"], "nobody-s"]
+    for name in names:
+        answer = finn.patch(f"/v1/models/{name}/versions/1/stage", json={"stage": "production"})
+        assert answer.status_code == 403 and name not in answer.text
+    job = signed_in.rival.ids["job"]
+    finn.post(f"/v1/jobs/{job}/cancel")
+    stage = "/v1/models/{name}/versions/{version}/stage"
+    assert [(call["route"], call["status"], call["objects"]) for call in calls(signed_in, "finn")] == [
+        *((stage, 403, [f"registered model:{name}"]) for name in names),
+        ("/v1/jobs/{job_id}/cancel", 403, [f"job:{job}"]),
+    ]
+
+
 def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn) -> None:
     events = signed_in.rival.admin.get("/v1/audit", params={"limit": 1000}).json()["events"]
     assert {event["payload"]["organization"] for event in events} == {"rival"}
