@@ -20,7 +20,7 @@ from recipes.schema import BadConfiguration, Schedule
 from resources.command_jobs import submit_command
 from resources.detached import LOG
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit, refuse_no_quantity
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -90,6 +90,9 @@ def submit(
     if isinstance(body, CommandJob):
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
+        refuse_no_quantity(body.resources, "resources")
+        if body.storage.dataset is not None:  # where there is none, refused now and not hours later
+            Datasets(database).read(body.storage.dataset, caller.organization)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         queued = submit_command(database, store, body, caller.user_id, caller.organization)
@@ -99,6 +102,7 @@ def submit(
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)
+    refuse_no_quantity(recipe.hardware, "hardware")
     if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
         admit(recipe, shape_of_base(recipe, store))
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from hanzo_ml.cli.job import list_jobs
 from recipes.command_job import MAX_CODE_BYTES
 from recipes.store import Store
 from resources.command_jobs import asked_of
+from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
@@ -56,7 +58,17 @@ def submitted(http: TestClient, **keys: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient) -> None:
+def with_versions(settings: Settings, name: str, count: int, folder: Path) -> None:
+    """Make so many versions of a dataset."""
+    database, raw = Database(settings.database_url), folder / "raw.jsonl"
+    for number in range(count):
+        raw.write_text(f'{{"text": "{number}"}}\n')
+        create_version(database, Store(settings.store), name=name, path=raw, user="u", organization="default")
+    database.close()
+
+
+def test_the_specification_s_job_file_is_taken_as_it_is(http: TestClient, settings: Settings, tmp_path: Path) -> None:
+    with_versions(settings, "finance-corpus-v3", 7, tmp_path)
     document = yaml.safe_load(SPECIFICATION)
     answer = http.post("/v1/jobs", json=document)
     document["env"]["HANZO_ML_TRACKING_URI"] = MASK
@@ -166,6 +178,28 @@ def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, s
 def test_a_job_file_made_of_what_is_told_is_refused(http: TestClient) -> None:
     refused = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "env": {"HF_TOKEN": MASK}})
     assert refused.status_code == 400 and refused.json()["message"].startswith("env.HF_TOKEN is the mask")
+
+
+def test_one_whose_dataset_is_not_there_is_refused(http: TestClient, settings: Settings, tmp_path: Path) -> None:
+    """It was taken, waited for its GPUs, and then failed."""
+    with_versions(settings, "mine", 1, tmp_path)
+    for version, status in ((1, 201), (2, 404)):
+        storage = {"datasets": f"s3://hanzo-ml/datasets/mine/{version}/"}
+        answer = http.post("/v1/jobs", json={"name": "mine", "command": ["true"], "storage": storage})
+        assert answer.status_code == status, answer.text
+    assert "there is no dataset 'mine@2'" in answer.json()["message"]
+    assert len(http.get("/v1/jobs").json()["jobs"]) == 1
+
+
+@pytest.mark.parametrize("memory", ["512 elephants", "512GB", "", "-1Gi"])
+@pytest.mark.parametrize("by", ["command", "definition"])
+def test_an_amount_of_memory_that_nobody_can_read_is_refused(http: TestClient, memory: str, by: str) -> None:
+    asked: dict[str, Any] = {"command": ["true"], "resources": {"memory": memory}}
+    if by == "definition":
+        asked = {"model": "theirs", "parameters": {"hardware": {"memory": memory}}}
+    answer = http.post("/v1/jobs", json={"name": "mine", **asked})
+    assert answer.status_code == 400, answer.text
+    assert f"memory '{memory}' is no quantity" in answer.json()["message"]
 
 
 def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Settings) -> None:
