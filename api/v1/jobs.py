@@ -3,6 +3,7 @@ graph's business.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,8 @@ from resources.settings import Settings
 router = APIRouter(prefix="/v1/jobs", tags=["v1"])
 
 POLL_SECONDS = 0.5
+QUIET_SECONDS = 15.0
+"""How long a log that is followed may send nothing: proxies and clients give up on a connection after half a minute."""
 LOG_BYTES = 1 << 20
 """Of a log that are read at a time."""
 SANDBOX = "sandbox"
@@ -223,7 +226,10 @@ def delete(job_id: str, database: DatabaseOf) -> Response:
 
 @router.get("/{job_id}/logs")
 def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
-    """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it."""
+    """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
+
+    A comment now and then while there is nothing to tell.
+    """
     job = Jobs(database).read(job_id)
     path = settings.home / "jobs" / job.id / WORK_FOLDERS[job.type] / LOG
     return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
@@ -231,15 +237,18 @@ def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool =
 
 async def events(database: Database, job_id: str, path: Path, follow: bool) -> AsyncIterator[str]:
     """Waits without a thread: forty who followed jobs that say nothing had all that the server has."""
-    offset = 0
+    offset, told_at = 0, time.monotonic()
     while True:
         status = (await run_in_threadpool(Jobs(database).read, job_id)).status
         while lines := await run_in_threadpool(new_lines, path, offset):
-            offset += len(lines)
+            offset, told_at = offset + len(lines), time.monotonic()
             yield "".join(f"data: {line.decode(errors='replace')}\n\n" for line in lines.splitlines())
         if status in ENDED or not follow:
             yield f"event: end\ndata: {status}\n\n"
             return
+        if time.monotonic() - told_at >= QUIET_SECONDS:
+            told_at = time.monotonic()
+            yield f": {status}\n\n"
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -1,5 +1,6 @@
 """POST /v1/jobs with a `command`: the specification's own job file is taken, what could not run is refused by its key."""
 
+import asyncio
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
+from api.v1 import jobs
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
 from recipes.command_job import MAX_CODE_BYTES
@@ -151,6 +153,32 @@ def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) 
         assert httpx.get(f"{server.url}/v1/jobs", timeout=60).status_code == 200
         assert httpx.get(f"{server.url}/alive", timeout=60).status_code == 200
     assert httpx.post(f"{server.url}/v1/jobs/{job['id']}/cancel", timeout=60).status_code == 200
+
+
+def test_a_log_that_says_nothing_keeps_its_connection(
+    http: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a queued job no byte came for minutes, so that proxies closed it."""
+    job = submitted(http)["id"]
+    path = settings.home / "jobs" / job / "command" / "log.txt"
+    monkeypatch.setattr(jobs, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
+
+    async def followed() -> list[str]:
+        told = []
+        async for chunk in jobs.events(database, job, path, follow=True):
+            told.append(chunk)
+            if len(told) == 2:
+                path.parent.mkdir(parents=True)
+                path.write_text("epoch 1\n")
+                Jobs(database).cancel(job)
+        return told
+
+    database = Database(settings.database_url)
+    first, second, *rest = asyncio.run(followed())
+    database.close()
+    assert first == second == ": queued\n\n"
+    assert rest[-2:] == ["data: epoch 1\n\n", "event: end\ndata: cancelled\n\n"]
 
 
 def test_the_values_of_its_variables_are_its_program_s_alone(http: TestClient, settings: Settings) -> None:

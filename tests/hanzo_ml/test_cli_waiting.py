@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -62,3 +63,26 @@ def test_who_follows_a_log_is_told_what_its_job_waits_for(
     queued, silent = told.err.splitlines()
     assert queued == f"{job_id} is queued: it is taken up within seconds"
     assert "nobody takes this up" in silent
+
+
+class QuietJob(BaseHTTPRequestHandler):
+    """Answers with the log of a job that said nothing for a while."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(
+            b": queued\n\n: running\n\ndata: epoch 1\n\ndata: : not a comment\n\nevent: end\ndata: completed\n\n"
+        )
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: what a test prints is what it failed by."""
+
+
+def test_comments_in_a_log_are_not_of_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), QuietJob) as quiet:
+        threading.Thread(target=quiet.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HANZO_ML_TRACKING_URI", f"http://127.0.0.1:{quiet.server_port}")
+        logs("j")
+        quiet.shutdown()
+    assert capsys.readouterr().out == "epoch 1\n: not a comment\n"
