@@ -35,6 +35,7 @@ from api.errors import error_response, no_such_route
 from api.ui import sign_in
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
+from resources.metadata.scope import Reference
 from resources.metadata.tracking.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SMALL_BODY = 64 << 10
+"""Bytes of a body that is read of a call that is refused all the same."""
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -137,9 +140,6 @@ class Guard:
             call.audit = rule.audit
             receive = await self._admit(call, match, rule, scope, receive)
         except HanzoError as refusal:
-            if match is not None and call.caller is not None and not call.references:
-                # Who may not call is refused before his body is read: of what he wanted, his path tells.
-                call.references = references(match.route.shape, match.parameters, query_of(scope))
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
         except HTTPException as refusal:
@@ -166,8 +166,10 @@ class Guard:
         assert caller is not None
         own = OWN.get(rule.permission)
         if not caller.may(rule.permission) and not (own and caller.may(own)):
+            call.references = await wanted(match, rule, scope, receive)
             raise forbidden(caller, rule.permission)
         if caller.job is not None and not rule.for_jobs:
+            call.references = await wanted(match, rule, scope, receive)
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
         if rule.checks_itself and caller.job is None:
             return receive
@@ -177,6 +179,7 @@ class Guard:
             body = bodies.parsed(raw, scope["path"])
             receive = bodies.replay(raw, receive)
             if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
+                call.references = references(match.route.shape, match.parameters, query_of(scope), body)
                 raise forbidden(caller, permission)
         query = query_of(scope)
         if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
@@ -253,6 +256,15 @@ class Guard:
 
 def query_of(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+async def wanted(match: Match, rule: Rule, scope: Scope, receive: Receive) -> frozenset[Reference]:
+    """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
+    body: Any = None
+    if not rule.uploads and not rule.checks_itself and 0 < (bodies.declared_length(scope) or 0) <= SMALL_BODY:
+        with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
+            body = bodies.parsed(await bodies.read(receive), scope["path"])
+    return references(match.route.shape, match.parameters, query_of(scope), body)
 
 
 def too_large(refusal: HTTPException) -> Response:

@@ -60,7 +60,7 @@ def test_refusals_are_on_record(signed_in: SignedIn) -> None:
     eve.post("/v1/jobs", json={"name": "x", "dataset": "corpus"})
     eve.get(f"/v1/runs/{foreign}")
     assert [(call["route"], call["status"], call["objects"]) for call in calls(signed_in, "eve")] == [
-        ("/v1/jobs", 403, []),
+        ("/v1/jobs", 403, ["registered model:x"]),
         ("/v1/runs/{run_id}", 404, [f"run:{foreign}"]),
     ]
 
@@ -74,11 +74,21 @@ def test_what_a_caller_wanted_who_may_not_call_is_on_record_whosoever_it_is(sign
         assert answer.status_code == 403 and name not in answer.text
     job = signed_in.rival.ids["job"]
     finn.post(f"/v1/jobs/{job}/cancel")
+    finn.post(f"{MLFLOW}/model-versions/transition-stage", json={"name": names[1], "version": "1", "stage": "production"})
+    finn.post(f"{MLFLOW}/model-versions/transition-stage", content=b"{", headers={"Content-Type": "application/json"})
+    finn.post(f"{MLFLOW}/registered-models/alias", json={"name": names[0], "alias": "x" * (65 << 10), "version": "1"})
+    gwen = signed_in.client("gwen", "acme", "ml-researcher")
+    straight = gwen.post("/v1/models/register", json={"name": names[0], "artifact_uri": "runs:/r/m", "stage": "production"})
     stage = "/v1/models/{name}/versions/{version}/stage"
     assert [(call["route"], call["status"], call["objects"]) for call in calls(signed_in, "finn")] == [
         *((stage, 403, [f"registered model:{name}"]) for name in names),
         ("/v1/jobs/{job_id}/cancel", 403, [f"job:{job}"]),
+        (f"{MLFLOW}/model-versions/transition-stage", 403, [f"registered model:{names[1]}"]),
+        (f"{MLFLOW}/model-versions/transition-stage", 403, []),
+        (f"{MLFLOW}/registered-models/alias", 403, []),
     ]
+    assert straight.status_code == 403
+    assert f"registered model:{names[0]}" in calls(signed_in, "gwen")[0]["objects"]
 
 
 def test_the_audit_log_is_an_admins_and_of_his_organization(signed_in: SignedIn) -> None:
