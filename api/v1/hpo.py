@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.sweep_rows import Snapshot
-from resources.metadata.sweeps import Sweeps
+from resources.metadata.sweeps import MAX_PAGE, Sweeps
 from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
 from resources.settings_sections import Hpo, Quota
 
@@ -112,10 +112,18 @@ def telling(dimension: Dimension) -> list[Scalar]:
 
 
 @router.get("")
-def list_sweeps(database: DatabaseOf, caller: CallerOf, status: str | None = None) -> Response:
-    found = Sweeps(database)
-    listed = [found.snapshot(sweep.id) for sweep in found.list(caller.organization, status)]
-    return JSONResponse({"sweeps": [as_json(snapshot) for snapshot in listed]})
+def list_sweeps(
+    database: DatabaseOf,
+    caller: CallerOf,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> Response:
+    """The caller's organization's sweeps, newest first."""
+    sweeps = Sweeps(database)
+    found, token = sweeps.page(caller.organization, status, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"sweeps": [as_json(sweeps.snapshot(sweep.id)) for sweep in found], **following})
 
 
 @router.get("/{sweep_id}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import check_json, read, when
 from hanzo_ml.cli.output import AsJson, show, table
 
@@ -68,7 +68,7 @@ def list_sweeps(
     as_json: AsJson = False,
 ) -> None:
     """All sweeps, newest first."""
-    sweeps = call("GET", "/v1/hpo", params={"status": status} if status else {})["sweeps"]
+    sweeps = list(pages("/v1/hpo", "sweeps", {"status": status} if status else {}))
     if as_json:
         show(sweeps)
         return

@@ -18,6 +18,7 @@ from resources.hpo.step import CANCELLED, End, Step
 from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import trial_job
 from resources.metadata.database import Database
+from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.jobs import ENDED, Jobs
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.sweep_rows import Snapshot, Sweep, event_of, read_snapshot, row_of, sweep_of
@@ -29,6 +30,8 @@ from resources.metadata.tracking_rules import MetricPoint, refuse_unstorable
 
 log = logging.getLogger(__name__)
 
+MAX_PAGE = 100
+"""Of sweeps, each with all its trials."""
 STATUSES = ("running", "completed", "failed", "cancelled")
 PARENT_TAG = "mlflow.parentRunId"
 SWEEP_KEY, START_KEY = "sweep", "start"
@@ -73,21 +76,27 @@ class Sweeps:
             emit(connection, "jobs", "sweep.started", identifier, {"sweep_id": identifier, "user_id": user, **facts})
             return read_snapshot(identifier, connection).sweep
 
-    def list(self, organization: str, status: str | None = None) -> Sequence[Sweep]:
-        """Sweeps, newest first. One that cannot be read hides no other: it is logged, and left out."""
+    def page(
+        self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
+    ) -> tuple[Sequence[Sweep], str | None]:
+        """Sweeps, newest first, and where the next page begins. One that cannot be read hides no other: it is logged, and
+        left out."""
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status[:100]}' is unknown: use one of {', '.join(STATUSES)}")
-        query = select(sweeps).where(sweeps.c.organization == organization).order_by(sweeps.c.created_at.desc())
+        query = select(sweeps).where(sweeps.c.organization == organization)
         if status is not None:
             query = query.where(sweeps.c.status == status)
-        found = []
+        order = Keyset([SortKey(sweeps.c.created_at, False, int), SortKey(sweeps.c.id, False, str)], (organization, status))
         with self._database.read() as connection:
-            for row in connection.execute(query).mappings():
-                try:
-                    found.append(sweep_of(row))
-                except ValidationError as error:  # it was started by another release, or edited by hand
-                    log.error("sweep %s cannot be read: %s", row["id"], first_problem(error))
-        return found
+            rows = connection.execute(order.page(query, limit, page_token)).all()
+        columns, found = tuple(sweeps.c.keys()), []
+        for values in rows[:limit]:
+            row = dict(zip(columns, values, strict=False))
+            try:
+                found.append(sweep_of(row))
+            except ValidationError as error:  # it was started by another release, or edited by hand
+                log.error("sweep %s cannot be read: %s", row["id"], first_problem(error))
+        return found, order.next_token(rows, limit)
 
     def set_dataset(self, identifier: str, reference: str) -> None:
         """Pin the dataset of a sweep that named none."""

@@ -104,6 +104,19 @@ def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset
     ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
 
 
+def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: ServerProcess, dataset: str) -> None:
+    body = small(base_config={"dataset": dataset})
+    started = [ask(server, "POST", "/v1/hpo", 201, body)["id"] for _ in range(3)]
+    first = ask(server, "GET", "/v1/hpo?limit=1")
+    following = ask(server, "GET", f"/v1/hpo?limit=2&page_token={first['next_page_token']}")
+    assert [sweep["id"] for sweep in (*first["sweeps"], *following["sweeps"])] == started[::-1]
+    whole = ask(server, "GET", "/v1/hpo")["sweeps"]
+    assert json.loads(run(server.url, "hpo", "list", "--json").stdout) == whole
+    assert "page token" in ask(server, "GET", f"/v1/hpo?status=failed&page_token={first['next_page_token']}", 400)["message"]
+    for sweep in started:
+        ask(server, "POST", f"/v1/hpo/{sweep}/cancel")
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
