@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from hanzo_ml.cli.training_data import print_data
+from resources.lineage.command_record import tell_input, write_command_record
 from resources.lineage.record import record
 from resources.lineage.training_data import Included, TrainingData, training_data
 from resources.metadata.datasets import DatasetVersion
+from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.tracking.inputs import Dataset, DatasetInput, Inputs
 from tests.resources.lineage.test_trace import World, rows, small
 
 __all__ = ["small"]
@@ -78,6 +81,25 @@ def test_what_was_masked_before_training_is_counted_by_kind(small: World) -> Non
     }
     assert found.personal_data is Included.MASKED
     assert next(use for use in found.datasets if use.dataset == "raw@1").splits == {}
+
+
+def test_what_a_command_was_given_is_what_its_model_was_trained_on(small: World) -> None:
+    """Whole, and told once: what its script named itself stands beside it."""
+    version = small.create(rows(30))
+    validated(small, version, email=2)
+    config = {"type": "training", "command": ["python", "train.py"], "dataset": version.reference}
+    job = small.jobs.submit(name="r1", config=config, user="u", organization="default", id="r1", type=COMMAND)
+    for _ in range(2):  # it was started again
+        made = write_command_record(small.store, job, {"dataset": version.artifact})
+        tell_input(small.database, job, version)
+    Inputs(small.database).log("r1", [DatasetInput(Dataset("own", "d1", "local", "/data"), {})])
+    with small.database.write() as connection:
+        record(connection, made, small.store.manifest(made))
+    small.model("m", "r1", small.publish("s3://hanzo-ml/runs/r1/artifacts/model", "adapter", {}))
+    found = asked(small)
+    (use,) = found.datasets
+    assert (use.dataset, use.splits, found.personal_data) == ("d@1", {"train": 30}, Included.FOUND)
+    assert [logged.name for logged in found.logged] == ["own"]
 
 
 def test_a_model_of_files_alone_has_no_data_that_anybody_knows(small: World, tmp_path: Path) -> None:
