@@ -94,8 +94,6 @@ def submit(
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
         refuse_no_quantity(body.resources, "resources")
-        if body.storage.dataset is not None:  # where there is none, refused now and not hours later
-            Datasets(database).read(body.storage.dataset, caller.organization)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         queued = submit_command(database, store, body, caller.user_id, caller.organization)
