@@ -17,7 +17,7 @@ from api.mlflow.version_files import is_of_version, version_entries
 from api.requests import StrictRoute
 from api.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
 from api.verified_files import Uploaded
-from resources.errors import invalid
+from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.tracking.run_data import check_run_active
 
@@ -127,7 +127,11 @@ async def receive(request: Request, artifacts: OwnedArtifacts, owner: str, path:
     try:
         return await artifacts.receive(owner, path, request.stream(), promised(request.headers), size)
     except ClientDisconnect:
-        raise invalid("The upload broke off, and nothing was stored: send it again") from None
+        raise broke_off() from None
+
+
+def broke_off() -> HanzoError:
+    return invalid("The upload broke off, and nothing was stored: send it again")
 
 
 def artifact_response(artifacts: OwnedArtifacts, owner: str, path: str, request: Request) -> Response:

@@ -13,6 +13,7 @@ from api.mlflow.artifacts import receive
 from api.mlflow.messages import experiment_number
 from api.requests import Body, Number, StrictRoute
 from api.run_artifacts import RunArtifacts, checked_path
+from api.v1.artifact_form import is_form, no_key, receive_form
 from api.v1.comparison import comparison
 from api.v1.messages import run_json
 from resources.errors import invalid
@@ -128,15 +129,22 @@ def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> Response:
 @router.post("/{run_id}/artifacts", status_code=201)
 async def upload(
     run_id: str,
-    key: Annotated[str, Query(min_length=1)],
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
+    key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
 ) -> Response:
-    """The request body is the file, `key` its name in the run."""
+    """The request body is the file, `key` its name in the run. Of a form (multipart/form-data) the file in it is stored:
+    under `key`, else the form's field of that name, else its own name.
+    """
     run = await run_in_threadpool(tracking.runs.get, run_id)
     check_run_active(run.id, run.lifecycle_stage)
-    stored = await receive(request, artifacts, run.id, checked_path(key))
+    if is_form(request):
+        key, stored = await receive_form(request, artifacts, run.id, key)
+    elif key is None:
+        raise no_key()
+    else:
+        stored = await receive(request, artifacts, run.id, checked_path(key))
     return JSONResponse({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
 
 

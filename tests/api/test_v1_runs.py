@@ -1,6 +1,7 @@
 """/v1/experiments and /v1/runs (rows E1-E7, E11)."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,64 @@ def test_what_a_run_shows(http: TestClient, settings: Settings, run_id: str, tmp
 def test_refusals(http: TestClient, run_id: str, method: str, path: str, body: object, status: int) -> None:
     answer = http.request(method, path.replace("RUN", run_id), json=body)
     assert (answer.status_code, set(answer.json())) == (status, {"error_code", "message"})
+
+
+@pytest.mark.parametrize(
+    ("query", "fields", "key", "content"),
+    [
+        ({"key": "eval/h.txt"}, {}, "eval/h.txt", b"hello\r\n--"),
+        ({}, {"key": "eval/h.txt"}, "eval/h.txt", b"larger than what is kept in memory" * 100_000),
+        ({}, {}, "mine.txt", b""),
+        ({"key": "a"}, {"key": "b"}, "a", b"x"),
+    ],
+    ids=["key in the query", "key in the form", "the file's own name", "key in both"],
+)
+def test_an_artifact_that_comes_in_a_form_is_the_file_in_it(
+    http: TestClient, run_id: str, query: dict[str, str], fields: dict[str, str], key: str, content: bytes
+) -> None:
+    """`curl -F file=@h.txt` had the form around the file stored, with a checksum of that, and was told 201."""
+    sent = http.post(
+        f"/v1/runs/{run_id}/artifacts", params=query, data=fields, files={"file": ("mine.txt", content, "text/plain")}
+    )
+    assert sent.status_code == 201, sent.text
+    assert sent.json() == {
+        "key": key,
+        "path": f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    assert http.get("/get-artifact", params={"run_id": run_id, "path": key}).content == content
+
+
+BOUNDARY = {"content-type": "multipart/form-data; boundary=x"}
+PART = b'--x\r\ncontent-disposition: form-data; name="file"; filename="%s"\r\n\r\nhello'
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (b'--x\r\ncontent-disposition: form-data; name="file"\r\n\r\nhello\r\n--x--\r\n', {}, "no file in this form"),
+        (PART % b"a" + b"\r\n" + PART % b"b" + b"\r\n--x--\r\n", {}, "Maximum number of files is 1"),
+        (PART % b"" + b"\r\n--x--\r\n", {}, r"with its name as \?key=NAME"),
+        (PART % b"../a" + b"\r\n--x--\r\n", {}, "Invalid path"),
+        (PART % b"a", {}, "no file in this form"),
+        (b"no form at all", {}, "Invalid multipart data"),
+        (PART % b"a" + b"\r\n--x--\r\n", {"x-checksum-sha256": "0" * 64}, "not what X-Checksum-Sha256 says"),
+    ],
+    ids=["a field", "two files", "no name", "a name that climbs", "cut off", "not a form", "not what was promised"],
+)
+def test_a_form_that_is_no_artifact_stores_nothing_and_says_how_to_send_one(
+    http: TestClient, run_id: str, body: bytes, headers: dict[str, str], says: str
+) -> None:
+    answer = http.post(f"/v1/runs/{run_id}/artifacts", content=body, headers={**BOUNDARY, **headers})
+    assert answer.status_code == 400 and re.search(says, answer.json()["message"]), answer.text
+    assert http.get(f"/v1/runs/{run_id}").json()["artifacts"] == []
+
+
+def test_an_artifact_s_checksum_is_that_of_the_file_in_its_form(http: TestClient, run_id: str) -> None:
+    headers = {"x-checksum-sha256": hashlib.sha256(b"hello").hexdigest()}
+    sent = http.post(f"/v1/runs/{run_id}/artifacts", headers=headers, files={"file": ("a", b"hello")})
+    assert (sent.status_code, sent.json()["size"]) == (201, 5), sent.text
 
 
 def test_a_refused_run_leaves_no_experiment(http: TestClient) -> None:
