@@ -11,9 +11,12 @@ from recipes.fit import METHODS
 from recipes.results import trained_role
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict
+from resources.logged_weights import FORMAT, MAX_CONFIG_BYTES, Weights, architecture_in, checksum_of, weights_in
+from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
 from resources.metadata.totals import GPU_HOURS_METRIC
 from resources.metadata.tracking.run_search import RunSearch
@@ -23,7 +26,9 @@ SANDBOX = "sandbox"
 """The definition of jobs that bring their own configuration: their models have the jobs' names."""
 CONFIG = ("dataset", "method", "recipe")
 STEPS_METRIC = "system/total_steps"
-NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int}
+NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
+OF_THE_MACHINE = "system/"
+"""Begins the metrics that say what a run used, and nothing of its model."""
 
 
 def register_job(
@@ -79,10 +84,33 @@ def register_run(
         present = False
     if not present:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
-    registration = describe_run(database, run_id, architecture="", metrics={}, source=source, user=user, tags=tags)
+    weights = weights_in(source, store.list(source) or [source])
+    try:
+        architecture = architecture_of(store, weights)
+        files = {FORMAT: logged_files(store, ArtifactFiles(database), weights)} if weights.files else {}
+    except FileNotFoundError:
+        raise conflict(f"artifact '{artifact}' of run '{run_id}' is being replaced: register it when it is there") from None
+    registration = describe_run(
+        database, run_id, architecture=architecture, metrics=None, source=source, user=user, tags=tags
+    )
     with database.write() as connection:
         model = ModelKey(run.organization, name)
-        return Registry(database).register(connection, model, registration, {}, stage="none")
+        return Registry(database).register(connection, model, registration, files, stage="none")
+
+
+def architecture_of(store: Store, weights: Weights) -> str:
+    if weights.config is None or store.size(weights.config) > MAX_CONFIG_BYTES:
+        return ""
+    return architecture_in(store.get_bytes(weights.config))
+
+
+def logged_files(store: Store, records: ArtifactFiles, weights: Weights) -> LoggedFiles:
+    """Each file's hash is the recorded one; what has none, or one of several, is read."""
+    hashes = {}
+    for place in weights.files:
+        known = {row.sha256 for row in records.at(place)} - {UNSEEN}
+        hashes[place] = known.pop() if len(known) == 1 else store.sha256(place)
+    return LoggedFiles(weights.place, sum(store.size(place) for place in weights.files), checksum_of(hashes))
 
 
 def model_of(job: JobRecord) -> str:
@@ -96,19 +124,23 @@ def describe_run(
     run_id: str,
     *,
     architecture: str,
-    metrics: dict[str, float],
+    metrics: dict[str, float] | None,
     source: str,
     user: str,
     tags: Mapping[str, str],
 ) -> Registration:
-    """What the run's parameters say, and what it measured (specification row O1). What it does not say is left out."""
+    """What the run's parameters say, and what it measured (specification row O1). What it does not say is left out.
+
+    Args:
+        metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
+    """
     logged = RunSearch(database).get(Runs(database).get(run_id))
     params = logged.params
     measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
     config: dict[str, object] = {key: params[key] for key in CONFIG if key in params}
     config |= {key: number_or_text(convert, params[key]) for key, convert in NUMBERS.items() if key in params}
     if "max_steps" in config:
-        config["total_steps"] = config.pop("max_steps")
+        config = {"total_steps": config.pop("max_steps"), **config}
     if STEPS_METRIC in measured:  # training may end before the steps that it was given
         config["total_steps"] = int(measured[STEPS_METRIC])
     if GPU_HOURS_METRIC in measured:
@@ -116,14 +148,18 @@ def describe_run(
     return Registration(
         run_id=run_id,
         architecture=architecture,
-        base_model=params.get("model", ""),
+        base_model=params.get("base_model") or params.get("model", ""),
         method=method if (method := params.get("method", "")) in METHODS else "",
-        metrics=metrics,
+        metrics=own_metrics(measured) if metrics is None else metrics,
         training_config=config,
         source=source,
         created_by=user,
         tags=dict(tags),
     )
+
+
+def own_metrics(measured: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in measured.items() if not key.startswith(OF_THE_MACHINE)}
 
 
 def number_or_text(convert: Callable[[str], float], value: str) -> float | str:

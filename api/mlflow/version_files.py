@@ -66,5 +66,4 @@ def stored_version(database: Database, model: ModelKey, number: str) -> ModelVer
 
 def artifact_at(version: ModelVersion, uri: str) -> Artifact | None:
     """The recorded artifact of a version that a file belongs to: its manifest is known by its hash."""
-    artifacts = (version.artifact(format) for format in version.artifacts)
-    return next((artifact for artifact in artifacts if uri.startswith(f"{artifact.uri}/")), None)
+    return next((artifact for artifact in version.made_here.values() if uri.startswith(f"{artifact.uri}/")), None)

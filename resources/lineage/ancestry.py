@@ -11,6 +11,7 @@ from resources.errors import HanzoError
 from resources.lineage.record import find
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.registry.model_versions import made_here
 from resources.metadata.tables import dataset_validations, dataset_versions, lineage_edges, model_versions
 
 IN_USE = ("production", "canary", "staging")
@@ -138,9 +139,8 @@ def models_in_use(connection: Connection, organization: str) -> list[ModelAncest
     query = select(model_versions).where(model_versions.c.organization == organization, model_versions.c.stage.in_(IN_USE))
     found = []
     for row in connection.execute(query).mappings():
-        digests, trained_on = made_from(
-            connection, [described["artifact"]["digest"] for described in row["artifacts"].values()]
-        )
+        made = made_here(row["artifacts"])
+        digests, trained_on = made_from(connection, [artifact.digest for artifact in made.values()])
         reference = f"{row['name']}@{row['version']}"
         found.append(ModelAncestry(reference, row["stage"], row["updated_at"], digests, trained_on))
     return found

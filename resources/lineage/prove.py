@@ -132,7 +132,7 @@ class Prover:
 
     def one_chain(self, version: ModelVersion, root: ProofNode) -> None:
         """That the version's files were made of each other, and by its run. What cannot be read was named already."""
-        digests = {format: version.artifact(format).digest for format in FORMATS if format in version.artifacts}
+        digests = {format: artifact.digest for format, artifact in version.made_here.items()}
         for format, parent in MADE_FROM:
             manifest = self._manifests.get(digests.get(format, ""))
             if manifest is not None and parent in digests and manifest.inputs.get(parent) != digests[parent]:
@@ -182,9 +182,12 @@ def prove(
     if served := prover.served(version, served_file):
         root.made_from.append(served)
     if not any(format in version.artifacts for format in FORMATS):
-        prover._problem(root, f"{version.reference} -> artifacts", "none is recorded, so there is nothing to prove")
+        prover._problem(root, f"{version.reference} -> artifacts", "none was made here, so there is nothing to prove")
     for format in FORMATS:
         if format not in version.artifacts:
+            continue
+        if format not in version.made_here:
+            prover._problem(root, f"{version.reference} -> {format}", "the registry says of it what no pointer says")
             continue
         artifact = version.artifact(format)
         if version.artifacts[format] != described(artifact):

@@ -114,7 +114,7 @@ def stop_of(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
 
 
 def digests_of(model: ModelVersion) -> list[str]:
-    return [described["artifact"]["digest"] for described in model.artifacts.values()]
+    return [artifact.digest for artifact in model.made_here.values()]
 
 
 def unfinished_runs(connection: Connection, organization: str, names: Collection[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """/v1/models: stages with both verbs, pointers with numbers of their own, and the second names (rows O2, O6, O7, Z5, Z7)."""
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -86,6 +87,69 @@ def test_a_version_says_what_its_run_logged_and_measured(http: TestClient) -> No
     assert registered(params, measured) == {**said, "total_steps": 4000, "gpu_hours": 24.5}
     assert registered(params, {}) == {**said, "total_steps": 5000}, "no hours were measured, and none are claimed"
     assert registered({"dataset_version": "v7"}, {"system/total_gpu_hours": 0}) == {"dataset_version": "v7", "gpu_hours": 0}
+
+
+def test_a_version_that_a_client_registers_says_what_its_run_and_its_files_say(http: TestClient) -> None:
+    """Row O1: all that it said was where its files lie."""
+    params = {
+        "base_model": "zenlm/zen-7b",
+        "model": "zen-7b",
+        "method": "qlora",
+        "dataset": "finance",
+        "dataset_version": 7,
+        "learning_rate": 2e-5,
+        "lora_rank": 64,
+        "max_steps": 9000,
+        "total_steps": 5000,
+    }
+    run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
+    points: list[dict[str, Any]] = [
+        {"key": "eval/loss", "value": 0.5, "step": 1},
+        {"key": "eval/loss", "value": 0.25, "step": 2},
+        {"key": "eval/accuracy", "value": "NaN", "step": 2},
+        {"key": "system/total_gpu_hours", "value": 24},
+    ]
+    assert http.post(f"/v1/runs/{run}/metrics", json={"metrics": points}).status_code == 200
+    files = {"config.json": b'{"architectures": ["LlamaForCausalLM"]}', "model.safetensors": b"weights", "deep/x": b"x"}
+    for name, content in files.items():
+        http.post(f"/v1/runs/{run}/artifacts", params={"key": f"final/{name}"}, content=content)
+    answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "final"})
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert (made["architecture"], made["base_model"], made["method"]) == ("LlamaForCausalLM", "zenlm/zen-7b", "qlora")
+    assert made["metrics"] == {"eval/loss": 0.25}
+    assert made["artifacts"] == {
+        "safetensors": {
+            "path": f"s3://hanzo-ml/runs/{run}/artifacts/final/model.safetensors",
+            "size_bytes": 7,
+            "checksum": f"sha256:{hashlib.sha256(b'weights').hexdigest()}",
+        }
+    }
+    said = {
+        key: params[key] for key in ("dataset", "dataset_version", "method", "learning_rate", "lora_rank", "total_steps")
+    }
+    assert made["training_config"] == {**said, "gpu_hours": 24}
+    # It is a pointer as it was: it waits for no export, and what it says of itself proves nothing.
+    proof = http.get("/v1/models/m/versions/1/proof").json()
+    assert (proof["ok"], proof["broken"]) == (
+        False,
+        ["m version 1 -> artifacts: none was made here, so there is nothing to prove"],
+    )
+    assert http.put("/v1/models/m/versions/1/stage", json={"stage": "production"}).json()["stage"] == "production"
+    assert http.get("/v1/models/m/versions/1/data").status_code == 200
+    name = {"name": "m", "version": "1"}
+    seen = http.get("/api/2.0/mlflow/model-versions/get", params=name).json()["model_version"]
+    assert seen["status"] == "READY"
+    got = http.get("/model-versions/get-artifact", params={**name, "path": "model.safetensors"})
+    assert (got.status_code, got.content) == (200, b"weights")
+
+
+@pytest.mark.parametrize("config", [b"{", b"[]", b'{"architectures": "x"}', b'{"architectures": [7]}', b"[" * 100_000])
+def test_a_config_that_says_nothing_is_no_reason_to_refuse_a_version(http: TestClient, config: bytes) -> None:
+    run = http.post("/v1/runs", json={"experiment_name": "e"}).json()["id"]
+    http.post(f"/v1/runs/{run}/artifacts", params={"key": "final/config.json"}, content=config)
+    answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "final"})
+    assert (answer.status_code, answer.json()["architecture"], answer.json()["artifacts"]) == (201, "", {}), answer.text
 
 
 def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: str | None = None) -> str:

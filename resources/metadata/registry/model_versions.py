@@ -20,7 +20,7 @@ CHUNK = 500
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One version. `artifacts` maps a format to `{path, size_bytes, checksum, artifact}`."""
+    """One version. `artifacts` maps a format to `{path, size_bytes, checksum}`, and `artifact` where it was made here."""
 
     organization: str
     name: str
@@ -60,16 +60,22 @@ class ModelVersion:
         return "gguf" in self.artifacts
 
     @property
+    def made_here(self) -> dict[str, Artifact]:
+        """The artifacts of the asset graph, by their formats. What a client logged is none: nothing here made it."""
+        return made_here(self.artifacts)
+
+    @property
     def awaits_export(self) -> bool:
         """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
-        return bool(self.artifacts) and not self.servable
+        return bool(self.made_here) and not self.servable
 
     def artifact(self, format: str) -> Artifact:
         """The artifact of a format. Raises when the version has none."""
-        if format not in self.artifacts:
+        made = self.made_here
+        if format not in made:
             has = ", ".join(self.artifacts) or "nothing"
             raise conflict(f"{self.reference} has no {format} yet (it has {has})")
-        return Artifact.model_validate(self.artifacts[format]["artifact"])
+        return made[format]
 
 
 @dataclass(frozen=True)
@@ -87,14 +93,30 @@ class Registration:
     tags: Mapping[str, str]
 
 
-def described(artifact: Artifact) -> dict[str, Any]:
-    """An artifact in the specification's words, with the pointer beside it."""
+@dataclass(frozen=True)
+class LoggedFiles:
+    """The files of a format that a client logged. No manifest describes them."""
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+def described(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
+    """An artifact in the specification's words, with the pointer beside it where there is one."""
+    if isinstance(artifact, LoggedFiles):
+        return dict(vars(artifact))
     return {
         "path": artifact.uri + "/",
         "size_bytes": artifact.size_bytes,
         "checksum": f"sha256:{artifact.digest}",
         "artifact": artifact.model_dump(),
     }
+
+
+def made_here(artifacts: Mapping[str, Any]) -> dict[str, Artifact]:
+    """Of the formats of a version those with a pointer, as pointers."""
+    return {format: Artifact.model_validate(each["artifact"]) for format, each in artifacts.items() if "artifact" in each}
 
 
 def read_versions(connection: Connection, query: Select[Any]) -> list[ModelVersion]:

@@ -30,6 +30,7 @@ from resources.metadata.registry.model_version_rules import (
 )
 from resources.metadata.registry.model_versions import (
     NEWEST_FIRST,
+    LoggedFiles,
     ModelVersion,
     Registration,
     described,
@@ -88,7 +89,7 @@ class Registry:
         connection: Connection,
         model: ModelKey,
         registration: Registration,
-        artifacts: Mapping[str, Artifact],
+        artifacts: Mapping[str, Artifact | LoggedFiles],
         *,
         stage: str = "staging",
         quarantine: str | None = None,
@@ -232,7 +233,7 @@ class Registry:
         """The newest version that passed its gate, exported by now or not: what a new one is compared with (row M3)."""
         passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.of(versions), passed).order_by(NEWEST_FIRST))
-        return next((version for version in found if version.artifacts), None)  # nothing ever evaluated a mere pointer
+        return next((version for version in found if version.made_here), None)  # nothing ever evaluated a mere pointer
 
     def models(self, organization: str) -> Sequence[Mapping[str, Any]]:
         query = select(models).where(models.c.organization == organization).order_by(models.c.name)

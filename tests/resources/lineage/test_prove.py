@@ -12,11 +12,14 @@ from sqlalchemy import delete, update
 
 from recipes.schema import Artifact, StoreAddress
 from recipes.store import MANIFEST, Store
+from resources.errors import HanzoError
+from resources.lineage.ancestry import models_in_use
 from resources.lineage.prove import Proof, ProofNode, prove
+from resources.lineage.reach import digests_of
 from resources.lineage.record import find, parents, record
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
-from resources.metadata.registry.model_versions import described
+from resources.metadata.registry.model_versions import LoggedFiles, described
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
 from tests.resources.metadata.registry.test_registry import House, model, registration
 
@@ -276,6 +279,28 @@ def test_a_version_that_points_to_nothing_is_not_proved(chain: Chain) -> None:
         chain.house.registry.register(connection, model(), registration("r2"), {}, stage="none")
     proof = chain.prove(version=2)
     assert not proof.ok and proof.broken
+
+
+def test_what_a_client_logged_is_no_proof_and_nothing_that_the_asset_graph_made(chain: Chain) -> None:
+    logged = {"safetensors": LoggedFiles("s3://hanzo-ml/runs/r2/artifacts/m.safetensors", 1, f"sha256:{'0' * 64}")}
+    with chain.database.write() as connection:
+        version = chain.house.registry.register(connection, model(), registration("r2"), logged, stage="staging")
+        assert chain.house.registry.last_accepted(model(), connection) == chain.house.registry.get(model(), 1, connection)
+        found = {used.reference: used.digests for used in models_in_use(connection, "default")}
+    assert (version.made_here, version.awaits_export, digests_of(version)) == ({}, False, [])
+    assert found["m@2"] == frozenset() != found["m@1"]
+    assert [edge.partition(":")[0] for edge in chain.prove(version=2).broken] == ["m version 2 -> artifacts"]
+    with pytest.raises(HanzoError, match="has no safetensors yet"):
+        version.artifact("safetensors")
+
+
+def test_an_export_that_the_registry_names_and_points_to_nowhere_is_not_proved(chain: Chain) -> None:
+    changed = dict(chain.house.registry.read(model(), 1).artifacts)
+    changed["gguf"] = {key: value for key, value in changed["gguf"].items() if key != "artifact"}
+    with chain.database.write() as connection:
+        connection.execute(update(model_versions).values(artifacts=changed))
+    (edge,) = chain.prove().broken
+    assert edge.startswith("m version 1 -> gguf: ")
 
 
 def test_recording_twice_changes_nothing_and_is_read_as_it_was_written(chain: Chain) -> None:
