@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from recipes.fit import METHODS
 from recipes.results import trained_role
-from recipes.store import BrokenArtifact, Store
+from recipes.store import Store
 from resources.errors import conflict
+from resources.final_checkpoint import logged_as
 from resources.logged_weights import FORMAT, MAX_CONFIG_BYTES, Weights, architecture_in, checksum_of, weights_in
 from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
 from resources.metadata.database import Database
@@ -27,6 +28,8 @@ SANDBOX = "sandbox"
 CONFIG = ("dataset", "method", "recipe")
 STEPS_METRIC = "system/total_steps"
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
+ARTIFACT_TAG = "hanzo.artifact"
+"""Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
 OF_THE_MACHINE = "system/"
 """Begins the metrics that say what a run used, and nothing of its model."""
 
@@ -67,7 +70,11 @@ def register_job(
 def register_run(
     database: Database, store: Store, name: str, run_id: str, artifact: str, user: str, tags: Mapping[str, str]
 ) -> ModelVersion:
-    """The version of any run: of a training job's as `register_job`, of another's a pointer to one of its artifacts."""
+    """The version of any run: of a training job's as `register_job`, of another's a pointer to one of its artifacts.
+
+    Raises:
+        HanzoError: the run has no such artifact; that of a training job is of another model, or not evaluated yet.
+    """
     with database.read() as connection:
         jobs = Jobs(database)
         job = jobs.find(run_id, connection)
@@ -77,19 +84,19 @@ def register_run(
             raise conflict(f"run '{run_id}' trained the model '{own}', as which it is exported: register it as '{own}'")
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
-    source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{artifact}"
-    try:
-        present = store.exists(source)
-    except BrokenArtifact:
-        present = False
-    if not present:
+    records = ArtifactFiles(database)
+    key = logged_as(store, records, run_id, artifact)
+    if key is None:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
+    if key != artifact:
+        tags = {**tags, ARTIFACT_TAG: key}
+    source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
     weights = weights_in(source, store.list(source) or [source])
     try:
         architecture = architecture_of(store, weights)
-        files = {FORMAT: logged_files(store, ArtifactFiles(database), weights)} if weights.files else {}
+        files = {FORMAT: logged_files(store, records, weights)} if weights.files else {}
     except FileNotFoundError:
-        raise conflict(f"artifact '{artifact}' of run '{run_id}' is being replaced: register it when it is there") from None
+        raise conflict(f"artifact '{key}' of run '{run_id}' is being replaced: register it when it is there") from None
     registration = describe_run(
         database, run_id, architecture=architecture, metrics=None, source=source, user=user, tags=tags
     )

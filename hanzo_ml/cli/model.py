@@ -46,7 +46,9 @@ def register(
 ) -> None:
     """Register a run's artifact as the next version of a model."""
     version = call("POST", f"/v1/models/{name}/versions", json={"run_id": run, "artifact": artifact})
-    print(f"{version['name']} version {version['version']}: {version['stage']}, {version['status']}")
+    found = version["tags"].get("hanzo.artifact")
+    of = f", of the artifact {found}" if found else ""
+    print(f"{version['name']} version {version['version']}: {version['stage']}, {version['status']}{of}")
 
 
 @app.command()

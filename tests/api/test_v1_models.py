@@ -152,6 +152,55 @@ def test_a_config_that_says_nothing_is_no_reason_to_refuse_a_version(http: TestC
     assert (answer.status_code, answer.json()["architecture"], answer.json()["artifacts"]) == (201, "", {}), answer.text
 
 
+def checkpoints(http: TestClient, *keys: str) -> str:
+    run = str(http.post("/v1/runs", json={"experiment_name": "e"}).json()["id"])
+    for key in keys:
+        assert http.post(f"/v1/runs/{run}/artifacts", params={"key": key}, content=key.encode()).status_code == 201
+    return run
+
+
+@pytest.mark.parametrize(
+    ("logged", "asked", "found"),
+    [
+        (["checkpoint/step-1000", "checkpoint/step-2000", "eval/report"], "checkpoint/step-final", "checkpoint/step-2000"),
+        (["checkpoint/step-9000", "checkpoint/step-10000"], "checkpoint/step-final", "checkpoint/step-10000"),
+        (
+            ["checkpoint/step-2000", "checkpoint/step-1000/a", "other/step-3"],
+            "checkpoint/step-final",
+            "checkpoint/step-1000",
+        ),
+        (["checkpoint/step-1", "checkpoint/step-2", "checkpoint/step-1"], "checkpoint/step-final", "checkpoint/step-1"),
+        (["checkpoint/step-1", "checkpoint/step-{step}"], "checkpoint/step-final", "checkpoint/step-{step}"),
+        (["checkpoint-1/w", "checkpoint-2/w"], "checkpoint-final", "checkpoint-2"),
+        (["checkpoint/step-1", "checkpoint/step-2"], "checkpoint-final", "checkpoint/step-2"),
+        (["out/checkpoint-5/w", "checkpoint-6/w"], "out/checkpoint-final", "out/checkpoint-5"),
+    ],
+)
+def test_the_final_checkpoint_of_a_run_is_the_last_that_it_logged(
+    http: TestClient, logged: list[str], asked: str, found: str
+) -> None:
+    """The specification's own script registers `checkpoint/step-final`, under which it logs nothing: it ended in a 409."""
+    run = checkpoints(http, *logged)
+    answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": asked, "tags": {"task": "qa"}})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["source"] == f"s3://hanzo-ml/runs/{run}/artifacts/{found}"
+    assert answer.json()["tags"] == {"task": "qa", "hanzo.artifact": found}
+
+
+@pytest.mark.parametrize("key", ["checkpoint/step-final", "checkpoint/step-final/model.safetensors"])
+def test_an_artifact_of_exactly_that_name_is_itself(http: TestClient, key: str) -> None:
+    run = checkpoints(http, key, "checkpoint/step-1")
+    made = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "checkpoint/step-final"}).json()
+    assert (made["source"].partition("/artifacts/")[2], made["tags"]) == ("checkpoint/step-final", {})
+
+
+@pytest.mark.parametrize("asked", ["checkpoint/step-final", "checkpoint-final", "step-final", "final", "x/../step-final"])
+def test_a_run_without_a_checkpoint_has_no_final_one(http: TestClient, asked: str) -> None:
+    run = checkpoints(http, "eval/step-1", "model.bin")
+    refused = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": asked})
+    assert (refused.status_code, f"has no artifact '{asked}'" in refused.json()["message"]) == (409, True), refused.text
+
+
 def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: str | None = None) -> str:
     """A run with an artifact `weights`: of its own, or that of a job."""
     run = run or http.post("/v1/runs", json={"experiment_name": "e", "params": params or {}}).json()["id"]

@@ -74,6 +74,16 @@ def create(cli: Cli, path: Path, name: str = "d") -> subprocess.CompletedProcess
     return cli("dataset", "create", "--name", name, "--path", str(path))
 
 
+def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: ServerProcess) -> None:
+    """`--artifact` is `checkpoint-final` where nothing is said, which means the last one."""
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        run = http.post("/v1/runs", json={"experiment_name": "cli"}).json()["id"]
+        for step in (1, 2):
+            http.post(f"/v1/runs/{run}/artifacts", params={"key": f"checkpoint/step-{step}"}, content=b"w")
+    done = cli("model", "register", "--name", "last", "--run", run)
+    assert done.stdout == "last version 1: none, pending, of the artifact checkpoint/step-2\n", done.stderr
+
+
 def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     for arguments in (["dataset", "create", "--name", "d", "--path", str(tmp_path / "missing")], ["job", "get", "nobody"]):
         assert refusal(run_for_real(server.url, *arguments)) == refusal(run(server.url, *arguments))

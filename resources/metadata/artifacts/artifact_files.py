@@ -15,7 +15,7 @@ Object store and database commit one after the other, so a file may have several
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import delete, func, insert, or_, select, update
 
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
@@ -97,6 +97,16 @@ class ArtifactFiles:
             for start in range(0, len(uris), BATCH):
                 query = select(files.c.id).where(files.c.uri.in_(uris[start : start + BATCH]), files.c.stored.is_(True))
                 found.extend(connection.execute(query).scalars())
+        return found
+
+    def last_uploads(self, uris: Sequence[str]) -> dict[str, int]:
+        """Of each of these objects the number of its last upload, which grows with time; 0 where none is known."""
+        found = dict.fromkeys(uris, 0)
+        with self._database.read() as connection:
+            for start in range(0, len(uris), BATCH):
+                among = files.c.uri.in_(uris[start : start + BATCH])
+                query = select(files.c.uri, func.max(files.c.id)).where(among).group_by(files.c.uri)
+                found |= {uri: int(number) for uri, number in connection.execute(query)}
         return found
 
     def forget(self, rows: Sequence[int]) -> None:
