@@ -50,6 +50,11 @@ def refusal(call: Callable[[], object]) -> MlflowException:
     return caught.value
 
 
+def str_of(model_input: list[str]) -> list[str]:
+    """A model."""
+    return model_input
+
+
 def stages(client: MlflowClient, name: str) -> dict[str, str]:
     return {version.version: version.current_stage for version in client.search_model_versions(f"name = '{name}'")}
 
@@ -87,6 +92,22 @@ def test_a_run_s_model_is_registered_by_the_fluent_api_and_downloaded_by_alias(
         folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(target))
         assert (Path(folder) / "MLmodel").read_text() == "flavors: {}\n"
     assert client.get_registered_model("fluent").aliases == {"champion": "1"}
+
+
+def test_a_model_that_a_run_logged_is_registered_by_its_name_in_the_run_and_downloaded(
+    server: ServerProcess, client: MlflowClient, name: str, tmp_path: Path
+) -> None:
+    """As MLflow 3's own server takes it; here there was nothing at that place."""
+    mlflow.set_tracking_uri(server.url)
+    with mlflow.start_run(experiment_id="0") as run:
+        model = mlflow.pyfunc.log_model(name="mod", python_model=str_of, pip_requirements=[])
+    run_id = run.info.run_id
+    made = client.create_model_version(name, f"runs:/{run_id}/mod", run_id=run_id)
+    assert (made.source, made.run_id) == (f"runs:/{run_id}/mod", run_id)
+    place = f"mlflow-artifacts:/0/models/{model.model_id}/artifacts"
+    assert client.get_model_version_download_uri(name, made.version) == place
+    folder = mlflow.artifacts.download_artifacts(f"models:/{name}/1", dst_path=str(tmp_path))
+    assert (Path(folder) / "MLmodel").is_file()
 
 
 def test_what_the_asset_graph_registered_is_downloaded_by_an_mlflow_client(server: ServerProcess, tmp_path: Path) -> None:

@@ -151,6 +151,43 @@ def test_a_logged_model_s_version_remembers_it(registry: TestClient, run_id: str
     assert NOT_CONTAINED in check_refused(create(registry, "models:/m-other", model_id="m-other"))
 
 
+def test_a_name_in_a_run_may_be_that_of_a_model_that_it_logged(registry: TestClient, run_id: str) -> None:
+    """MLflow 3 keeps the files of `log_model(name="net")` by themselves, and not in the run."""
+    body = {"experiment_id": "0", "name": "net", "source_run_id": run_id}
+
+    def logged(**more: str) -> str:
+        made = registry.post("/api/2.0/mlflow/logged-models", json={**body, **more}).json()["model"]["info"]["model_id"]
+        place = f"/api/2.0/mlflow-artifacts/artifacts/0/models/{made}/artifacts/deep/w"
+        assert registry.put(place, content=b"w").is_success
+        return str(made)
+
+    source = f"runs:/{run_id}/net"
+    registry.post("/api/2.0/mlflow/logged-models", json={**body, "name": "empty"})
+    other = str(registry.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"])
+    logged(source_run_id=other)
+    for absent in (source, f"runs:/{run_id}/empty"):
+        assert ABSENT in check_refused(create(registry, absent, run_id=run_id))
+    model_id = logged()
+    for named in (source, f"{source}/deep"):
+        made = create(registry, named, run_id=run_id).json()["model_version"]
+        assert (made["source"], made["run_id"], made["model_id"]) == (named, run_id, model_id)
+    logged()
+    create(registry, "models:/m/2")
+    root = f"mlflow-artifacts:/0/models/{model_id}/artifacts"
+    for number, place, path in (("1", root, "deep/w"), ("2", f"{root}/deep", "w"), ("3", f"{root}/deep", "w")):
+        version = {"name": "m", "version": number}
+        assert registry.get(f"{VERSIONS}/get-download-uri", params=version).json()["artifact_uri"] == place
+        assert registry.get("/model-versions/get-artifact", params={**version, "path": path}).content == b"w"
+    assert NOT_CONTAINED in check_refused(create(registry, source))
+    assert ABSENT in check_refused(create(registry, f"{source}/absent", run_id=run_id))
+    assert ABSENT in check_refused(create(registry, f"mlflow-artifacts:/0/{run_id}/artifacts/net", run_id=run_id))
+    assert registry.delete(f"/api/2.0/mlflow/logged-models/{model_id}").is_success
+    again = create(registry, source, run_id=run_id).json()["model_version"]
+    assert again["model_id"] != model_id, "the one that is left"
+    assert registry.delete(f"/api/2.0/mlflow/logged-models/{again['model_id']}").is_success
+    assert ABSENT in check_refused(create(registry, source, run_id=run_id))
+
+
 def test_unset_fields_are_left_out(registry: TestClient, run_id: str) -> None:
     model = registry.get(f"{MODELS}/get", params={"name": "m"}).json()["registered_model"]
     assert set(model) == {"name", "creation_timestamp", "last_updated_timestamp"}

@@ -11,7 +11,8 @@ A source is checked before a version is made of it. The reference checks its for
 - `models:/NAME/VERSION` (or @ALIAS, /STAGE, /latest) must be a version, `models:/m-ID` the logged model that `model_id`
   names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model. None is made of one that is
   quarantined;
-- `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's. **A run that this server
+- `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's: its own, or those of the
+  logged model of that name that it made (`models_of_runs`). **A run that this server
   does not know is let through**: MLflow lets registry and tracking be two servers, so it may be a run of the other one,
   which nobody here can look into. It is a name and no address, nothing is ever read or served for it, and MLflow's own
   tests and scripts register such names; refusing them would break clients without protecting anything;
@@ -27,7 +28,7 @@ from urllib.parse import unquote_plus
 
 from sqlalchemy import Connection, select
 
-from recipes.store import BrokenArtifact, Store
+from recipes.store import Store
 from resources.errors import HanzoError, conflict, invalid
 from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS, is_proxied
 from resources.metadata.artifacts.artifact_owners import FOLDER, files_owner
@@ -35,6 +36,7 @@ from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organ
 from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
 from resources.metadata.registry.model_versions import ModelVersion, find_version
+from resources.metadata.registry.models_of_runs import holds_files, model_of_run
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
@@ -100,8 +102,7 @@ def check_source(
     if scheme == "s3":
         check_stored(connection, store, source, parts, organization)
         return Sourced(source, run_id or None, None)
-    named = check_run_source(connection, store, source, scheme, parts, organization, run_id, foreign_runs)
-    return Sourced(source, named, None)
+    return check_run_source(connection, store, source, scheme, parts, organization, run_id, foreign_runs)
 
 
 def named_in(source: str) -> dict[str, str]:
@@ -125,11 +126,13 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
         scheme, _, rest = version.source.partition(":/")
         if is_stored(version.source):
             return f"{PROXY}models/{version.name}/{version.version}"
+        if scheme == "runs" and version.model_id and (root := files_of_model(connection, version.model_id)):
+            # Which one the name in the run meant: another of that name may have been logged since.
+            return "/".join([root, *rest.rstrip("/").split("/")[2:]])
         if scheme != "models":
             return version.source
         if LOGGED_MODEL.fullmatch(rest):
-            query = select(logged_models.c.artifact_uri).where(logged_models.c.id == rest)
-            return str(connection.execute(query).scalar() or version.source)
+            return files_of_model(connection, rest) or version.source
         name, _, number = rest.rpartition("/")
         original = find_version(
             connection, ModelKey(version.organization, name).of(versions), versions.c.version == int(number)
@@ -138,6 +141,10 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
             raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
         version = original
     raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
+
+
+def files_of_model(connection: Connection, model_id: str) -> str | None:
+    return connection.execute(select(logged_models.c.artifact_uri).where(logged_models.c.id == model_id)).scalar()
 
 
 def is_stored(uri: str) -> bool:
@@ -256,8 +263,8 @@ def check_run_source(
     organization: str,
     run_id: str,
     foreign_runs: bool,
-) -> str:
-    """The run of a source. Raises unless it is the one that the request names and it has files there."""
+) -> Sourced:
+    """A source of a run. Raises unless it is the one that the request names and it, or a model of it, has files there."""
     if scheme == "runs":
         named, path = parts[0], parts[1:]
     else:
@@ -269,12 +276,15 @@ def check_run_source(
         raise not_contained(source, "run_id")
     run = connection.execute(select(runs.c.artifact_uri, runs.c.organization).where(runs.c.id == named)).first()
     if run is None and scheme == "runs" and foreign_runs:
-        return named
+        return Sourced(source, named, None)
     if run is None or run.organization != organization:
         raise not_contained(source, "run_id")
-    if is_proxied(run.artifact_uri) and not holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
+    if not is_proxied(run.artifact_uri) or holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
+        return Sourced(source, named, None)
+    model = model_of_run(connection, store, named, path) if scheme == "runs" else None
+    if model is None:
         raise absent(source)
-    return named
+    return Sourced(source, named, model)
 
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
@@ -286,13 +296,6 @@ def check_stored(connection: Connection, store: Store, source: str, parts: list[
         theirs = organization_of_place(parts[1:])
     if theirs not in (None, organization) or not holds_files(store, source.rstrip("/")):
         raise absent(source)
-
-
-def holds_files(store: Store, uri: str) -> bool:
-    try:
-        return store.exists(uri)
-    except BrokenArtifact:
-        return False
 
 
 def absent(source: str) -> HanzoError:
