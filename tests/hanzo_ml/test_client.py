@@ -172,6 +172,18 @@ def test_registering_makes_the_next_version_of_a_model(client: Client, tmp_path:
     assert versions == [("zen", 1, "none"), ("zen", 2, "none")]
 
 
+def test_the_specification_s_script_registers_its_last_checkpoint(client: Client, tmp_path: Path) -> None:
+    """Row S0: nothing is logged under the name that it registers."""
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    with client.start_run() as run:
+        for step in (1000, 2000):
+            run.log_artifact(f"checkpoint/step-{step}", tmp_path)
+        run.register_model(name="final", artifact_path="checkpoint/step-final", tags={"task": "finance-qa"})
+    answer = httpx.get(f"{client.tracking_uri}/v1/models/final/versions/1", trust_env=False).json()
+    assert answer["tags"] == {"task": "finance-qa", "hanzo.artifact": "checkpoint/step-2000"}
+    assert answer["artifacts"]["safetensors"]["path"] == f"{answer['source']}/model.safetensors"
+
+
 def test_registering_what_was_never_logged_is_refused(client: Client) -> None:
     with client.start_run() as run, pytest.raises(Refused, match="has no artifact 'nothing'"):
         run.register_model(name="zen", artifact_path="nothing")
