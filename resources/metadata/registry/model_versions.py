@@ -67,7 +67,7 @@ class ModelVersion:
     @property
     def awaits_export(self) -> bool:
         """Trained here, and its export has not run yet. A version of a client is a pointer, for which none will run."""
-        return bool(self.made_here) and not self.servable
+        return not self.servable and any("artifact" in each for each in self.artifacts.values())
 
     def artifact(self, format: str) -> Artifact:
         """The artifact of a format. Raises when the version has none."""
