@@ -176,7 +176,9 @@ def served_by(settings: SettingsOf) -> Any:
 
 
 def as_json(version: ModelVersion, database: Database) -> dict[str, Any]:
-    """The version with its newest deployment: the stage says what is wanted, the deployment what is served."""
+    """The version with its newest deployment: the stage says what is wanted, the deployment what is served, and `servable`
+    whether there is anything that the engine can load.
+    """
     with database.read() as connection:
         deployed = deployments.newest(connection, version.model, version.version)
-    return vars(version) | {"deployment": vars(deployed) if deployed else None}
+    return vars(version) | {"servable": version.servable, "deployment": vars(deployed) if deployed else None}

@@ -61,6 +61,8 @@ def promote(
     """Move a version to a stage. Production deploys it."""
     moved = call("PATCH", f"/v1/models/{name}/versions/{version}/stage", json={"stage": stage, "force": force})
     print(f"{moved['name']} version {moved['version']}: {moved['stage']}")
+    if moved["stage"] == "production" and not moved["servable"]:
+        print("nothing of it is served: it points to files of yours, and the engine loads what was trained here")
 
 
 @app.command()

@@ -82,6 +82,9 @@ def test_a_registered_model_says_which_checkpoint_it_is_of(cli: Cli, server: Ser
             http.post(f"/v1/runs/{run}/artifacts", params={"key": f"checkpoint/step-{step}"}, content=b"w")
     done = cli("model", "register", "--name", "last", "--run", run)
     assert done.stdout == "last version 1: none, pending, of the artifact checkpoint/step-2\n", done.stderr
+    promoted = cli("model", "promote", "--name", "last", "--version", "1", "--stage", "production").stdout.splitlines()
+    assert promoted[0] == "last version 1: production"
+    assert promoted[1].startswith("nothing of it is served: ")
 
 
 def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
