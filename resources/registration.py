@@ -11,7 +11,7 @@ from recipes.fit import METHODS
 from recipes.results import trained_role
 from recipes.store import Store
 from resources.errors import conflict
-from resources.final_checkpoint import logged_as
+from resources.final_checkpoint import logged_as, meant_by
 from resources.logged_weights import FORMAT, MAX_CONFIG_BYTES, Weights, architecture_in, checksum_of, weights_in
 from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
 from resources.metadata.database import Database
@@ -30,6 +30,10 @@ STEPS_METRIC = "system/total_steps"
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
 ARTIFACT_TAG = "hanzo.artifact"
 """Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
+LEFT = "checkpoints"
+"""The artifact of a command, which its final checkpoint is in where it logged none. One that did not end well may be gone on
+with, and its states go one after the other.
+"""
 OF_THE_MACHINE = "system/"
 """Begins the metrics that say what a run used, and nothing of its model."""
 
@@ -86,11 +90,14 @@ def register_run(
     run = Runs(database).get(run_id)
     records = ArtifactFiles(database)
     key = logged_as(store, records, run_id, artifact)
-    if key is None:
+    if key is not None:
+        source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
+    elif job is not None and job.status == "completed" and LEFT in job.artifacts and meant_by(artifact):
+        key, source = LEFT, job.artifact(LEFT).uri
+    else:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     if key != artifact:
         tags = {**tags, ARTIFACT_TAG: key}
-    source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
     weights = weights_in(source, store.list(source) or [source])
     try:
         architecture = architecture_of(store, weights)

@@ -1,6 +1,7 @@
 """/v1/models: stages with both verbs, pointers with numbers of their own, and the second names (rows O2, O6, O7, Z5, Z7)."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from recipes.store import Store
 from resources.metadata.database import Database
-from resources.metadata.jobs import Jobs
+from resources.metadata.jobs import COMMAND, Jobs
 from resources.settings import Settings
 
 FILES = "s3://hanzo-models/fraud/v0/weights"
@@ -199,6 +200,27 @@ def test_a_run_without_a_checkpoint_has_no_final_one(http: TestClient, asked: st
     run = checkpoints(http, "eval/step-1", "model.bin")
     refused = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": asked})
     assert (refused.status_code, f"has no artifact '{asked}'" in refused.json()["message"]) == (409, True), refused.text
+
+
+def test_the_final_checkpoint_of_a_command_is_what_it_left_once_it_ended_well(
+    http: TestClient, settings: Settings, tmp_path: Path
+) -> None:
+    store, database = Store(settings.store), Database(settings.database_url)
+    jobs = Jobs(database)
+    job = jobs.submit(name="mine", config={}, user="t", organization="default", type=COMMAND, status="running").id
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    left = store.publish(tmp_path, f"s3://hanzo-ml/checkpoints/{job}/state-1-{'0' * 12}", "checkpoints")
+    body = {"run_id": job, "artifact": "checkpoint-final"}
+    assert http.post("/v1/models/m/versions", json=body).status_code == 409, "another state may follow"
+    with database.write() as connection:
+        jobs.complete(connection, job, {"checkpoints": left}, 1.0)
+    made = http.post("/v1/models/m/versions", json=body).json()
+    assert (made["source"], made["tags"]) == (left.uri, {"hanzo.artifact": "checkpoints"})
+    assert (made["architecture"], made["artifacts"]["safetensors"]["size_bytes"]) == ("LlamaForCausalLM", 1)
+    files = "/api/2.0/mlflow-artifacts/artifacts/models/m/1"
+    assert http.get(f"{files}/model.safetensors").content == b"w"
+    database.close()
 
 
 def logged_run(http: TestClient, params: dict[str, Any] | None = None, *, run: str | None = None) -> str:
