@@ -38,6 +38,8 @@ QUIET_SECONDS = 15.0
 """How long a log that is followed may send nothing: proxies and clients give up on a connection after half a minute."""
 LOG_BYTES = 1 << 20
 """Of a log that are read at a time."""
+LAST_BYTES, LAST_LINES = 64 << 10, 100
+"""Of a log that a job is told with, at most."""
 SANDBOX = "sandbox"
 """The standing definition for jobs that bring their own configuration."""
 DEFAULT_RECIPE = "smollm2-135m-lora"
@@ -188,8 +190,10 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def get(job_id: str, database: DatabaseOf) -> Response:
-    return JSONResponse(as_json(Jobs(database).read(job_id)))
+def get(job_id: str, database: DatabaseOf, settings: SettingsOf) -> Response:
+    """A job with the end of its program's log (row G1); all of it is at `/logs`."""
+    job = Jobs(database).read(job_id)
+    return JSONResponse({**as_json(job), "logs": last_lines(log_of(job, settings))})
 
 
 @router.post("/{job_id}/cancel")
@@ -229,8 +233,11 @@ def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool =
     A comment now and then while there is nothing to tell.
     """
     job = Jobs(database).read(job_id)
-    path = settings.home / "jobs" / job.id / WORK_FOLDERS[job.type] / LOG
-    return StreamingResponse(events(database, job.id, path, follow), media_type="text/event-stream")
+    return StreamingResponse(events(database, job.id, log_of(job, settings), follow), media_type="text/event-stream")
+
+
+def log_of(job: JobRecord, settings: Settings) -> Path:
+    return settings.home / "jobs" / job.id / WORK_FOLDERS[job.type] / LOG
 
 
 async def events(database: Database, job_id: str, path: Path, follow: bool) -> AsyncIterator[str]:
@@ -248,6 +255,15 @@ async def events(database: Database, job_id: str, path: Path, follow: bool) -> A
             told_at = time.monotonic()
             yield f": {status}\n\n"
         await asyncio.sleep(POLL_SECONDS)
+
+
+def last_lines(path: Path) -> list[str]:
+    """The newest lines of a log; of one that is longer than is read, a part."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LAST_BYTES))
+        return file.read(LAST_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]
 
 
 def new_lines(path: Path, offset: int) -> bytes:

@@ -125,10 +125,14 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
     job = submitted(http)
     folder = settings.home / "jobs" / job["id"] / "command"
     folder.mkdir(parents=True)
+    assert http.get(f"/v1/jobs/{job['id']}").json()["logs"] == []
+    (folder / "log.txt").write_text("".join(f"epoch {number}\n" for number in range(1_000)))
+    assert http.get(f"/v1/jobs/{job['id']}").json()["logs"] == [f"epoch {number}" for number in range(900, 1_000)]
     (folder / "log.txt").write_text("epoch 1\n")
     assert "data: epoch 1\n" in http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
     long = "x" * (3 << 20)
     (folder / "log.txt").write_text(f"epoch 1\n{long}\nhalf a li")
+    assert len(str(http.get(f"/v1/jobs/{job['id']}").json()["logs"])) < 70_000
     told = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
     assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}event: end")
 
