@@ -72,21 +72,23 @@ def expand(value: Any, path: Path, environ: Mapping[str, str]) -> Any:
     return value
 
 
-def override(document: dict[str, Any], sections: Mapping[str, type[BaseModel]], name: str, value: str) -> None:
-    """Put the variable `HANZO_ML_{SECTION}_{KEY}` into the document, nested by `_` (row R3, checklist Z19)."""
+def override(document: dict[str, Any], sections: Mapping[str, type[BaseModel]], name: str, value: str) -> tuple[str, ...]:
+    """Put the variable `HANZO_ML_{SECTION}_{KEY}` into the document, nested by `_` (rows R3, Z19): returns where."""
     section, _, key = name.removeprefix(PREFIX).lower().partition("_")
     if section not in sections or not key:
         raise BadConfiguration(f"unknown variable {name}: it must be HANZO_ML_SECTION_KEY with a section of config.yaml")
     fields = sections[section].model_fields
     target = mapping(document, section)
+    place: tuple[str, ...] = (section,)
     if nested := re.match(r"buckets_(\w+)", key) if section == "storage" else None:
         buckets = fields["buckets"].annotation
         assert isinstance(buckets, type) and issubclass(buckets, BaseModel)
-        fields, target, key = buckets.model_fields, mapping(target, "buckets"), nested.group(1)
+        fields, target, place, key = buckets.model_fields, mapping(target, "buckets"), (section, "buckets"), nested.group(1)
     if key not in fields:
         raise BadConfiguration(f"unknown variable {name}: section '{section}' has no key '{key}'")
     is_list = "tuple" in str(fields[key].annotation)
     target[key] = [item.strip() for item in value.split(",")] if is_list else value
+    return (*place, key)
 
 
 def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:

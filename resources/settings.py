@@ -83,16 +83,19 @@ class Settings(Section):
         source = str(path) if path else "settings"
         if "home" in document:
             raise BadConfiguration(f"{source}: unknown key 'home': set the variable HANZO_ML_HOME instead")
+        variables: dict[tuple[str, ...], str] = {}
         for name, value in sorted(environ.items()):
             if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in NOT_SETTINGS:
-                override(document, SECTIONS, name, value)
+                variables[override(document, SECTIONS, name, value)] = name
         if VISIBLE in environ:
             visible = takewhile(lambda name: name.strip() != NO_MORE, environ[VISIBLE].split(","))
             mapping(document, "scheduler").setdefault("devices", list(visible))
         try:
             return cls.model_validate({**document, "home": home})
         except ValidationError as error:
-            raise BadConfiguration(f"{source}: {first_problem(error)}") from None
+            where = error.errors(include_input=False)[0]["loc"]
+            variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
+            raise BadConfiguration(f"{variable or source}: {first_problem(error)}") from None
 
     @property
     def database_url(self) -> str:

@@ -143,7 +143,8 @@ def list_jobs(
         show(jobs)
         return
     rows = [(job["id"], job["name"], job["status"], when(job["submitted_at"]), job["reason"]) for job in jobs]
-    table(("job", "name", "status", "submitted", "reason"), rows, "no job yet: `hanzo-ml job submit --model NAME`")
+    nothing = f"no job is {status}" if status else "no job yet: `hanzo-ml job submit --model NAME`"
+    table(("job", "name", "status", "submitted", "reason"), rows, nothing)
 
 
 @app.command()

@@ -215,6 +215,14 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, variables
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_variable_said_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    for name in ("HANZO_ML_SERVER_PORT", "HANZO_ML_SCHEDULER_MAX_CONCURRENT_JOBS"):
+        with pytest.raises(BadConfiguration, match=f"^{name}: "):
+            load(tmp_path, "server: {workers: 2}\n", **{name: "many"})
+    with pytest.raises(BadConfiguration, match=r"config\.yaml: 'server\.workers'"):
+        load(tmp_path, "server: {workers: many}\n", HANZO_ML_SERVER_PORT="8057")
+
+
 @pytest.mark.parametrize("variables", [{}, {"HANZO_ML_SERVER_PORT": "1234"}])
 def test_a_section_without_keys_is_the_section_s_defaults(tmp_path: Path, variables: dict[str, str]) -> None:
     """All keys of a section commented out: YAML reads null."""
