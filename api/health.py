@@ -23,11 +23,13 @@ PROBES = ("s3://hanzo-ml/datasets/ready", "s3://hanzo-ml/runs/ready", "s3://hanz
 
 
 @router.get("/alive")
+@router.head("/alive", include_in_schema=False)
 async def alive() -> JSONResponse:
     return JSONResponse({"alive": True})
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 def ready(tracking: TrackingOf, store: StoreOf) -> JSONResponse:
     parts = {"database": database_answers(tracking), "storage": storage_answers(store)}
     everything = all(parts.values())

@@ -29,7 +29,6 @@ def main() -> int:
         with ExitStack() as listening:
             listener = listening.enter_context(listen(settings.server.host, settings.server.port, "HANZO_ML_SERVER_PORT"))
             page = listening.enter_context(listen_for_prometheus(settings)) if settings.metrics.enabled else None
-            prepare_database(settings)
             config = load(settings)
             if settings.server.workers == 1:
                 serve(settings, config, listener, page)
@@ -50,6 +49,7 @@ def load(settings: Settings) -> "Config":
     them would be a third of its decoding.
     """
     gc.disable()
+    prepare_database(settings)
     import anyio
     import uvicorn
 

@@ -13,7 +13,8 @@ from api.auth.permissions import Permission as P
 
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 V1_PREFIXES = ("", "/api")
-OPEN = frozenset({"GET /alive", "GET /ready", "GET /health", "HEAD /health", "GET /v1/dataset-files"})
+PROBES = frozenset(f"{method} {path}" for method in ("GET", "HEAD") for path in ("/alive", "/ready", "/health"))
+OPEN = PROBES | {"GET /v1/dataset-files"}
 """Probes (row W6, checklist Z21), and signed links, which are their own permission. The metrics have a port of their own."""
 
 NOT_SERVED = (

@@ -25,6 +25,9 @@ def test_alive_ready_health_version(http: TestClient) -> None:
     assert http.get("/ready").json() == {"ready": True, "database": True, "storage": True}
     assert http.get("/health").text == "OK"
     assert http.get("/version").text.startswith("3.")
+    for probe in ("/alive", "/ready", "/health", "/version"):
+        asked = http.head(probe)
+        assert (asked.status_code, asked.content) == (200, b"")
 
 
 def test_a_server_starts_without_what_few_requests_need() -> None:
