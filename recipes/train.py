@@ -133,17 +133,21 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
-        wait_for_uploads(course, goes_on=True)  # one that is cut off would be on this machine alone until the next start
         operation = None if course.incidents.not_deterministic else refused_operation(error)
-        if operation is None and not is_out_of_memory(error):
-            raise
-        if trainer.metrics:
-            trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
-            write_usage(store, folder, trainer.meter.read(trainer.state.global_step))
-        step = trainer.state.global_step + 1
-        if operation is not None:
-            raise restart_less_strictly(store, course.uri, operation, step) from error
-        raise restart_smaller(store, course.uri, course.recipe, step) from error
+        try:
+            if operation is None and not is_out_of_memory(error):
+                raise
+            if trainer.metrics:
+                trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
+                write_usage(store, folder, trainer.meter.read(trainer.state.global_step))
+            step = trainer.state.global_step + 1
+            if operation is not None:
+                raise restart_less_strictly(store, course.uri, operation, step) from error
+            raise restart_smaller(store, course.uri, course.recipe, step) from error
+        finally:
+            # What happened is written down by now: the other processes wait for this one, and end it after minutes. An
+            # upload that is cut off would be on this machine alone until the next start.
+            wait_for_uploads(course, goes_on=True)
 
 
 def leave(

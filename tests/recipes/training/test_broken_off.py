@@ -11,10 +11,11 @@ from transformers import set_seed
 from recipes import stored_checkpoints
 from recipes import train as program
 from recipes.buckets import StoreFull
+from recipes.incidents import read_incidents
 from recipes.runner import Restart
 from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.random_states import within_32_bits
-from tests.recipes.training.place import Place
+from tests.recipes.training.place import CHECKPOINTS, Place
 
 FAULT = "mat1 and mat2 shapes cannot be multiplied"
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried"
@@ -88,6 +89,28 @@ def test_one_that_cannot_arrive_hides_no_error(
     with pytest.raises(expected):
         place.train(work, eval_steps=None)
     assert place.checkpoints(work).stored_steps() == [2], "as it goes on, it is made up for"
+
+
+@pytest.mark.parametrize("failing", [NO_MEMORY], indirect=True)
+def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
+    place: Place, tmp_path: Path, failing: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes wait for this one, and end it in a quarter of an hour: it began again with what had not fit."""
+    send = StoredCheckpoints._upload
+
+    def patient(*given: Any) -> Any:
+        assert failing.wait(60)
+        end = time.monotonic() + 60
+        while not read_incidents(place.store, CHECKPOINTS.format("written")).entries:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return send(*given)
+
+    monkeypatch.setattr(StoredCheckpoints, "_upload", patient)
+    monkeypatch.setattr(stored_checkpoints, "RETRY_SECONDS", ())
+    with pytest.raises(Restart):
+        place.train(tmp_path / "written", eval_steps=None)
+    assert place.checkpoints(tmp_path / "written").stored_steps() == [2]
 
 
 @pytest.mark.parametrize(("added", "expected"), [(0, 2**32 - 1), (1, 0), (2**33, 2**32 - 1)])
