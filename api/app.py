@@ -146,6 +146,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             await run_in_threadpool(app.state.tracking.experiments.ensure_default)
+            app.state.database_was_there = True
         except SQLAlchemyError as error:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
@@ -162,6 +163,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES, telemetry=NO_TELEMETRY)
     app.state.settings = settings
     app.state.database = database
+    app.state.database_was_there = False
     app.state.store = store
     app.state.tracking = Tracking(database)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))

@@ -5,13 +5,15 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.dependencies import StoreOf, TrackingOf
+from api.dependencies import DatabaseOf, StoreOf, TrackingOf
 from api.mlflow.server_info import MLFLOW_API_VERSION
 from recipes.store import Store
+from resources.metadata.database import Database
+from resources.metadata.schema_revision import Revision, make_new
 from resources.metadata.tracking.tracking import Tracking
 
 log = logging.getLogger(__name__)
@@ -30,8 +32,11 @@ async def alive() -> JSONResponse:
 
 @router.get("/ready")
 @router.head("/ready", include_in_schema=False)
-def ready(tracking: TrackingOf, store: StoreOf) -> JSONResponse:
-    parts = {"database": database_answers(tracking), "storage": storage_answers(store)}
+def ready(request: Request, tracking: TrackingOf, database: DatabaseOf, store: StoreOf) -> JSONResponse:
+    state = request.app.state
+    parts = {"database": database_answers(tracking, database, is_new=not state.database_was_there)}
+    state.database_was_there |= parts["database"]
+    parts["storage"] = storage_answers(store)
     everything = all(parts.values())
     return JSONResponse({"ready": everything, **parts}, status_code=200 if everything else 503)
 
@@ -49,9 +54,15 @@ def version() -> PlainTextResponse:
     return PlainTextResponse(MLFLOW_API_VERSION)
 
 
-def database_answers(tracking: Tracking) -> bool:
+def database_answers(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
+    """One that this server has not seen yet gets its tables, where it has none. One that lost them is not to look whole."""
     try:
-        tracking.experiments.ensure_default()
+        try:
+            tracking.experiments.ensure_default()
+        except SQLAlchemyError:
+            if not is_new or make_new(database) is not Revision.NONE:
+                raise
+            tracking.experiments.ensure_default()
     except (SQLAlchemyError, OSError) as error:
         log.warning("not ready: the database does not answer: %s", error)
         return False

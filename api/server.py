@@ -146,14 +146,12 @@ def prepare_database(settings: Settings) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from resources.metadata.database import Database
-    from resources.metadata.schema_revision import Revision, revision_of
+    from resources.metadata.schema_revision import Revision, make_new
 
     database = Database(settings.database_url)
     try:
-        found = revision_of(database)
-        if found is Revision.NONE:
-            database.migrate()
-    except SQLAlchemyError:
+        found = make_new(database)
+    except (SQLAlchemyError, OSError):
         return
     finally:
         database.close()

@@ -89,11 +89,13 @@ def register_run(
         return register_job(database, store, name, job, tags)
     run = Runs(database).get(run_id)
     records = ArtifactFiles(database)
-    key = logged_as(store, records, run_id, artifact)
+    key, listed = logged_as(store, records, run_id, artifact), {}
     if key is not None:
         source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
     elif job is not None and job.status == "completed" and LEFT in job.artifacts and meant_by(artifact):
-        key, source = LEFT, job.artifact(LEFT).uri
+        left = job.artifact(LEFT)
+        key, source = LEFT, left.uri
+        listed = {f"{source}/{file.path}": file.sha256 for file in store.manifest(left).files}
     else:
         raise conflict(f"run '{run_id}' has no artifact '{artifact}': log it before it is registered")
     if key != artifact:
@@ -101,7 +103,7 @@ def register_run(
     weights = weights_in(source, store.list(source) or [source])
     try:
         architecture = architecture_of(store, weights)
-        files = {FORMAT: logged_files(store, records, weights)} if weights.files else {}
+        files = {FORMAT: logged_files(store, records, weights, listed)} if weights.files else {}
     except FileNotFoundError:
         raise conflict(f"artifact '{key}' of run '{run_id}' is being replaced: register it when it is there") from None
     registration = describe_run(
@@ -118,11 +120,15 @@ def architecture_of(store: Store, weights: Weights) -> str:
     return architecture_in(store.get_bytes(weights.config))
 
 
-def logged_files(store: Store, records: ArtifactFiles, weights: Weights) -> LoggedFiles:
-    """Each file's hash is the recorded one; what has none, or one of several, is read."""
+def logged_files(store: Store, records: ArtifactFiles, weights: Weights, listed: Mapping[str, str]) -> LoggedFiles:
+    """Each file's hash is the recorded one, or that of a manifest, which has it `listed`; what has none, or one of several,
+    is read.
+    """
     hashes = {}
     for place in weights.files:
         known = {row.sha256 for row in records.at(place)} - {UNSEEN}
+        if place in listed:
+            known.add(listed[place])
         hashes[place] = known.pop() if len(known) == 1 else store.sha256(place)
     return LoggedFiles(weights.place, sum(store.size(place) for place in weights.files), checksum_of(hashes))
 

@@ -4,7 +4,8 @@ Within an organization jobs are started by priority and age, and nobody passes o
 ever, if small ones took each GPU that becomes free.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 import dagster as dg
 
@@ -34,7 +35,8 @@ def held_back(
         return {}, {}
     # Where the machine has GPUs, a job that asks for none gets one all the same (`resources.compute.devices`).
     least = 1 if names_of(scheduler) else 0
-    wanted = {job.id: max(gpus_wanted(context, job), least) for job in limited}
+    recipe_named = cache(Recipe.named)  # a file is read and checked in milliseconds, and thousands of jobs may be queued
+    wanted = {job.id: max(gpus_wanted(context, job, recipe_named), least) for job in limited}
     working = at_work(context.instance)
     never = {
         job.id: f"it {problem}"
@@ -46,14 +48,14 @@ def held_back(
     return waiting_for_quota(fitting, limited, working, quotas, wanted), never
 
 
-def gpus_wanted(context: dg.SensorEvaluationContext, job: JobRecord) -> int:
+def gpus_wanted(context: dg.SensorEvaluationContext, job: JobRecord, recipe_named: Callable[[str], Recipe]) -> int:
     """On all nodes. None of a job whose recipe is not there: it fails as it is started, and says why."""
     if job.type == COMMAND:
         asked = asked_of(job)
         return gpus_of(asked.resources, asked.distributed)
     try:
         named = job.config.get("recipe") or recipe_of(context, str(job.config["model"])) or ""
-        recipe = Recipe.named(str(named)).changed(job.config.get("parameters") or {})
+        recipe = recipe_named(str(named)).changed(job.config.get("parameters") or {})
         shape = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
     except BadConfiguration:
         return 0

@@ -124,6 +124,15 @@ def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:
     return f"{model}-runs", dg.AssetKey(["models", model, "checkpoint"])
 
 
+def takes_a_model_s_name(context: dg.SensorEvaluationContext, job: JobRecord) -> bool:
+    """Whether the versions of a job that brings its own configuration would be a defined model's, past its gate.
+
+    A replay makes none. One that had begun before there was a definition of its name could never be gone on with.
+    """
+    new = job.config["model"] == SANDBOX and job.started_at is None and job.replay_of is None
+    return new and job.name != SANDBOX and dataset_of(context, job.name) is not None
+
+
 def decide(
     context: dg.SensorEvaluationContext, job: JobRecord, control_plane: ControlPlane, connection: Connection
 ) -> Decision:
@@ -135,7 +144,7 @@ def decide(
     default = dataset_of(context, model)
     if default is None:
         return Decision(fail=f"there is no model definition '{model}': add hanzo_ml_assets/defs/{model}/defs.yaml")
-    if model == SANDBOX and job.name != SANDBOX and dataset_of(context, job.name) is not None:
+    if takes_a_model_s_name(context, job):
         what = f"'{job.name}' has a definition, whose gate its versions pass"
         return Decision(fail=f"{what}: submit it with --model {job.name}, or give this job another name")
     reference = str(job.config.get(DATASET) or default)

@@ -274,6 +274,7 @@ FOR_JOBS = frozenset(
         "GET /mlflow/logged-models/{model_id}",
         "GET /mlflow/logged-models/{model_id}/artifacts/directories",
         "GET /v1/runs/{run_id}",
+        "GET /v1/experiments/{experiment_id}/runs/{run_id}",
         "POST /mlflow/runs/create",
         "POST /mlflow/runs/update",
         "POST /mlflow/runs/log-metric",

@@ -17,6 +17,19 @@ class Revision(Enum):
     """Or a later one: servers of two releases run side by side while one replaces the other."""
 
 
+def make_new(database: Database) -> Revision:
+    """Make the tables of a database that has none. Returns what it had.
+
+    Raises:
+        SQLAlchemyError: it does not answer.
+        OSError: there is no folder for it, and none can be made.
+    """
+    found = revision_of(database)
+    if found is Revision.NONE:
+        database.migrate()
+    return found
+
+
 def revision_of(database: Database) -> Revision:
     """What a database has. Reading it needs no Alembic, which costs a start a tenth of a second.
 

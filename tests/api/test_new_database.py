@@ -18,6 +18,8 @@ from alembic.config import Config
 from recipes.schema import EXIT_BAD_CONFIGURATION
 from resources.metadata.database import MIGRATIONS, Database
 from resources.metadata.schema_revision import Revision, revision_of
+from resources.settings import Settings
+from tests.api.conftest import answering
 from tests.api.server_process import REPOSITORY, STARTS_WITHIN, environment
 from tests.ports import free_port
 from tests.postgres import PostgresServer, postgres
@@ -102,6 +104,24 @@ def test_a_store_of_an_earlier_release_is_served_once_it_was_migrated(tmp_path: 
     subprocess.run([*HANZO_ML, "server", "migrate"], env=given, capture_output=True, check=True)
     with serving(tmp_path) as (client, _):
         made(client)
+
+
+def test_a_database_that_comes_after_the_server_gets_its_tables_too(tmp_path: Path) -> None:
+    """As its container does where both are started together: the server said that it was not ready, for good."""
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path / "home")})
+    database = tmp_path / "home" / "hanzo-ml.db"
+    with answering(settings) as client:
+        database.parent.mkdir(exist_ok=True)
+        database.unlink(missing_ok=True)
+        database.mkdir()  # nothing can be opened there
+        assert client.get("/ready").status_code == 503
+        database.rmdir()
+        assert client.get("/ready").json()["database"] is True
+        made(client)
+        for file in database.parent.glob("hanzo-ml.db*"):
+            file.unlink()
+        client.app.state.database.close()  # type: ignore[attr-defined]
+        assert client.get("/ready").status_code == 503, "one that was lost is not a new one"
 
 
 def test_a_store_of_a_later_release_is_served(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ arv   GET /v1/experiments
 ar    POST /v1/experiments
 arv   GET /v1/experiments/{experiment}
 arv   GET /v1/experiments/{experiment}/runs
-arv   GET /v1/experiments/{experiment}/runs/{run}
+arvj  GET /v1/experiments/{experiment}/runs/{run}
 a     DELETE /v1/experiments/{experiment}
 arv   GET /graphql
 arv   POST /graphql
