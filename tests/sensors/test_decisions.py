@@ -27,6 +27,7 @@ from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import ModelVersion, Pointer
 from resources.metadata.registry.undeployment import undeploy
+from resources.metadata.resumed import Resumed
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from resources.validation.judge import Verdict
@@ -318,6 +319,18 @@ def test_a_job_of_the_sandbox_does_not_get_round_the_gate_of_a_definition(house:
     assert house.tick(start_submitted_jobs) == []
     job = house.plane.jobs.read("job-1")
     assert (job.status, f"submit it with --model {MODEL}" in job.reason) == ("failed", True), job.reason
+
+
+def test_one_that_had_begun_before_its_name_was_a_definition_s_goes_on(house: House) -> None:
+    """No job can be renamed: its checkpoints would have been of no use any more."""
+    house.dataset("mine")
+    house.submit("job-1", model="sandbox", name=MODEL, dataset="mine@1")
+    jobs = house.plane.jobs
+    jobs.start("job-1")
+    jobs.fail("job-1", "its node was lost")
+    jobs.resume("job-1", Resumed(times=1), {})
+    (request,) = house.tick(start_submitted_jobs)
+    assert keys(request) == ["models/sandbox/checkpoint"]
 
 
 def test_what_the_sensor_asks_for_can_be_run(house: House) -> None:
