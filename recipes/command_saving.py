@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from os import walk
 from pathlib import Path, PurePosixPath
 
@@ -37,6 +38,14 @@ class Stamp:
     size: int
     modified: int
     inode: int
+
+
+class Taken(Enum):
+    """What became of a file of the folder."""
+
+    LINKED = auto()
+    COPIED = auto()
+    GONE = auto()
 
 
 class Moved(Exception):
@@ -146,17 +155,18 @@ class Saving:
         shutil.rmtree(self._scratch, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
         self._scratch.mkdir()
         try:
-            taken = {path: stamp for path, stamp in seen.items() if self._take(path, as_copy=path in copied)}
+            taken = {path: self._take(path, as_copy=path in copied) for path in seen}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
                 raise Moved
-            linked = {path: stamp for path, stamp in taken.items() if path not in copied}
-            files = tuple(self._described(path, linked.get(path)) for path in sorted(taken, key=PurePosixPath))
+            there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
+            linked = {path: seen[path] for path in there if taken[path] is Taken.LINKED}
+            files = tuple(self._described(path, linked.get(path)) for path in there)
 
             def sent(path: str) -> None:
                 if may_end and self._ended.is_set():
                     raise Ended
                 if path in linked and linked[path] != look_at(self._scratch / path):
-                    raise Moved({path})
+                    raise Moved({path for path, stamp in linked.items() if stamp != look_at(self._scratch / path)})
 
             made = self.states.put(self._scratch, self.made_of.model_copy(update={"files": files}), sent)
         finally:
@@ -164,18 +174,21 @@ class Saving:
         say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
         return made
 
-    def _take(self, path: str, as_copy: bool) -> bool:
-        """Whether a file was there to be taken. A link costs nothing, and stays when the command renames over the file."""
+    def _take(self, path: str, as_copy: bool) -> Taken:
+        """A link costs nothing, and stays when the command renames over the file. Where none can be made it is a copy.
+
+        That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
+        """
         source, target = (self.folder / path).resolve(), self._scratch / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if not as_copy:
             with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
                 target.hardlink_to(source)
-                return True
+                return Taken.LINKED
         with suppress(FileNotFoundError, NotADirectoryError):
             shutil.copyfile(source, target)
-            return True
-        return False
+            return Taken.COPIED
+        return Taken.GONE
 
     def _described(self, path: str, stamp: Stamp | None) -> FileRecord:
         """`stamp` is of a link; what was hashed before and has not changed is not read again."""

@@ -1,6 +1,7 @@
 """What a command leaves is published while it runs: at moments when nothing is being written, and never one state over
 another."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -153,6 +154,39 @@ def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
     assert brought(store, tmp_path / "other") == expected
     machine.looks()
     assert brought(store, tmp_path / "third") == {"a": "22", "b": "22"}
+
+
+def test_where_no_link_can_be_made_each_file_is_copied_and_sent_once(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as in another file system. Each copy was taken for a link that had changed, and all was begun anew."""
+    tried: list[str] = []
+
+    def refuse(target: Path, source: Path) -> None:
+        tried.append(target.name)
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    for name in "abcd":
+        machine.write(name, name)
+    machine.saving.publish()
+    assert sorted(tried) == store.sent == list("abcd")
+    assert brought(store, tmp_path / "other") == {name: name for name in "abcd"}
+
+
+def test_files_that_are_written_over_together_are_copied_together(machine: Machine, store: Watched) -> None:
+    """Found one by one, as many attempts were made as there are files."""
+    for name in "abcd":
+        machine.write(name, "1")
+
+    def step() -> None:
+        for name in "abcd":
+            machine.write(name, "22")
+
+    store.then["a"] = step
+    with pytest.raises(command_saving.Moved) as moved:
+        machine.looks()
+    assert moved.value.rewritten == set("abcd")
 
 
 def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
