@@ -7,16 +7,15 @@ another name in the same folder, and renames it when it is whole; then no copy i
 """
 
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
-from os import walk
+from os.path import realpath
 from pathlib import Path, PurePosixPath
 
+from recipes.command_look import NOT_THERE, Stamp, changed, look, look_at
 from recipes.command_states import States
 from recipes.runner import say
 from recipes.schema import Artifact, FileRecord, Manifest
@@ -29,15 +28,6 @@ PATIENCE_SECONDS = 300.0
 """How long a moment is waited for at which nothing moves."""
 RETRY_SECONDS = 60.0
 """After a state that could not be published."""
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """What tells whether a file has changed, without reading it. Times are in nanoseconds."""
-
-    size: int
-    modified: int
-    inode: int
 
 
 class Taken(Enum):
@@ -82,6 +72,7 @@ class Saving:
         self._hashed: dict[str, tuple[Stamp, str]] = {}
         self.rewritten: frozenset[str] = frozenset()
         """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
+        self._said: set[str] = set()
         self._before: Mapping[str, Stamp] = {}
         self._saved: Mapping[str, Stamp] = {}
         self._due = self._accounts_at = time.monotonic() + interval
@@ -108,7 +99,7 @@ class Saving:
         copied: frozenset[str] = frozenset()
         while True:
             try:
-                return self._save(look(self.folder), copied, as_it_is=True)
+                return self._save(look(self.folder, self._leave_out), copied, as_it_is=True)
             except Moved as moved:  # by who hides from us; a file that is copied moves no more
                 copied |= moved.rewritten
 
@@ -129,7 +120,7 @@ class Saving:
         if at >= self._accounts_at:
             self.account()
             self._accounts_at = at + self.interval
-        now = look(self.folder)
+        now = look(self.folder, self._leave_out)
         moving, self._before = changed(self._before, now), now
         if at < self._due or now == self._saved:
             self._waits_since = None
@@ -158,9 +149,12 @@ class Saving:
             taken = {path: self._take(path, as_copy=path in copied) for path in seen}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
                 raise Moved
+            linked = {path: seen[path] for path, how in taken.items() if how is Taken.LINKED}
             there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
-            linked = {path: seen[path] for path in there if taken[path] is Taken.LINKED}
-            files = tuple(self._described(path, linked.get(path)) for path in there)
+            described = [self._described(path, linked.get(path)) for path in there]
+            files = tuple(file for file in described if file)
+            if not files:
+                return None
 
             def sent(path: str) -> None:
                 if may_end and self._ended.is_set():
@@ -179,46 +173,44 @@ class Saving:
 
         That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
         """
-        source, target = (self.folder / path).resolve(), self._scratch / path
+        source, target = Path(realpath(self.folder / path)), self._scratch / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if not as_copy:
             with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
                 target.hardlink_to(source)
                 return Taken.LINKED
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             shutil.copyfile(source, target)
-            return Taken.COPIED
-        return Taken.GONE
+        except PermissionError as error:
+            self._leave_out(error)
+            return Taken.GONE
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            return Taken.GONE
+        return Taken.COPIED
 
-    def _described(self, path: str, stamp: Stamp | None) -> FileRecord:
-        """`stamp` is of a link; what was hashed before and has not changed is not read again."""
+    def _described(self, path: str, stamp: Stamp | None) -> FileRecord | None:
+        """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
         taken = self._scratch / path
         known = self._hashed.get(path)
         if stamp is None or known is None or known[0] != stamp:
-            sha256 = sha256_of(taken)
+            try:
+                sha256 = sha256_of(taken)
+            except PermissionError as error:
+                self._leave_out(PermissionError(error.errno, error.strerror, str(self.folder / path)))
+                return None
             if stamp is not None:
                 self._hashed[path] = (stamp, sha256)
         else:
             sha256 = known[1]
         return FileRecord(path=path, sha256=sha256, size=taken.stat().st_size)
 
+    def _leave_out(self, error: PermissionError) -> None:
+        """One file that may not be read does not keep all others from being published."""
+        self._say_once(f"checkpoints: {error.filename} is not published: {error.strerror}")
 
-def look(folder: Path) -> dict[str, Stamp]:
-    """All files of a folder that can be published, by their paths in it. No link to a folder is followed."""
-    names = (Path(place, name) for place, _, files in walk(folder) for name in files if name != MANIFEST)
-    found = ((path.relative_to(folder).as_posix(), look_at(path)) for path in names)
-    return {path: stamp for path, stamp in found if stamp}
-
-
-def look_at(path: Path) -> Stamp | None:
-    """None where there is no file, or no longer."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
-
-
-def changed(before: Mapping[str, Stamp], now: Mapping[str, Stamp]) -> frozenset[str]:
-    """Files that are new or others since the look before; what went away leaves nothing half written."""
-    return frozenset(path for path, stamp in now.items() if before.get(path) != stamp)
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say(text)

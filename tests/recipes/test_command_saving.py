@@ -11,10 +11,11 @@ import pytest
 
 from recipes import command_saving
 from recipes.buckets import StoreUnavailable
-from recipes.command_saving import Saving, changed, look
+from recipes.command_look import changed, look
+from recipes.command_saving import Saving
 from recipes.command_states import States
 from recipes.schema import Manifest, StoreAddress
-from recipes.store import MANIFEST, Store
+from recipes.store import MANIFEST, Store, sha256_of
 
 PLACE = "s3://hanzo-ml/checkpoints/job"
 
@@ -189,6 +190,26 @@ def test_files_that_are_written_over_together_are_copied_together(machine: Machi
     assert moved.value.rewritten == set("abcd")
 
 
+def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No state was published, and a command that had ended well was a failed one."""
+
+    def read(path: Path) -> str:
+        if path.name == "key":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return sha256_of(path)
+
+    monkeypatch.setattr(command_saving, "sha256_of", read)  # root, who tests, may read all
+    for name in ("key", "step"):
+        machine.write(name, name)
+    machine.looks()
+    machine.saving.publish()
+    assert brought(store, tmp_path / "other") == {"step": "step"}
+    said = f"checkpoints: {machine.folder}/key is not published: Permission denied"
+    assert capsys.readouterr().out.count(said) == 1
+
+
 def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +285,7 @@ def test_links_a_name_of_ours_and_what_is_gone(tmp_path: Path) -> None:
     (tmp_path / "newest").symlink_to("deep/a")
     (tmp_path / "folder").symlink_to("deep")
     (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "itself").symlink_to("itself")
     os.mkfifo(tmp_path / "pipe")
     seen = look(tmp_path)
     assert set(seen) == {"deep/a", "newest"}
