@@ -31,7 +31,12 @@ class States:
     place: str
     keep_last: int
     _sent: dict[str, str] = field(default_factory=dict)
-    """Where files lie that were sent, by their SHA-256: what has not changed is not sent again."""
+    """Where files lie that this process sent, by their SHA-256: what has not changed is not sent again.
+
+    Of another's it is not known what lies there now: a damaged object became the next state's, under a good one's SHA-256.
+    """
+    _whole: set[str] = field(default_factory=set)
+    """Where states lie that this process made, or has read."""
 
     def newest(self) -> Artifact | None:
         """The newest that has a manifest."""
@@ -59,11 +64,9 @@ class States:
 
     def put(self, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
         """A new state, unless the newest is just this. `sent` is told of each file that is there, and may raise."""
-        if newest := self.newest():
-            if newest.digest == manifest.digest:
-                return newest
-            known = self.store.manifest(newest).files
-            self._sent = {file.sha256: f"{newest.uri}/{file.path}" for file in known} | self._sent
+        newest = self.newest()
+        if newest and newest.digest == manifest.digest and self._is_whole(newest, manifest, sent):
+            return newest
         number = max(self._numbers().values(), default=0) + 1
         uri = f"{self.place}/state-{number}-{manifest.digest[:12]}"
         for file in manifest.files:
@@ -73,12 +76,30 @@ class States:
             self._sent[file.sha256] = where
             sent(file.path)
         made = self.store.put_manifest(uri, manifest)
+        self._whole.add(uri)
         self._remove_old(number)
         return made
 
+    def _is_whole(self, state: Artifact, manifest: Manifest, sent: Callable[[str], None]) -> bool:
+        """Whether each file has the bytes that the manifest says. What another process made is read, once."""
+        if state.uri in self._whole:
+            return True
+        for file in manifest.files:
+            try:
+                if self.store.sha256(f"{state.uri}/{file.path}") != file.sha256:
+                    return False
+            except FileNotFoundError:
+                return False
+            sent(file.path)
+        self._whole.add(state.uri)
+        return True
+
     def _copied(self, sha256: str, where: str) -> bool:
-        """Whether a file was made of one that lies in the store already. S3 copies none of more than 5 GB."""
-        if sha256 not in self._sent:
+        """Whether a file was made of one that lies in the store already. S3 copies none of more than 5 GB.
+
+        In a folder a copy is a link, and states that share a file share its damage too: there none is older than another.
+        """
+        if sha256 not in self._sent or self.store.local_path(where) is not None:
             return False
         try:
             self.store.copy(self._sent[sha256], where)

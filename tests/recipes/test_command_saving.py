@@ -21,12 +21,15 @@ PLACE = "s3://hanzo-ml/checkpoints/job"
 
 
 class Watched(Store):
-    """A store in a folder that says what is sent, and does something as a file has arrived."""
+    """A store that says what is sent, and does something as a file has arrived. Like S3 it has no folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(StoreAddress(root=folder.as_uri(), buckets={"checkpoints": "checkpoints"}))
         self.sent: list[str] = []
         self.then: dict[str, Callable[[], None]] = {}
+
+    def local_path(self, uri: str) -> Path | None:
+        return None
 
     def put_file(self, uri: str, path: Path) -> None:
         super().put_file(uri, path)
@@ -38,8 +41,8 @@ class Watched(Store):
 class Machine:
     """A folder with a command's checkpoints, and who publishes them; each look is asked for."""
 
-    def __init__(self, store: Watched, folder: Path) -> None:
-        self.store, self.folder = store, folder / "checkpoints"
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.folder = folder / "checkpoints"
         self.folder.mkdir(parents=True)
         self.states = States(store, PLACE, keep_last=2)
         self.saving = Saving(self.folder, self.states, Manifest(kind="checkpoints", files=()), 0.0, lambda: None)
@@ -131,6 +134,50 @@ def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Wa
     assert newest is not None
     store.put_bytes(f"{newest.uri}/a", b"half")
     assert brought(store, tmp_path / "other") == {"a": "1"}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_another_process_sent_and_is_damaged_becomes_no_part_of_a_state(
+    machine: Machine, store: Watched, tmp_path: Path, changed: bool
+) -> None:
+    """It was copied under the SHA-256 of the good bytes, which lay here all the time."""
+    machine.write("base", "good")
+    machine.looks()
+    first = machine.states.newest()
+    assert first is not None
+    store.put_bytes(f"{first.uri}/base", b"bad")
+    after = Machine(store, tmp_path / "after")
+    after.write("base", "good")
+    if changed:
+        after.write("step", "1")
+    made = after.saving.publish()
+    assert made is not None and made.uri != first.uri
+    assert store.get_bytes(f"{made.uri}/base") == b"good"
+
+
+def test_what_another_process_sent_and_is_whole_is_no_new_state(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    machine.write("base", "good")
+    machine.looks()
+    after = Machine(store, tmp_path / "after")
+    after.write("base", "good")
+    assert after.saving.publish() == machine.states.newest()
+    assert store.sent == ["base"]
+
+
+def test_states_in_a_folder_share_no_file(tmp_path: Path) -> None:
+    """A damaged one was all of them: none was left to go on from."""
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "checkpoints"}))
+    machine = Machine(store, tmp_path / "first")
+    machine.write("base", "good")
+    for step in range(2):
+        machine.replace("step", str(step))
+        machine.looks()
+    newest = machine.states.newest()
+    assert newest is not None
+    damaged = store.local_path(f"{newest.uri}/base")
+    assert damaged is not None
+    damaged.write_text("bad")
+    assert brought(store, tmp_path / "other") == {"base": "good", "step": "0"}
 
 
 @pytest.mark.parametrize("way", ["write", "replace"])
