@@ -15,6 +15,7 @@ from enum import Enum, auto
 from os.path import realpath
 from pathlib import Path, PurePosixPath
 
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_look import NOT_THERE, Stamp, changed, look, look_at
 from recipes.command_states import States
 from recipes.runner import say
@@ -93,9 +94,22 @@ class Saving:
         """What a command left that has ended, as its newest state; None where it left nothing.
 
         Files that were sent already are not sent again: of a state that was on its way, or where this has raised before.
+        In a full store states of before make room for it.
+
+        Raises:
+            StoreFull: it is not enough.
+            StoreUnavailable: the store does not answer.
         """
         if any(self.folder.rglob(MANIFEST)):
             say(f"files called {MANIFEST} are not published: an artifact's own list of files has that name")
+        try:
+            return self._publish()
+        except StoreFull as error:
+            say(f"checkpoints: {error}; of the states before this one only the newest stays")
+            self.states.make_room()
+        return self._publish()
+
+    def _publish(self) -> Artifact | None:
         copied: frozenset[str] = frozenset()
         while True:
             try:
@@ -162,11 +176,22 @@ class Saving:
                 if path in linked and linked[path] != look_at(self._scratch / path):
                     raise Moved({path for path, stamp in linked.items() if stamp != look_at(self._scratch / path)})
 
-            made = self.states.put(self._scratch, self.made_of.model_copy(update={"files": files}), sent)
+            made = self._put(self.made_of.model_copy(update={"files": files}), sent)
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
         say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
         return made
+
+    def _put(self, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+        """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
+        try:
+            return self.states.put(self._scratch, manifest, sent)
+        except Ended:
+            raise
+        except Exception as error:
+            with suppress(StoreUnavailable):
+                self.states.remove_begun(but_newest=not isinstance(error, StoreFull))
+            raise
 
     def _take(self, path: str, as_copy: bool) -> Taken:
         """A link costs nothing, and stays when the command renames over the file. Where none can be made it is a copy.

@@ -80,6 +80,21 @@ class States:
         self._remove_old(number)
         return made
 
+    def remove_begun(self, *, but_newest: bool) -> None:
+        """What was begun and never became a state. Files of the newest need not be sent again by who tries once more."""
+        numbers = self._numbers()
+        whole = {state.uri for state in self._found()}
+        begun = sorted((uri for uri in numbers if uri not in whole), key=lambda uri: numbers[uri])
+        for uri in begun[:-1] if but_newest else begun:
+            self.store.delete(uri)
+
+    def make_room(self) -> None:
+        """Remove all but the newest whole state, also those that `keep_last` would keep."""
+        newest = self.newest()
+        for uri in self._numbers():
+            if newest is None or uri != newest.uri:
+                self.store.delete(uri)
+
     def _is_whole(self, state: Artifact, manifest: Manifest, sent: Callable[[str], None]) -> bool:
         """Whether each file has the bytes that the manifest says. What another process made is read, once."""
         if state.uri in self._whole:

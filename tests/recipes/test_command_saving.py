@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes import command_saving
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_look import changed, look
 from recipes.command_saving import Saving
 from recipes.command_states import States
@@ -36,6 +36,20 @@ class Watched(Store):
         name = uri.rpartition("/")[2]
         self.sent.append(name)
         self.then.pop(name, lambda: None)()
+
+
+class Small(Watched):
+    """One that takes so many bytes of files."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        super().__init__(folder)
+        self.room = size
+
+    def put_file(self, uri: str, path: Path) -> None:
+        held = sum(entry.size for entry in self.entries(PLACE) if not entry.uri.endswith(MANIFEST))
+        if held + path.stat().st_size > self.room:
+            raise StoreFull(f"{uri}: no space is left")
+        super().put_file(uri, path)
 
 
 class Machine:
@@ -124,6 +138,54 @@ def test_an_upload_that_is_killed_leaves_the_state_before_it(machine: Machine, s
     assert brought(store, tmp_path / "fourth") == {"a": "3"}
     assert len([uri for uri in store.list(PLACE) if uri.endswith(MANIFEST)]) == 2
     assert len({uri.rpartition("/")[0] for uri in store.list(PLACE)}) == 2, "what never became a state is gone"
+
+
+def folders(store: Store) -> list[str]:
+    """Those of states, and of what never became one, by their numbers."""
+    names = {uri.removeprefix(f"{PLACE}/").split("/")[0] for uri in store.list(PLACE)}
+    return sorted(name.rpartition("-")[0] for name in names)
+
+
+def test_tries_that_fail_leave_no_more_than_the_last_of_them(machine: Machine, store: Watched, tmp_path: Path) -> None:
+    """One a minute left its files there, each beside the others, until one succeeded."""
+
+    def fail() -> None:
+        raise StoreUnavailable("no answer")
+
+    machine.write("a", "1")
+    machine.write("b", "1")
+    machine.looks()
+    machine.replace("a", "2")
+    for step in ("2", "3", "4"):
+        machine.replace("b", f"b{step}")
+        store.then["b"] = fail
+        with pytest.raises(StoreUnavailable):
+            machine.looks()
+    assert folders(store) == ["state-1", "state-4"]
+    assert brought(store, tmp_path / "other") == {"a": "1", "b": "1"}
+    machine.looks(1)
+    assert folders(store) == ["state-1", "state-5"]
+    assert store.sent.count("a") == 2, "the try that failed had sent it"
+
+
+def test_in_a_full_store_the_states_before_make_room_for_the_last(store: Watched, tmp_path: Path) -> None:
+    """A command that had ended well was a failed one, while states that nobody would go on from took the room."""
+    machine = Machine(Small(tmp_path / "objects", size=30), tmp_path / "first")
+    for letter in "xyz":
+        machine.replace("step", letter * 10)
+        machine.looks()
+    assert folders(store) == ["state-2", "state-3"]
+    machine.replace("step", "last" * 4)
+    with pytest.raises(StoreFull):
+        machine.looks()
+    assert folders(store) == ["state-2", "state-3"], "while the command runs"
+    assert machine.saving.publish() == machine.states.newest()
+    assert folders(store) == ["state-3", "state-4"]
+    assert brought(store, tmp_path / "other") == {"step": "last" * 4}
+    machine.replace("step", "larger" * 9)
+    with pytest.raises(StoreFull):
+        machine.saving.publish()
+    assert brought(store, tmp_path / "third") == {"step": "last" * 4}
 
 
 def test_a_broken_state_makes_way_for_the_one_before(machine: Machine, store: Watched, tmp_path: Path) -> None:
