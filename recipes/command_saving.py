@@ -51,6 +51,10 @@ class Ended(Exception):
     """The command has ended meanwhile: what it left is published instead."""
 
 
+class NoRoom(Exception):
+    """A copy beside the running command would take the room that it writes to itself."""
+
+
 class Saving:
     """Of one command, beside it in a thread.
 
@@ -73,6 +77,8 @@ class Saving:
         self._hashed: dict[str, tuple[Stamp, str]] = {}
         self.rewritten: frozenset[str] = frozenset()
         """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
+        self._room: int | None = None
+        """Bytes that copies may still take; None where the command has ended, and needs none."""
         self._said: set[str] = set()
         self._before: Mapping[str, Stamp] = {}
         self._saved: Mapping[str, Stamp] = {}
@@ -125,6 +131,9 @@ class Saving:
                 self.rewritten |= moved.rewritten
             except Ended:
                 return
+            except NoRoom as error:
+                self._say_once(f"checkpoints: not published while the command runs, {error}")
+                self._due = time.monotonic() + self.interval
             except Exception as error:  # of the store, or of the disk: the command goes on
                 say(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
                 self._due = time.monotonic() + min(RETRY_SECONDS, self.interval)
@@ -154,11 +163,13 @@ class Saving:
         Raises:
             Moved: a file that is no copy was written to meanwhile; or anything was since the look, unless `as_it_is`.
             Ended: the command has ended, and this `may_end` with it.
+            NoRoom: this `may_end`, and the command needs the room that a copy would take.
         """
         if not seen:
             return None
         shutil.rmtree(self._scratch, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
         self._scratch.mkdir()
+        self._room = room_for_copies(self._scratch) if may_end else None
         try:
             taken = {path: self._take(path, as_copy=path in copied) for path in seen}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
@@ -205,6 +216,7 @@ class Saving:
                 target.hardlink_to(source)
                 return Taken.LINKED
         try:
+            self._take_room(path, source.stat().st_size)
             shutil.copyfile(source, target)
         except PermissionError as error:
             self._leave_out(error)
@@ -214,6 +226,17 @@ class Saving:
                 raise
             return Taken.GONE
         return Taken.COPIED
+
+    def _take_room(self, path: str, size: int) -> None:
+        """The copy of a large file filled the disk, and the command's own write failed."""
+        if self._room is None:
+            return
+        self._room -= size
+        if self._room < 0:
+            raise NoRoom(
+                f"for want of space for a copy of {path}: none is needed of a file that is written under another name in the"
+                " same folder, and renamed when it is whole"
+            )
 
     def _described(self, path: str, stamp: Stamp | None) -> FileRecord | None:
         """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
@@ -239,3 +262,9 @@ class Saving:
         if text not in self._said:
             self._said.add(text)
             say(text)
+
+
+def room_for_copies(folder: Path) -> int:
+    """Bytes that may be taken of a disk that a command writes to: a tenth of it stays free, or nearly all that is left."""
+    disk = shutil.disk_usage(folder)
+    return max(disk.free - disk.total // 10, disk.free // 100)

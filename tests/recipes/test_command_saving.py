@@ -3,9 +3,11 @@ another."""
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -71,6 +73,16 @@ class Machine:
     def looks(self, times: int = 2) -> None:
         for _ in range(times):
             self.saving.look_once()
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def refuse_link(target: Path, source: Path) -> None:
+    raise PermissionError(errno.EPERM, "no links here")
 
 
 def brought(store: Store, folder: Path) -> dict[str, str]:
@@ -274,7 +286,7 @@ def test_where_no_link_can_be_made_each_file_is_copied_and_sent_once(
 
     def refuse(target: Path, source: Path) -> None:
         tried.append(target.name)
-        raise PermissionError(errno.EPERM, "no links here")
+        refuse_link(target, source)
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     for name in "abcd":
@@ -317,6 +329,49 @@ def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
     assert brought(store, tmp_path / "other") == {"step": "step"}
     said = f"checkpoints: {machine.folder}/key is not published: Permission denied"
     assert capsys.readouterr().out.count(said) == 1
+
+
+def test_a_copy_that_would_fill_the_disk_is_not_made_while_the_command_runs(
+    machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's own write failed then, and a full disk is no reason to start again."""
+    tries: list[Path] = []
+    third = threading.Event()
+
+    def disk(folder: Path) -> Disk:
+        tries.append(folder)
+        if len(tries) == 3:
+            third.set()
+        return Disk(total=100, used=80, free=20)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk)
+    machine.write("log", "x" * 9)
+    machine.write("weights", "x" * 11)
+    machine.saving.rewritten = frozenset({"log", "weights"})
+    machine.saving.begin()
+    assert third.wait(60)
+    machine.saving.end()
+    said = "not published while the command runs, for want of space for a copy of weights"
+    assert capsys.readouterr().out.count(said) == 1
+    assert store.sent == []
+    monkeypatch.setattr(Path, "hardlink_to", refuse_link)
+    assert machine.saving.publish() is not None, "it needs no room once it has ended"
+    assert brought(store, tmp_path / "other") == {"log": "x" * 9, "weights": "x" * 11}
+
+
+def test_copies_that_leave_a_tenth_of_the_disk_are_made(
+    machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(total=100, used=80, free=20))
+    machine.write("log", "x" * 9)
+    machine.write("step", "x")
+    machine.saving.rewritten = frozenset({"log", "step"})
+    machine.looks()
+    assert store.sent == ["log", "step"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(total=10_000, used=9_000, free=1_000))
+    machine.write("log", "y" * 9)
+    machine.looks()
+    assert store.sent == ["log", "step", "log"], "of what is left some bytes can be spared"
 
 
 def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
