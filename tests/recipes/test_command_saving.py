@@ -404,11 +404,11 @@ def test_what_a_store_that_was_away_did_not_get_comes_later(machine: Machine, st
 def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twice(
     machine: Machine, store: Watched, tmp_path: Path
 ) -> None:
-    sending, may_go_on = threading.Event(), threading.Event()
+    sending = threading.Event()
 
     def hold() -> None:
         sending.set()
-        assert may_go_on.wait(60)
+        assert machine.saving._ended.wait(60)
 
     machine.write("a", "a")
     machine.write("b", "b")
@@ -416,7 +416,6 @@ def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twic
     machine.saving.begin()
     assert sending.wait(60)
     machine.write("b", "the last")
-    threading.Timer(0.2, may_go_on.set).start()
     machine.saving.end()
     assert machine.states.newest() is None, "one that never was whole"
     machine.saving.publish()
