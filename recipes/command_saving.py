@@ -9,7 +9,7 @@ another name in the same folder, and renames it when it is whole; then no copy i
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 from os.path import realpath
@@ -124,7 +124,7 @@ class Saving:
                 copied |= moved.rewritten
 
     def _follow(self) -> None:
-        while not self._ended.wait(min(LOOK_SECONDS, max(self.interval / 4, SHORTEST_SECONDS))):
+        while not self._ended.wait(pause(time.monotonic(), self._due, self._accounts_at, self.interval)):
             try:
                 self.look_once()
             except Moved as moved:
@@ -167,16 +167,23 @@ class Saving:
         """
         if not seen:
             return None
+
+        def unless_ended(paths: Iterable[str]) -> Iterator[str]:
+            for path in paths:
+                if may_end and self._ended.is_set():
+                    raise Ended
+                yield path
+
         shutil.rmtree(self._scratch, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
         self._scratch.mkdir()
         self._room = room_for_copies(self._scratch) if may_end else None
         try:
-            taken = {path: self._take(path, as_copy=path in copied) for path in seen}
+            taken = {path: self._take(path, as_copy=path in copied) for path in unless_ended(seen)}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
                 raise Moved
             linked = {path: seen[path] for path, how in taken.items() if how is Taken.LINKED}
             there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
-            described = [self._described(path, linked.get(path)) for path in there]
+            described = [self._described(path, linked.get(path)) for path in unless_ended(there)]
             files = tuple(file for file in described if file)
             if not files:
                 return None
@@ -262,6 +269,12 @@ class Saving:
         if text not in self._said:
             self._said.add(text)
             say(text)
+
+
+def pause(now: float, due: float, accounts_at: float, interval: float) -> float:
+    """Seconds until the next look. Two are needed before a state is due; of those before them all would be for nothing."""
+    every = min(LOOK_SECONDS, max(interval / 4, SHORTEST_SECONDS))
+    return max(every, min(due - 2 * every, accounts_at) - now)
 
 
 def room_for_copies(folder: Path) -> int:

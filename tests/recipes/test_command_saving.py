@@ -14,7 +14,7 @@ import pytest
 from recipes import command_saving
 from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_look import changed, look
-from recipes.command_saving import Saving
+from recipes.command_saving import Saving, pause
 from recipes.command_states import States
 from recipes.schema import Manifest, StoreAddress
 from recipes.store import MANIFEST, Store, sha256_of
@@ -421,6 +421,33 @@ def test_a_command_that_ends_meanwhile_has_its_last_state_and_sends_nothing_twic
     machine.saving.publish()
     assert store.sent == ["a", "b"]
     assert brought(store, tmp_path / "other") == {"a": "a", "b": "the last"}
+
+
+def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one(
+    machine: Machine, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were read for a state that was then thrown away."""
+    read: list[str] = []
+
+    def end(path: Path) -> str:
+        read.append(path.name)
+        machine.saving.end()
+        return sha256_of(path)
+
+    monkeypatch.setattr(command_saving, "sha256_of", end)
+    for name in "abc":
+        machine.write(name, name)
+    with pytest.raises(command_saving.Ended):
+        machine.looks()
+    assert (read, store.sent) == (["a"], [])
+
+
+def test_it_looks_twice_before_a_state_is_due_and_not_all_the_time() -> None:
+    assert pause(now=0, due=3600, accounts_at=3600, interval=3600) == 3590
+    assert pause(now=0, due=3600, accounts_at=1200, interval=3600) == 1200, "what it used is written down as often"
+    assert pause(now=3590, due=3600, accounts_at=3600, interval=3600) == 5
+    assert pause(now=4000, due=3600, accounts_at=7200, interval=3600) == 5, "nothing had changed, or all moved"
+    assert pause(now=0, due=2, accounts_at=2, interval=2) == 1
 
 
 def test_an_error_of_the_store_ends_no_saving(
