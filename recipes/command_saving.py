@@ -6,21 +6,19 @@ always moves it takes what it finds, as a kill would leave it. A script whose fi
 another name in the same folder, and renames it when it is whole; then no copy is needed either.
 """
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from enum import Enum, auto
-from os.path import realpath
 from pathlib import Path, PurePosixPath
 
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command_look import NOT_THERE, Stamp, changed, look, look_at
+from recipes.command_look import Stamp, changed, look, look_at
 from recipes.command_states import States
+from recipes.command_taking import NoRoom, Taken, Taking
 from recipes.runner import say
-from recipes.schema import Artifact, FileRecord, Manifest
-from recipes.store import MANIFEST, sha256_of
+from recipes.schema import Artifact, Manifest
+from recipes.store import MANIFEST
 
 LOOK_SECONDS = 5.0
 """Between two looks; a fourth of an interval that is shorter than four of them."""
@@ -29,14 +27,6 @@ PATIENCE_SECONDS = 300.0
 """How long a moment is waited for at which nothing moves."""
 RETRY_SECONDS = 60.0
 """After a state that could not be published."""
-
-
-class Taken(Enum):
-    """What became of a file of the folder."""
-
-    LINKED = auto()
-    COPIED = auto()
-    GONE = auto()
 
 
 class Moved(Exception):
@@ -49,10 +39,6 @@ class Moved(Exception):
 
 class Ended(Exception):
     """The command has ended meanwhile: what it left is published instead."""
-
-
-class NoRoom(Exception):
-    """A copy beside the running command would take the room that it writes to itself."""
 
 
 class Saving:
@@ -73,12 +59,9 @@ class Saving:
         self.made_of = made_of
         self.interval = interval
         self.account = account
-        self._scratch = folder.with_name(f".{folder.name}.taken")
-        self._hashed: dict[str, tuple[Stamp, str]] = {}
+        self._taking = Taking(folder, self._leave_out)
         self.rewritten: frozenset[str] = frozenset()
         """Files that the command writes over as they are: of those a copy is taken, a link would change with them."""
-        self._room: int | None = None
-        """Bytes that copies may still take; None where the command has ended, and needs none."""
         self._said: set[str] = set()
         self._before: Mapping[str, Stamp] = {}
         self._saved: Mapping[str, Stamp] = {}
@@ -174,16 +157,14 @@ class Saving:
                     raise Ended
                 yield path
 
-        shutil.rmtree(self._scratch, ignore_errors=True)  # of who was killed: what is copied over a link changes its file
-        self._scratch.mkdir()
-        self._room = room_for_copies(self._scratch) if may_end else None
+        scratch = self._taking.begin(beside_command=may_end)
         try:
-            taken = {path: self._take(path, as_copy=path in copied) for path in unless_ended(seen)}
+            taken = {path: self._taking.take(path, as_copy=path in copied) for path in unless_ended(seen)}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
                 raise Moved
             linked = {path: seen[path] for path, how in taken.items() if how is Taken.LINKED}
             there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
-            described = [self._described(path, linked.get(path)) for path in unless_ended(there)]
+            described = [self._taking.described(path, linked.get(path)) for path in unless_ended(there)]
             files = tuple(file for file in described if file)
             if not files:
                 return None
@@ -191,75 +172,25 @@ class Saving:
             def sent(path: str) -> None:
                 if may_end and self._ended.is_set():
                     raise Ended
-                if path in linked and linked[path] != look_at(self._scratch / path):
-                    raise Moved({path for path, stamp in linked.items() if stamp != look_at(self._scratch / path)})
+                if path in linked and linked[path] != look_at(scratch / path):
+                    raise Moved({path for path, stamp in linked.items() if stamp != look_at(scratch / path)})
 
-            made = self._put(self.made_of.model_copy(update={"files": files}), sent)
+            made = self._put(scratch, self.made_of.model_copy(update={"files": files}), sent)
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._taking.end()
         say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
         return made
 
-    def _put(self, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
+    def _put(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
         """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
         try:
-            return self.states.put(self._scratch, manifest, sent)
+            return self.states.put(scratch, manifest, sent)
         except Ended:
             raise
         except Exception as error:
             with suppress(StoreUnavailable):
                 self.states.remove_begun(but_newest=not isinstance(error, StoreFull))
             raise
-
-    def _take(self, path: str, as_copy: bool) -> Taken:
-        """A link costs nothing, and stays when the command renames over the file. Where none can be made it is a copy.
-
-        That copy was taken for a link that had been written over: each attempt copied one file more, of 100,000 without end.
-        """
-        source, target = Path(realpath(self.folder / path)), self._scratch / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not as_copy:
-            with suppress(OSError):  # where it cannot be, such as in another file system, it is copied
-                target.hardlink_to(source)
-                return Taken.LINKED
-        try:
-            self._take_room(path, source.stat().st_size)
-            shutil.copyfile(source, target)
-        except PermissionError as error:
-            self._leave_out(error)
-            return Taken.GONE
-        except OSError as error:
-            if error.errno not in NOT_THERE:
-                raise
-            return Taken.GONE
-        return Taken.COPIED
-
-    def _take_room(self, path: str, size: int) -> None:
-        """The copy of a large file filled the disk, and the command's own write failed."""
-        if self._room is None:
-            return
-        self._room -= size
-        if self._room < 0:
-            raise NoRoom(
-                f"for want of space for a copy of {path}: none is needed of a file that is written under another name in the"
-                " same folder, and renamed when it is whole"
-            )
-
-    def _described(self, path: str, stamp: Stamp | None) -> FileRecord | None:
-        """`stamp` is of a link; what was hashed before and has not changed is not read again. None where it may not be."""
-        taken = self._scratch / path
-        known = self._hashed.get(path)
-        if stamp is None or known is None or known[0] != stamp:
-            try:
-                sha256 = sha256_of(taken)
-            except PermissionError as error:
-                self._leave_out(PermissionError(error.errno, error.strerror, str(self.folder / path)))
-                return None
-            if stamp is not None:
-                self._hashed[path] = (stamp, sha256)
-        else:
-            sha256 = known[1]
-        return FileRecord(path=path, sha256=sha256, size=taken.stat().st_size)
 
     def _leave_out(self, error: PermissionError) -> None:
         """One file that may not be read does not keep all others from being published."""
@@ -275,9 +206,3 @@ def pause(now: float, due: float, accounts_at: float, interval: float) -> float:
     """Seconds until the next look. Two are needed before a state is due; of those before them all would be for nothing."""
     every = min(LOOK_SECONDS, max(interval / 4, SHORTEST_SECONDS))
     return max(every, min(due - 2 * every, accounts_at) - now)
-
-
-def room_for_copies(folder: Path) -> int:
-    """Bytes that may be taken of a disk that a command writes to: a tenth of it stays free, or nearly all that is left."""
-    disk = shutil.disk_usage(folder)
-    return max(disk.free - disk.total // 10, disk.free // 100)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes import command_saving
+from recipes import command_saving, command_taking
 from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_look import changed, look
 from recipes.command_saving import Saving, pause
@@ -321,7 +321,7 @@ def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return sha256_of(path)
 
-    monkeypatch.setattr(command_saving, "sha256_of", read)  # root, who tests, may read all
+    monkeypatch.setattr(command_taking, "sha256_of", read)  # root, who tests, may read all
     for name in ("key", "step"):
         machine.write(name, name)
     machine.looks()
@@ -434,7 +434,7 @@ def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one
         machine.saving.end()
         return sha256_of(path)
 
-    monkeypatch.setattr(command_saving, "sha256_of", end)
+    monkeypatch.setattr(command_taking, "sha256_of", end)
     for name in "abc":
         machine.write(name, name)
     with pytest.raises(command_saving.Ended):
