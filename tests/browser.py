@@ -18,7 +18,7 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1400,900",
 )
-LOADS = 5
+LOADS = 8
 PATIENCE_MS = 30_000
 """Of the page's own time, which passes as fast as its requests are answered."""
 
