@@ -29,6 +29,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes do not name a test: a zip holds the time at which it was made, and two processes that collected tests in
+    different seconds had different ones, so that none was run.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

@@ -123,6 +123,7 @@ def test_a_compressed_file_that_breaks_off_is_refused(place: Place, pack: Callab
 @pytest.mark.parametrize(
     ("content", "name"),
     [(zipped(b'{"a": 1}\n'), "zip"), (lzma.compress(b'{"a": 1}\n'), "xz"), (bz2.compress(b'{"a": 1}\n'), "bzip2")],
+    ids=["zip", "xz", "bzip2"],
 )
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
 def test_what_nobody_unpacks_here_is_named(place: Place, format: str, content: bytes, name: str) -> None:
