@@ -66,6 +66,48 @@ class Toxicity(Frozen):
         return value
 
 
+def is_missing(value: object) -> bool:
+    """Whether a column has no value: none at all, null, or a text of spaces, as an empty cell of a table may become."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+class Bounds(Frozen):
+    """The numbers that a column may have; both ends are among them."""
+
+    min: float | None = Field(None, allow_inf_nan=False)
+    max: float | None = Field(None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def some_number_is_within(self) -> Self:
+        if self.min is None and self.max is None:
+            raise ValueError("give min, max, or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"no number is at least {self.min:g} and at most {self.max:g}: exchange min and max")
+        return self
+
+
+class CleanParameters(Frozen):
+    """What is done about missing values and outliers, by column, before all else (specification row C6)."""
+
+    required: tuple[str, ...] = Field((), description="columns without a value in which a record is rejected")
+    fill: dict[str, JsonValue] = Field({}, description="values for the records that have none in a column")
+    within: dict[str, Bounds] = Field({}, description="numbers that a column may have; a record with another is rejected")
+
+    @model_validator(mode="after")
+    def a_column_is_filled_or_required(self) -> Self:
+        if both := sorted(set(self.required) & set(self.fill)):
+            raise ValueError(f"'{both[0]}' is required and filled: a record without it is rejected or filled, not both")
+        if nothing := [column for column, value in self.fill.items() if is_missing(value)]:
+            raise ValueError(f"the value of '{nothing[0]}' is none itself: give one, or leave the column out")
+        return self
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """(setting, column) of each column that is named."""
+        named = {"required": self.required, "fill": self.fill, "within": self.within}
+        return [(f"clean.{setting}", column) for setting, columns in named.items() for column in columns]
+
+
 class FilterParameters(Frozen):
     """Which records stay (specification rows C2 and D1). Lengths are in tokens, before a record is cut."""
 
@@ -102,8 +144,10 @@ class AugmentParameters(Frozen):
 
 
 class PrepareParameters(Frozen):
-    """Make a version of another: filter, mask, tokenize, split, shuffle (specification rows C1-C4)."""
+    """Make a version of another: clean, filter, mask, tokenize, split, shuffle (specification rows C1-C4, C6)."""
 
+    # Left out where it is not set: what was prepared before there was this key keeps its place and its digest.
+    clean: CleanParameters | None = Field(None, exclude_if=lambda value: value is None)
     tokenize: TokenizeParameters | None = None
     filter: FilterParameters = FilterParameters()
     augment: AugmentParameters = AugmentParameters()

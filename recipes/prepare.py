@@ -131,6 +131,7 @@ def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
         "leaked": prepared.leaked,
         "truncated": prepared.truncated,
         "retyped": list(prepared.retyped),
+        "filled": dict(prepared.filled),
     }
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 from sqlalchemy import Connection
 
-from recipes.parameters import PrepareParameters
+from recipes.parameters import CleanParameters, PrepareParameters
 from recipes.schema import Artifact, Manifest, Result
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict, invalid
 from resources.ingest.place import place_of
+from resources.ingest.schema import NAMES
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
@@ -23,7 +24,7 @@ from resources.metadata.outbox import now_ms
 SPLITS = ("train", "validation", "test")
 DATASET_SUFFIX = "/all/records"
 SHOWN_COLUMNS = 20
-TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped")
+TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped", "filled")
 """What a version says of its preparation; the result of one that an earlier release ended has not all."""
 
 
@@ -43,10 +44,12 @@ def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) ->
 
     The class column that nobody named is what records may have: the specification's example names none.
     """
-    named = {"split.group_by": wanted.split.group_by, "split.column": wanted.split.column}
+    named = [("split.group_by", wanted.split.group_by), ("split.column", wanted.split.column)]
+    if wanted.clean is not None:
+        named += wanted.clean.columns
     if wanted.augment.oversample_minority and "class_column" in wanted.augment.model_fields_set:
-        named["augment.class_column"] = wanted.augment.class_column
-    for setting, column in named.items():
+        named.append(("augment.class_column", wanted.augment.class_column))
+    for setting, column in named:
         if column is not None and column not in parent.schema:
             there = ", ".join(list(parent.schema)[:SHOWN_COLUMNS])
             more = f" and {len(parent.schema) - SHOWN_COLUMNS} more" if len(parent.schema) > SHOWN_COLUMNS else ""
@@ -147,7 +150,7 @@ def version_of(derivation: Derivation, result: Result, datasets: Datasets, conne
         format="arrow" if derivation.parameters.tokenize else "jsonl",
         size_bytes=artifact.size_bytes,
         num_records=sum(int(result.metrics[name]) for name in SPLITS),
-        schema=schema_of(parent.schema, result.facts.get("retyped")),
+        schema=schema_of(parent.schema, derivation.parameters, result.facts),
         splits={name: split_of(result.artifacts[name], int(result.metrics[name])) for name in SPLITS},
         metadata={name: result.facts[name] for name in TOLD if name in result.facts},
         tags=[],
@@ -160,13 +163,26 @@ def version_of(derivation: Derivation, result: Result, datasets: Datasets, conne
     )
 
 
-def schema_of(schema: Mapping[str, str], retyped: JsonValue) -> dict[str, str]:
-    """Records are filtered and masked: their columns stay, but a card number that was stored as a number is a text now."""
+def schema_of(schema: Mapping[str, str], parameters: PrepareParameters, facts: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Records are cleaned, filtered and masked: their columns stay, but a card number that was stored as a number is a text
+    now, and a column that was filled, or required, is always there.
+    """
     made = dict(schema)
-    for column in retyped if isinstance(retyped, list) else ():
-        kinds, question, _ = made[str(column)].partition("?")
-        made[str(column)] = "|".join(sorted({*kinds.split("|"), "string"})) + question
+    clean = parameters.clean or CleanParameters()
+    retyped, filled = facts.get("retyped"), facts.get("filled")
+    for column in filled if isinstance(filled, dict) else ():
+        made[column] = with_kind(made[column], NAMES[type(clean.fill[column])])
+    for always_there in [*clean.fill, *clean.required]:
+        made[always_there] = made[always_there].removesuffix("?")
+    for masked in retyped if isinstance(retyped, list) else ():
+        made[str(masked)] = with_kind(made[str(masked)], "string")
     return made
+
+
+def with_kind(kinds: str, another: str) -> str:
+    """The types of a column in which values of another one stand now too."""
+    known, question, _ = kinds.partition("?")
+    return "|".join(sorted({*filter(None, known.split("|")), another})) + question
 
 
 def split_of(artifact: Artifact, num_records: int) -> dict[str, object]:

@@ -46,7 +46,8 @@ DUPLICATE, NEAR_DUPLICATE = 1, 2
 @dataclass(frozen=True)
 class Prepared:
     """What came out: records by split, rejects by reason, masked by kind, copies added by class, leaked held-out records,
-    those whose end was cut off, and the columns in which a number is a text since it was masked.
+    those whose end was cut off, the columns in which a number is a text since it was masked, and of each column that lacked
+    values the records in which it was filled.
     """
 
     records: dict[str, int]
@@ -56,6 +57,7 @@ class Prepared:
     leaked: int
     truncated: int
     retyped: tuple[str, ...]
+    filled: dict[str, int]
     lines: int
 
 
@@ -150,13 +152,19 @@ def decide_all(plan: Plan) -> Prepared:
             name: int(decisions.copies[decisions.split == place].sum(dtype=np.int64)) for place, name in enumerate(SPLITS)
         },
         rejected=dict(sorted(rejected.items())),
-        masked=dict(sorted(sum((Counter(fact.masked) for fact in facts), Counter()).items())),
+        masked=total(fact.masked for fact in facts),
         oversampled=dict(decisions.oversampled),
         leaked=decisions.leaked,
         truncated=sum(encode_facts(plan, index).truncated for index in range(len(plan.ranges))),
         retyped=tuple(sorted({column for fact in facts for column in fact.retyped})),
+        filled=total(fact.filled for fact in facts),
         lines=sum(fact.lines for fact in facts),
     )
+
+
+def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The counts of all ranges together, in one order."""
+    return dict(sorted(sum(map(Counter, counts), Counter()).items()))
 
 
 def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:

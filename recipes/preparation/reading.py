@@ -1,4 +1,4 @@
-"""First stage: lines -> records that fit a layout, without personal data, and what tells equal ones."""
+"""First stage: lines -> clean records that fit a layout, without personal data, and what tells equal ones."""
 
 import hashlib
 import json
@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from recipes.fingerprint import canonical_line, fingerprints, record_hash
 from recipes.layouts import KEYS, Layout, Unfit, layout_of, question, said, tools_of
+from recipes.parameters import CleanParameters
+from recipes.preparation.cleaning import Unclean, cleaned
 from recipes.preparation.draws import draws
 from recipes.preparation.near_duplicates import Signer
 from recipes.preparation.personal_data import Kinds, mask, suspects
@@ -47,14 +49,15 @@ ASKED = ("line", "digest")
 
 
 class ReadFacts(msgspec.Struct):
-    """What is said of a range: its lines, what was masked by kind, the lines that were rejected, and the columns in which a
-    number is a text since it was masked.
+    """What is said of a range: its lines, what was masked by kind, the lines that were rejected, the columns in which a
+    number is a text since it was masked, and in how many records a column was filled.
     """
 
     lines: int
     masked: dict[str, int]
     rejects: list[Reject]
     retyped: list[str] = []
+    filled: dict[str, int] = {}
 
 
 def is_read(plan: Plan, index: int) -> bool:
@@ -70,7 +73,13 @@ def read(plan: Plan, index: int, file: LocalFile | ChunkedFile) -> None:
     if reader.signer is not None:
         with written(plan.place(STAGE, index, "npy")) as part, part.open("wb") as out:
             np.save(out, reader.signer.signatures())
-    facts = ReadFacts(lines=reader.line, masked=dict(reader.masked), rejects=reader.rejects, retyped=sorted(reader.retyped))
+    facts = ReadFacts(
+        lines=reader.line,
+        masked=dict(reader.masked),
+        rejects=reader.rejects,
+        retyped=sorted(reader.retyped),
+        filled=dict(reader.filled),
+    )
     with written(plan.place(STAGE, index, "json")) as part:
         part.write_bytes(msgspec.json.encode(facts))
 
@@ -113,11 +122,14 @@ class Reader:
         near = plan.parameters.filter.near_dedup
         self.signer = Signer(near) if near else None
         self.masking = plan.parameters.augment.mask_pii
+        clean = plan.parameters.clean
+        self.cleaning = masked_fill(clean) if clean is not None and self.masking else clean
         self.seed = plan.parameters.split.seed
         self.line = 0
         self.masked: Counter[str] = Counter()
         self.rejects: list[Reject] = []
         self.retyped: set[str] = set()
+        self.filled: Counter[str] = Counter()
         self._decode = msgspec.json.Decoder().decode
 
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
@@ -133,9 +145,14 @@ class Reader:
                 continue
             try:
                 row = self._decode(line)
-                layout = layout_of(row) if isinstance(row, dict) else refuse("not a JSON object")
+                if not isinstance(row, dict):
+                    raise Unfit("not a JSON object")
                 line = canonical_line(row)
                 source = record_hash(line)
+                if self.cleaning is not None:
+                    row = cleaned(row, self.cleaning, self.filled)
+                    line = canonical_line(row)
+                layout = layout_of(row)
                 read = question(row, layout)
                 if kinds:
                     found, before = self.masked.total(), row
@@ -148,6 +165,9 @@ class Reader:
                 known_by = digest(row, layout)  # here, where a text of tools that is no JSON since it was masked is rejected
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
+                continue
+            except Unclean as error:
+                self.rejects.append(Reject(self.line, error.reason, str(error)))
                 continue
             except Unfit as error:
                 self.rejects.append(Reject(self.line, "no layout", str(error)))
@@ -172,8 +192,10 @@ class Reader:
         return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 
-def refuse(reason: str) -> Layout:
-    raise Unfit(reason)
+def masked_fill(clean: CleanParameters) -> CleanParameters:
+    """What records are filled with, masked as they are: only lines in which something was suspected are looked at again."""
+    (kinds,) = suspects(pa.array([canonical_line(clean.fill)], pa.large_binary()))
+    return clean.model_copy(update={"fill": mask(clean.fill, Counter(), kinds)}) if kinds else clean
 
 
 def digest(row: dict[str, Any], layout: Layout) -> bytes:

@@ -114,6 +114,14 @@ def test_a_definition_s_section_names_columns_that_are_there(plane: ControlPlane
     assert "no record of dataset d@1 has the column 'clas' of split.group_by: it has answer, instruction" in str(failure)
 
 
+def test_a_column_to_clean_is_there(plane: ControlPlane) -> None:
+    """A name with a letter too few would reject every record, or none, or fill a column that nobody reads."""
+    parent = plane.datasets.read("d@1", "default")
+    for setting, value in {"required": ["scor"], "fill": {"scor": 1}, "within": {"scor": {"min": 1}}}.items():
+        with pytest.raises(HanzoError, match=f"has the column 'scor' of clean.{setting}: it has answer, instruction"):
+            refuse_unknown_columns(PrepareParameters.model_validate({"clean": {setting: value}}), parent)
+
+
 def test_of_many_columns_the_first_are_named(plane: ControlPlane) -> None:
     parent = replace(plane.datasets.read("d@1", "default"), schema={f"c{number}": "string" for number in range(10_000)})
     with pytest.raises(HanzoError) as refused:

@@ -1,0 +1,108 @@
+"""Missing values and outliers (specification row C6): rejected or filled before anything else is made of a record."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from recipes.parameters import CleanParameters, PrepareParameters
+from recipes.schema import canonical_json
+from resources.derived_versions import schema_of
+from tests.recipes.preparation.place import Place, questions
+
+CLEAN = {
+    "required": ["author"],
+    "fill": {"system": "Answer briefly.", "level": 1},
+    "within": {"score": {"min": 0, "max": 5}},
+}
+
+
+def table(count: int) -> list[dict[str, Any]]:
+    """Questions with columns that lack values, now and then, and have numbers out of place."""
+    rows = []
+    for number, row in enumerate(questions(count)):
+        row |= {"author": f"a{number % 7}", "system": "Be kind.", "level": 3, "score": number % 5}
+        if number % 10 == 1:
+            row["author"] = (None, "", "  ")[number % 3]
+        if number % 10 == 2:
+            del row["system"]
+        if number % 10 == 3:
+            row["level"] = None
+        if number % 10 == 4:
+            row["score"] = (-0.5, 5.01, 1e300, "4", True)[number // 10 % 5]
+        if number % 10 == 5:
+            row["score"] = None
+        rows.append(row)
+    return rows
+
+
+def test_what_is_missing_is_filled_or_rejected_and_outliers_are_rejected(tmp_path: Path) -> None:
+    place = Place(tmp_path, table(100))
+    result = place.prepare({"clean": CLEAN, "augment": {"shuffle_seed": None}})
+    assert result.facts["rejected"] == {"missing value": 10, "outlier": 10}
+    assert result.facts["filled"] == {"level": 10, "system": 10}
+    expected = []
+    for number, row in enumerate(table(100)):
+        if number % 10 not in (1, 4):
+            expected.append({**row, "system": row.get("system") or "Answer briefly.", "level": row["level"] or 1})
+    made = place.rows(result)
+    assert sorted(map(canonical_json, made)) == sorted(map(canonical_json, expected))
+    told = {reject["line"]: (reject["reason"], reject["detail"]) for reject in place.rows(result, "rejected")}
+    assert told[2] == ("missing value", "'author' is missing")
+    assert told[5] == ("outlier", "'score' is below 0")
+    assert told[15] == ("outlier", "'score' is above 5")
+    assert told[35] == told[45] == ("outlier", "'score' is no number")
+
+
+def test_any_number_of_processes_cleans_alike(tmp_path: Path) -> None:
+    place = Place(tmp_path, table(300), {"range_bytes": 5_000, "part_bytes": 10_000})
+    one, two = (place.prepare({"clean": CLEAN}, workers=count) for count in (1, 2))
+    assert place.files(one) == place.files(two) and one == two
+
+
+def test_a_text_that_was_missing_is_what_the_record_says_from_then_on(tmp_path: Path) -> None:
+    """It is part of the record before its layout is looked at, and before it is told from equal ones."""
+    rows: list[dict[str, Any]] = [
+        {"instruction": f"what is {number}?", "answer": "" if number == 5 else "a"} for number in range(20)
+    ]
+    place = Place(tmp_path, [*rows, {"instruction": "what is 5?", "answer": "unknown"}])
+    result = place.prepare({"clean": {"fill": {"answer": "unknown"}}, "split": {"validation": 0.2, "test": 0.2}})
+    assert result.facts["rejected"] == {"duplicate": 1}
+    assert [row["answer"] for row in place.rows(result) if row["instruction"] == "what is 5?"] == ["unknown"]
+
+
+def test_personal_data_in_a_value_that_was_filled_is_masked_too(tmp_path: Path) -> None:
+    rows = [dict(row, contact=None if number % 2 else "nobody") for number, row in enumerate(questions(40))]
+    place = Place(tmp_path, rows)
+    result = place.prepare({"clean": {"fill": {"contact": "write to keeper@example.com"}}})
+    assert {row["contact"] for row in place.rows(result)} == {"nobody", "write to [REDACTED]"}
+
+
+def test_a_preparation_without_it_keeps_its_digest() -> None:
+    assert "clean" not in PrepareParameters().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("clean", "said"),
+    [
+        ({"within": {"score": {}}}, "give min, max, or both"),
+        ({"within": {"score": {"min": 2, "max": 1}}}, "no number is at least 2 and at most 1: exchange min and max"),
+        ({"within": {"score": {"min": float("nan")}}}, "finite number"),
+        ({"required": ["a"], "fill": {"a": 1}}, "'a' is required and filled"),
+        ({"fill": {"a": None}}, "the value of 'a' is none itself"),
+        ({"fill": {"a": " "}}, "the value of 'a' is none itself"),
+        ({"fil": {"a": 1}}, "fil"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(clean: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        PrepareParameters.model_validate({"clean": clean})
+    assert said in str(refused.value)
+
+
+def test_the_schema_of_what_was_filled() -> None:
+    parameters = PrepareParameters(clean=CleanParameters(required=("a",), fill={"b": "x", "c": 2, "d": True}))
+    parent = {"a": "string?", "b": "integer?", "c": "integer?", "d": "?", "e": "number?"}
+    made = schema_of(parent, parameters, {"retyped": ["e"], "filled": {"b": 3, "d": 1}})
+    assert made == {"a": "string", "b": "integer|string", "c": "integer", "d": "boolean", "e": "number|string?"}
