@@ -81,6 +81,35 @@ def test_searching_in_pages_with_metrics_on_datasets(http: TestClient) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"filter": "source_run_id != 'RUN'"}, ["b", "a"]),
+        ({"filter": "source_run_id NOT IN ('RUN')"}, ["b", "a"]),
+        ({"filter": "source_run_id = ''"}, ["b", "a"]),
+        ({"filter": "source_run_id IN ('', 'RUN')"}, ["c", "b", "a"]),
+        ({"filter": "source_run_id LIKE '%'"}, ["c", "b", "a"]),
+        ({"filter": "source_run_id = 'RUN'"}, ["c"]),
+        ({"order_by": [{"field_name": "source_run_id"}]}, ["b", "a", "c"]),
+        ({"order_by": [{"field_name": "source_run_id", "ascending": False}]}, ["c", "b", "a"]),
+        ({"order_by": [{"field_name": "status"}]}, ["b", "a", "c"]),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_model_that_no_run_made_has_an_empty_one(http: TestClient, asked: dict[str, Any], found: list[str]) -> None:
+    run_id = new_run(http)
+    made = [new_model(http, name=name, source_run_id=run_id if name == "c" else "")["info"]["model_id"] for name in "abc"]
+    for model_id, status in zip(made, ("READY", "PENDING", "UPLOAD_FAILED"), strict=True):
+        http.patch(f"{MODELS}/{model_id}", json={"model_id": model_id, "status": f"LOGGED_MODEL_{status}"})
+    asked = json.loads(json.dumps({"experiment_ids": ["0"], **asked}).replace("RUN", run_id))
+    pages, token = [], ""
+    while token is not None:
+        page = http.post(f"{MODELS}/search", json={**asked, "max_results": 1, "page_token": token}).json()
+        pages += [model["info"]["name"] for model in page["models"]]
+        token = page.get("next_page_token")
+    assert pages == found
+
+
 def test_a_search_leaves_metrics_out_for_who_does_not_want_them(http: TestClient) -> None:
     run_id = new_run(http)
     model_id = new_model(http, name="a", params=[{"key": "p", "value": "1"}])["info"]["model_id"]

@@ -235,6 +235,16 @@ def test_a_prompt_has_no_files(registry: TestClient) -> None:
     assert check_refused(create(registry, "dummy-source", **text)) == "Prompt text exceeds max length of 100000 characters."
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("run_id != 'x'", 1), ("run_id NOT IN ('x')", 1), ("run_id = ''", 1), ("run_id LIKE '%'", 1), ("run_id = 'x'", 0)],
+)
+def test_a_version_that_no_run_made_has_an_empty_one(registry: TestClient, asked: str, found: int) -> None:
+    assert create(registry, "dummy-source", tags=[{"key": "mlflow.prompt.is_prompt", "value": "true"}]).status_code == 200
+    search = registry.get(f"{VERSIONS}/search", params={"filter": f"{asked} AND tags.`mlflow.prompt.is_prompt` = 'true'"})
+    assert [version["run_id"] for version in search.json().get("model_versions", [])] == [""] * found
+
+
 REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("POST", "registered-models/create", {}, "Missing value for required parameter 'name'"),
     ("POST", "registered-models/create", {"name": " "}, "Missing value for required parameter 'name'"),

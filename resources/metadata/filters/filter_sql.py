@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, and_, exists, not_, or_, true
+from sqlalchemy import BindParameter, Column, ColumnElement, and_, exists, func, not_, or_, true
 from sqlalchemy.sql.expression import FromClause
 
 from resources.metadata.filters.filter_language import Condition, Value
@@ -30,6 +30,15 @@ def compare(column: ColumnElement[Any], operator: str, value: Value | Parameters
         ">": column.__gt__,
         ">=": column.__ge__,
     }[operator](operand)
+
+
+def compare_absent(column: Column[Any], operator: str, value: Value, dialect: str) -> ColumnElement[bool]:
+    """`compare`, of a text that may be absent too: MLflow keeps an empty one then, which `!=` finds as it finds any."""
+    asked = value if isinstance(value, tuple) else (value,)
+    # Of what is asked for by its value, an index is of use.
+    if not column.nullable or (operator in ("=", "IN") and "" not in asked):
+        return compare(column, operator, value, dialect)
+    return compare(func.coalesce(column, ""), operator, value, dialect)
 
 
 def written(operator: str, value: Any, dialect: str) -> Any:

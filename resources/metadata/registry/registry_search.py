@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, select, tuple_
 
 from resources.metadata.database import Database
 from resources.metadata.filters.filter_language import TEXT, Condition, Grammar, Order
-from resources.metadata.filters.filter_sql import compare, compare_keyed
+from resources.metadata.filters.filter_sql import compare_absent, compare_keyed
 from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.registry.model_version_rules import PROMPT_TAG
 from resources.metadata.registry.model_versions import ModelVersion, read_versions
@@ -138,7 +138,7 @@ def _filtered(
     prompts = asks_for_prompts(conditions)
     for condition in conditions:
         if condition.entity == "attribute":
-            query = query.where(compare(table.c[condition.key], condition.operator, condition.value, dialect))
+            query = query.where(compare_absent(table.c[condition.key], condition.operator, condition.value, dialect))
         elif condition.key != PROMPT_TAG:
             query = query.where(compare_keyed(tags, owner, condition, dialect))
     marked = select(tags.c.name).where(tags.c.organization == organization, tags.c.key == PROMPT_TAG, tags.c.value == "true")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, exists, or_, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, case, exists, func, or_, select, true
 
 from resources.errors import invalid
 from resources.metadata.database import Database
 from resources.metadata.filters.filter_language import LISTABLE_TEXT, Condition, Grammar, refuse_too_many
-from resources.metadata.filters.filter_sql import compare, compare_keyed
+from resources.metadata.filters.filter_sql import compare_absent, compare_keyed
 from resources.metadata.filters.keyset import Keyset, SortKey, absent_last
 from resources.metadata.tables import (
     experiments,
@@ -55,6 +55,8 @@ LOGGED_MODEL_GRAMMAR = Grammar(
     bad_comparator="Invalid comparison operator",
 )
 _metrics = logged_model_metrics.c
+STATUS_ORDER = {status: place for place, status in enumerate(("pending", "ready", "failed"))}
+"""As MLflow numbers its words for them."""
 KEYED = {"param": logged_model_params, "tag": logged_model_tags}
 
 
@@ -122,7 +124,7 @@ class LoggedModelSearch:
 
 def _where(condition: Condition, datasets: Sequence[MeasuredOn], dialect: str) -> ColumnElement[bool]:
     if condition.entity == "attribute":
-        return compare(logged_models.c[condition.key], condition.operator, condition.value, dialect)
+        return compare_absent(logged_models.c[condition.key], condition.operator, condition.value, dialect)
     if condition.entity == "metric":
         owner = _of_model(logged_model_metrics) & _measured(datasets)
         return compare_keyed(logged_model_metrics, owner, condition, dialect)
@@ -157,7 +159,8 @@ def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
     for order in orders:
         entity, dot, metric = order.field.partition(".")
         if not dot:
-            keys += absent_last(_column(order.field), order.ascending, int if order.field in _NUMBERS else str)
+            column, kind = _column(order.field)
+            keys.append(SortKey(column, order.ascending, kind))
             continue
         if entity != "metrics" or len(metric) > MAX_KEY:
             raise invalid(f"Invalid order by field name: {printable(order.field)}. Only metrics are supported.")
@@ -167,11 +170,16 @@ def _keys(orders: Sequence[ModelOrder]) -> list[SortKey]:
     return [*keys, SortKey(logged_models.c.created_at, False, int), SortKey(logged_models.c.id, True, str)]
 
 
-def _column(field: str) -> ColumnElement[Any]:
+def _column(field: str) -> tuple[ColumnElement[Any], type]:
+    """What models are sorted by, which is never absent, and what it is in Python."""
     name = LOGGED_MODEL_GRAMMAR.orders.get(field)
     if name is None:
         raise invalid(f"Invalid order by field name: {printable(field)}")
-    return logged_models.c[name]
+    if name == "status":
+        return case(STATUS_ORDER, value=logged_models.c.status), int
+    if name in _NUMBERS.values():
+        return logged_models.c[name], int
+    return func.coalesce(logged_models.c[name], ""), str
 
 
 def _newest(column: ColumnElement[Any], key: str, on: MeasuredOn | None) -> ColumnElement[Any]:
