@@ -123,6 +123,8 @@ def _points(metrics: Sequence[Metric]) -> Points:
     points: Points = {}
     for metric in metrics:
         key, value, is_nan = metric.key, metric.value, False
+        if bool(metric.dataset_name) is not bool(metric.dataset_digest):
+            raise NotPlain
         if isinstance(value, str):
             if value not in NUMBERS:
                 raise NotPlain

@@ -68,6 +68,8 @@ def metric_point(
     if not -MAX_INT64 - 1 <= step <= MAX_INT64:
         detail = f"metric '{key}' (value={value}). Step must be a valid long (64-bit integer)."
         raise bad_value(join(path, "step"), step, detail)
+    if bool(dataset_name) is not bool(dataset_digest):
+        raise invalid("Both dataset_name and dataset_digest must be provided if one is provided")
     is_nan = False
     if not math.isfinite(value):
         is_nan = math.isnan(value)

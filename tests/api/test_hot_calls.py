@@ -35,6 +35,7 @@ metric = st.fixed_dictionaries(
         "step": odd | st.just(3),
         "model_id": st.sampled_from(["", "m-unknown"]) | odd,
         "dataset_name": odd,
+        "dataset_digest": odd,
         "extra": odd,
     },
 )

@@ -117,6 +117,16 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
         ),
         ("runs/log-batch", {"run_id": "RUN", "metrics": [{"key": "", "value": 1, "timestamp": 1}]}, "'metrics[0].name'"),
         ("runs/log-batch", {"run_id": "RUN", "tags": [{"key": "a", "value": "x" * 1_000_000}]}, "at most 1000000 bytes"),
+        (
+            "runs/log-metric",
+            {"run_id": "RUN", "key": "k", "value": 1, "timestamp": 1, "dataset_name": "d"},
+            "Both dataset_name and dataset_digest must be provided",
+        ),
+        (
+            "runs/log-batch",
+            {"run_id": "RUN", "metrics": [{"key": "k", "value": 1, "timestamp": 1, "dataset_digest": "1"}]},
+            "Both dataset_name and dataset_digest must be provided",
+        ),
     ],
 )
 def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[str, Any], message: str) -> None:
