@@ -136,6 +136,36 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     assert message in answer.json()["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("update", {"run_name": ""}),
+        ("set-tag", {"key": "mlflow.runName", "value": ""}),
+        ("log-batch", {"tags": [{"key": "mlflow.runName", "value": ""}, {"key": "other", "value": ""}]}),
+    ],
+)
+def test_no_run_loses_its_name(http: TestClient, path: str, body: dict[str, Any]) -> None:
+    made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "run_name": "first"}).json()["run"]["info"]
+    assert http.post(f"{RUNS}/{path}", json={"run_id": made["run_id"], **body}).status_code == 200
+    run = http.get(f"{RUNS}/get", params={"run_id": made["run_id"]}).json()["run"]
+    assert run["info"]["run_name"] == "first"
+    assert {"key": "mlflow.runName", "value": "first"} in run["data"]["tags"]
+
+
+def test_a_field_may_be_named_in_double_quotes(http: TestClient) -> None:
+    for name in ("a", "b"):
+        http.post(f"{RUNS}/create", json={"experiment_id": "0", "run_name": name})
+    for asked, found in (
+        ({"filter": """"run_name" = "a" AND "status" = 'RUNNING'"""}, ["a"]),
+        ({"order_by": ['"run_name" DESC']}, ["b", "a"]),
+    ):
+        runs = http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], **asked}).json()["runs"]
+        assert [run["info"]["run_name"] for run in runs] == found
+    for text in ("'run_name' = 'a'", '"a" = "b"', '"attributes.run_name" = "a"', '"'):
+        answer = http.post(f"{RUNS}/search", json={"experiment_ids": ["0"], "filter": text})
+        assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), text
+
+
 def test_a_run_s_times_are_what_the_client_says(http: TestClient) -> None:
     """Also before 1970, and an end of a run that goes on: MLflow keeps both."""
     made = http.post(f"{RUNS}/create", json={"experiment_id": "0", "start_time": -5}).json()["run"]["info"]

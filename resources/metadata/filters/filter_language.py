@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resources.errors import HanzoError, invalid
-from resources.metadata.filters.filter_tokens import CLOSING, NUMBER, OPENING, Token, comparator, is_word, tokenize, unquoted
+from resources.metadata.filters.filter_tokens import (
+    CLOSING,
+    NUMBER,
+    OPENING,
+    Token,
+    as_name,
+    comparator,
+    is_word,
+    tokenize,
+    unquoted,
+)
 from resources.metadata.tracking_rules import printable
 
 NUMERIC = frozenset({">", ">=", "=", "!=", "<", "<="})
@@ -105,6 +115,7 @@ def parse_orders(texts: Iterable[str], grammar: Grammar) -> list[Order]:
         if len(orders) == MAX_ORDERS:
             raise invalid(f"order_by can contain at most {MAX_ORDERS} fields")
         tokens, rest = tokenize(text)
+        tokens[:1] = map(as_name, tokens[:1])
         if rest or len(tokens) not in (1, 2) or any(token.kind != "name" for token in tokens):
             raise invalid(
                 f"Invalid order_by clause '{printable(text)}'. Could not be parsed: name a field, then ASC or DESC"
@@ -125,7 +136,7 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     """The condition that begins at a token, and where the next one does. Its form is looked at before its names are."""
     operator, position = comparator(tokens, start + 1)
     has_value = operator not in ("", "IS NULL", "IS NOT NULL")
-    first = tokens[start] if start < len(tokens) else Token("mark", "")
+    first = as_name(tokens[start]) if start < len(tokens) else Token("mark", "")
     if not operator or first.kind not in ("name", "number") or (has_value and not _is_value(tokens[position:], operator)):
         raise _malformed(tokens[start:], grammar)
     if first.kind == "number":

@@ -58,5 +58,10 @@ def is_word(token: Token, word: str) -> bool:
     return token.kind == "name" and token.text.upper() == word
 
 
+def as_name(token: Token) -> Token:
+    """The token where a field is to be named: there a text in double quotes is a name, as in SQL."""
+    return Token("name", token.text) if token.kind == "string" and token.text[0] == '"' else token
+
+
 def unquoted(name: str) -> str:
     return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in '`"' else name

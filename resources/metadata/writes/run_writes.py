@@ -266,7 +266,9 @@ def _accept(write: RunWrite, known: Known, changes: Changes) -> None:
         if (run_id, key) not in known.params:
             changes.params[run_id, key] = value
     for key, value in write.tags.items():
-        changes.tags[run_id, key] = value
+        # As in MLflow, no run loses its name: the tag would be empty, and the name would not.
+        if value or key != NAME_TAG:
+            changes.tags[run_id, key] = value
     if write.tags.get(NAME_TAG):
         changes.names[run_id] = write.tags[NAME_TAG][:MAX_RUN_NAME]
     for key, values in write.points.items():
