@@ -189,7 +189,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTrail) -> None:
     """Put what every request passes in front of an application that has all its routes, the innermost first."""
-    routes = Routes(app)
+    routes = app.state.routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
     registry.register(DatabaseTotals(database, settings.store, settings.scheduler.gpu_types))
     templates = (route.template for route in routes.all)

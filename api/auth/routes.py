@@ -53,6 +53,10 @@ class Routes:
         """The first route that takes the request; None where the application has none."""
         return self._fixed.get((method, path)) or first(self._open.get(method, ()), path)
 
+    def methods(self, path: str) -> list[str]:
+        """What may be done with a path, whichever of its routes does it."""
+        return sorted({route.method for route in self.all if route.pattern.match(path)})
+
 
 def first(routes: Sequence[Route], path: str) -> Match | None:
     for route in routes:

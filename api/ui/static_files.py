@@ -36,6 +36,7 @@ def build_folder() -> Path | None:
 
 
 @router.get("/")
+@router.head("/")
 def index() -> Response:
     folder = build_folder()
     if folder is None:
@@ -51,6 +52,7 @@ def first_visit() -> Response:
 
 
 @router.get("/static-files/{path:path}")
+@router.head("/static-files/{path:path}")
 def static_file(path: str) -> Response:
     folder = build_folder()
     file = file_below(folder, path) if folder else None

@@ -387,6 +387,28 @@ def test_health_is_asked_for_with_head_too(http: TestClient, path: str) -> None:
     assert (http.head(path).status_code, http.head(path).content) == (200, b"")
 
 
+@pytest.mark.parametrize("path", ["/", "/static-files/index.html"])
+def test_so_is_the_page(http: TestClient, path: str) -> None:
+    asked, got = http.head(path), http.get(path)
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    assert asked.headers["content-length"] == got.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/api/2.0/mlflow/runs/create", "POST"),
+        ("/ajax-api/2.0/mlflow/registered-models/alias", "DELETE, GET, POST"),
+        ("/api/2.0/mlflow/logged-models/m-1", "DELETE, GET, PATCH"),
+        ("/health", "GET, HEAD"),
+    ],
+)
+def test_who_takes_the_wrong_method_is_told_the_right_ones(http: TestClient, path: str, methods: str) -> None:
+    answer = http.put(path)
+    assert (answer.status_code, answer.json()["error_code"]) == (405, "ENDPOINT_NOT_FOUND")
+    assert answer.headers["allow"] == methods
+
+
 @pytest.mark.parametrize("slashes", ["/", "//", "///"])
 def test_a_tracking_uri_may_end_with_a_slash(http: TestClient, slashes: str) -> None:
     run_id = new_run(http)
