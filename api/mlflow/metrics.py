@@ -19,8 +19,9 @@ from resources.metadata.tracking.metrics import HistoryPage, Metrics
 
 MAX_BATCH_BYTES = 1_000_000
 MAX_HISTORY = 25_000
+"""Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
 CHUNK = 5000
-"""Points that are read and sent at once."""
+"""Points of what follows that are read and sent at once."""
 
 router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
 
@@ -71,7 +72,7 @@ def get_history(
     max_results: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
     """The whole history unless `max_results` asks for pages; none where nobody knows the run, as in MLflow."""
-    limit = min(max_results or CHUNK, MAX_HISTORY)
+    limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
     first = tracking.metrics.history(run_id, metric_key, limit, page_token or None)
     if max_results is not None or first.next_page_token is None:
         return answer(metrics=point_messages(first.points), next_page_token=first.next_page_token)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api.mlflow import metrics
+
 RUNS = "/api/2.0/mlflow/runs"
 JSON = {"Content-Type": "application/json"}
 
@@ -464,6 +466,29 @@ def test_a_history_that_is_not_there_is_empty(http: TestClient, asked: dict[str,
     query = {name: run_id if value == "RUN" else value for name, value in asked.items()}
     answer = http.get("/api/2.0/mlflow/metrics/get-history", params=query)
     assert (answer.status_code, len(answer.json().get("metrics", []))) == (status, points)
+
+
+def test_a_history_of_a_run_that_went_back_is_in_the_order_of_time(http: TestClient) -> None:
+    """As a whole, and not page by page of what is read at once."""
+    run_id = new_run(http)
+    for start in range(0, 7000, 1000):
+        points = [{"key": "k", "value": 0, "timestamp": time, "step": -time} for time in range(start, start + 1000)]
+        assert http.post(f"{RUNS}/log-batch", json={"run_id": run_id, "metrics": points}).json() == {}
+    history = http.get("/api/2.0/mlflow/metrics/get-history", params={"run_id": run_id, "metric_key": "k"}).json()
+    assert [point["timestamp"] for point in history["metrics"]] == list(range(7000))
+
+
+@pytest.mark.parametrize("count", [9, 10, 11, 13, 14, 25])
+def test_a_history_that_is_longer_than_a_page_is_sent_whole(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(metrics, "MAX_HISTORY", 10)
+    monkeypatch.setattr(metrics, "CHUNK", 3)
+    run_id = new_run(http)
+    points = [{"key": "k", "value": 0, "timestamp": step, "step": step} for step in range(count)]
+    assert http.post(f"{RUNS}/log-batch", json={"run_id": run_id, "metrics": points}).json() == {}
+    history = http.get("/api/2.0/mlflow/metrics/get-history", params={"run_id": run_id, "metric_key": "k"}).json()
+    assert [point["step"] for point in history["metrics"]] == list(range(count))
 
 
 @pytest.mark.parametrize(("pattern", "found"), [("%" * 200 + "x", 0), ("%" * 200 + "G", 1), ("R%%_", 1)])
