@@ -76,8 +76,11 @@ def check_here(uri: str) -> None:
 
 
 def in_folder(location: str, folder: str) -> str:
-    """A relative path as an absolute one, everything else as it is."""
-    return posixpath.join(folder, location) if location and ":" not in location else location
+    """A relative path as an absolute one, also that of a `file:` URI; everything else as it is."""
+    path = location.removeprefix("file:")
+    if not path or ":" in path or path.startswith("/"):
+        return location
+    return f"{'' if path == location else 'file://'}{posixpath.join(folder, path)}"
 
 
 def checked_location(location: str) -> str:
@@ -110,7 +113,7 @@ def checked_location(location: str) -> str:
         return checked_proxied(location, path)
     if scheme == "s3" and host in OURS:
         raise refused(location, f"It is this server's own store: leave it out, or use {PROXY}:/PATH")
-    if not scheme and not path.startswith("/"):
+    if scheme in ("", "file") and not host and not path.startswith("/"):
         raise refused(location, f"A relative path names no place here: use a URI, such as {PROXY}:/PATH")
     return location
 

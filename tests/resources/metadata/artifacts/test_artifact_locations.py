@@ -37,6 +37,8 @@ def test_a_place_is_kept_as_it_was_named(location: str) -> None:
     "location",
     [
         "a/b",
+        "file:a/b",
+        "file:",
         "mlflow-artifacts:/7",
         "mlflow-artifacts:/models/x",
         "mlflow-artifacts:/a//b",
@@ -56,4 +58,6 @@ def test_what_is_no_clients_to_choose_is_refused(location: str) -> None:
 
 def test_a_relative_path_is_one_of_a_folder() -> None:
     assert in_folder("a/b", "/srv") == "/srv/a/b"
-    assert [in_folder(location, "/srv") for location in ("", "/a", "s3://b")] == ["", "/a", "s3://b"]
+    assert in_folder("file:a/b?c=d", "/srv") == "file:///srv/a/b?c=d"
+    for location in ("", "/a", "s3://b", "file:/a", "file:///a", "dbfs:/a"):
+        assert in_folder(location, "/srv") == location
