@@ -37,7 +37,7 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         if is_swollen(sum(map(least_size, groups)), stream.seek(0, SEEK_END)):
             yield Problem(WORDS)
             return
-        at_once = [min(rows_within(group.total_byte_size, group.num_rows), rows_that_fit(group, stream)) for group in groups]
+        at_once = [rows_that_fit(group, stream, rows_within(group.total_byte_size, group.num_rows)) for group in groups]
         batches = (batch for index, rows in enumerate(at_once) for batch in file.iter_batches(rows, [index]))
         yield from rows_of(file.schema_arrow, batches)
     except (pa.ArrowException, OSError) as error:

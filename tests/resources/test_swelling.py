@@ -4,13 +4,14 @@ import gzip
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from resources.ingest.columnar import arrow_records, parquet_records
-from resources.ingest.parquet_pages import page_header
+from resources.ingest.parquet_pages import columns_of, longest_said, longest_shared, page_header, rows_that_fit
 from resources.ingest.swelling import ENOUGH, is_swollen
 from tests.resources.test_dataset_formats import packed_zstd, place
 from tests.resources.test_ingest import Place
@@ -51,9 +52,9 @@ def write_constant(path: Path) -> None:
     pq.write_table(pa.table({"n": pa.array([1] * (4 << 20), pa.int8())}), path)
 
 
-def write_shared(path: Path, *, nested: bool = False) -> None:
+def write_shared(path: Path, *, nested: bool = False, fixed: bool = False) -> None:
     """A text that is stored once, and stands in each row."""
-    texts = pa.array([LONG] * ROWS)
+    texts = pa.array([LONG.encode()] * ROWS, pa.binary(len(LONG))) if fixed else pa.array([LONG] * ROWS)
     column = pa.StructArray.from_arrays([texts], ["text"]) if nested else texts
     pq.write_table(pa.table({"a": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30)
 
@@ -67,13 +68,13 @@ def test_a_parquet_file_is_refused_too(place: Place, write: Callable[[Path], Non
     assert f"small.parquet {REFUSED}" in place.refusal(path, format="parquet")
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("shape", [{}, {"nested": True}, {"fixed": True}], ids=["text", "nested", "of one length"])
 def test_a_text_that_all_rows_share_is_not_held_once_for_each(
-    tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shape: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of 762 bytes took 6 GB of memory."""
     monkeypatch.setattr("resources.ingest.parquet_pages.HELD", 8 << 20)
-    write_shared(tmp_path / "shared", nested=nested)
+    write_shared(tmp_path / "shared", **shape)
     before, held, count = pa.total_allocated_bytes(), 0, 0
     with (tmp_path / "shared").open("rb") as stream:
         for row in parquet_records(stream):
@@ -81,6 +82,37 @@ def test_a_text_that_all_rows_share_is_not_held_once_for_each(
             held, count = max(held, pa.total_allocated_bytes() - before), count + 1
     assert count == ROWS
     assert held < 40 << 20, f"{held} bytes of {ROWS * len(LONG)}"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{}, {"compression": "none"}, {"compression": "zstd", "write_page_checksum": True}],
+    ids=["snappy", "none", "zstd with a checksum"],
+)
+def test_short_texts_of_large_dictionaries_are_read_many_rows_at_once(tmp_path: Path, written: dict[str, Any]) -> None:
+    """By the sizes of its dictionaries, a file of a hundred columns was read 5 rows at a time, and took 7 times as long."""
+    texts = [f"{number:0100}" for number in range(4000)]
+    columns: dict[str, Any] = {
+        "text": texts,
+        "again": texts,
+        "id": pa.array([f"{n:08}".encode() for n in range(4000)], pa.binary(8)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "wide", **written)
+    group = pq.read_metadata(tmp_path / "wide").row_group(0)
+    with (tmp_path / "wide").open("rb") as stream:
+        assert [longest_shared(column, stream) for column in columns_of(group)] == [4000 * 104, 4000 * 104, 4000 * 8]
+        assert [longest_said(column, stream) for column in columns_of(group)] == [100, 100, 8]
+
+
+def test_rows_fit_by_the_longest_text_of_a_dictionary_and_not_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"text": ["x" * 1000, *(f"{number:0100}" for number in range(4000))]}), tmp_path / "wide")
+    group = pq.read_metadata(tmp_path / "wide").row_group(0)
+    with (tmp_path / "wide").open("rb") as stream:
+        for held, rows in ((1 << 30, 512), (512_000, 512), (100_000, 100), (999, 1)):
+            monkeypatch.setattr("resources.ingest.parquet_pages.HELD", held)
+            assert rows_that_fit(group, stream, 512) == rows
 
 
 def test_a_long_text_among_short_ones_of_a_dictionary_is_read_by_its_own_length(tmp_path: Path) -> None:
