@@ -15,7 +15,6 @@ from resources.ingest.raw_file import Damaged, Recorded
 from resources.ingest.records import RecordsWriter
 from resources.ingest.schema import TooManyColumns
 from resources.ingest.sources import SourceFile
-from resources.ingest.swelling import WORDS, is_swollen
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,12 @@ def read_all(
             progress(len(data))
 
         with file.open() as stream:
-            recorded, length = Recorded(stream, keep), 0
+            recorded = Recorded(stream, keep)
             try:
                 for number, item in enumerate(records_of(recorded, format, kinds), start=1):
                     if isinstance(item, Problem):
                         problems.add(file.name, item)
                     elif not problems.count:
-                        length += len(item[1])
-                        if is_swollen(length, recorded.size):
-                            raise Damaged(WORDS)
                         try:
                             records.add(*item)
                         except TooManyColumns as problem:

@@ -95,7 +95,7 @@ class Counted(io.RawIOBase):
 
 
 class Unpacked(io.RawIOBase):
-    """A compressed stream as what is in it."""
+    """A compressed stream as what is in it. `size` is how many bytes that was until now."""
 
     def __init__(self, packed: BinaryIO, compression: str) -> None:
         import pyarrow as pa  # slow to import, and most files are not compressed
@@ -103,7 +103,7 @@ class Unpacked(io.RawIOBase):
         self._compression = compression
         self._packed = Counted(packed)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._packed, mode="r"), compression)
-        self._size = 0
+        self.size = 0
 
     def readable(self) -> bool:
         return True
@@ -113,13 +113,18 @@ class Unpacked(io.RawIOBase):
             size = cast(int, self._stream.readinto(buffer))
         except OSError as error:
             raise Damaged(f"is no whole {self._compression} file ({error})") from None
-        self._size += size
-        if is_swollen(self._size, self._packed.size):
+        self.size += size
+        if is_swollen(self.size, self._packed.size):
             raise Damaged(WORDS)
         return size
 
 
-def unpacked(stream: io.RawIOBase | BinaryIO) -> BinaryIO:
+def bytes_of(stream: io.BufferedReader) -> int:
+    """How many bytes were read of a file, unpacked where it is compressed."""
+    return cast(Recorded | Unpacked, stream.raw).size
+
+
+def unpacked(stream: io.RawIOBase | BinaryIO) -> io.BufferedReader:
     """The stream itself, or what is in it where it is compressed, whatever the file is called.
 
     Raises:

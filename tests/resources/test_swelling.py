@@ -4,6 +4,7 @@ import gzip
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,35 @@ def test_a_compressed_file_is_unpacked_no_further(
     packed = pack(line * (1 << 17))
     refusal = place.refusal(packed, format=format)
     assert f"raw.jsonl {REFUSED}" in refusal
+
+
+def digits(rows: int, columns: int, name: str) -> bytes:
+    """A table with a digit in each cell, mostly the same."""
+    random = Random(1)
+    lines = [[name.format(number) for number in range(columns)]]
+    lines += [random.choices("0123", (40, 1, 1, 1), k=columns) for _ in range(rows)]
+    return "\n".join(map(",".join, lines)).encode()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, packed_zstd, bytes], ids=["gzip", "zstd", "as it is"])
+@pytest.mark.usefixtures("little")
+def test_names_that_a_record_repeats_are_no_swelling(place: Place, pack: Callable[[bytes], bytes]) -> None:
+    """A table of digits in many columns was refused: its records have the names of the columns a thousand times."""
+    table = digits(100, 1000, "measured at station {} of the eastern valleys")
+    packed = pack(table)
+    version, _ = place.create(packed, format="csv")
+    assert version.num_records == 100
+    assert version.artifact.size_bytes > 20 * len(table), "the names"
+    assert packed == table or version.artifact.size_bytes > 200 * len(packed)
+
+
+@pytest.mark.usefixtures("little")
+def test_names_far_longer_than_what_they_name_are_refused(place: Place) -> None:
+    """An upload of some MB would become records of some hundred GB."""
+    refusal = place.refusal(digits(400, 10, "{}" + "x" * 2000), format="csv")
+    assert (
+        "raw.jsonl has names of columns that make its records more than 200 times as large as it is: shorten them" in refusal
+    )
 
 
 def write_constant(path: Path) -> None:
