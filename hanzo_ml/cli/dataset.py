@@ -1,5 +1,6 @@
 """`hanzo-ml dataset`: versions that nobody can change."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,6 +63,20 @@ def create(
         f"{made['name']}@{made['version']} {what}: {made['num_records']} records, "
         f"{made['size_bytes']} bytes, id {made['id']}"
     )
+    if left := made.get("not_taken"):
+        print(not_taken_line(made, left))
+
+
+def not_taken_line(version: dict[str, Any], left: dict[str, Any]) -> str:
+    """What a version that was there already does not say of what was said here, and how it would."""
+    reference = f"{version['name']}@{version['version']}"
+    what = [f"{field} {left[field] if field == 'format' else ', '.join(left[field])}" for field in left]
+    how = []
+    if "tags" in left:
+        how.append(f"`hanzo-ml dataset tag {shlex.join([reference, *version['tags'], *left['tags']])}` sets its tags")
+    if "metadata" in left:
+        how.append(f"PATCH /v1/datasets/{version['id']} its metadata")
+    return "; ".join([f"not taken, since nothing of a version changes by sending it again: {', '.join(what)}", *how])
 
 
 @app.command("list")

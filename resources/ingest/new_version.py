@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from resources.metadata.datasets import DatasetVersion
+
 AS_UPLOADED = "none: as uploaded"
 
 
@@ -20,3 +22,16 @@ class NewVersion:
     metadata: Mapping[str, JsonValue] | None = None
     transform: JsonValue = AS_UPLOADED
     parents: Sequence[str] = ()
+
+
+def not_taken(wanted: NewVersion, version: DatasetVersion) -> dict[str, JsonValue]:
+    """What was said of files whose content is a version already, and that the version does not say: sending files again
+    changes nothing of it, and whoever did is told.
+    """
+    said = version.metadata
+    different: dict[str, JsonValue] = {
+        "tags": [tag for tag in dict.fromkeys(wanted.tags) if tag not in version.tags],
+        "metadata": {key: value for key, value in (wanted.metadata or {}).items() if key not in said or said[key] != value},
+        "format": wanted.format if wanted.format != version.format else "",
+    }
+    return {field: value for field, value in different.items() if value}

@@ -100,6 +100,31 @@ def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path
     assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]
 
 
+def test_what_is_said_of_content_that_is_a_version_already_is_not_dropped_without_a_word(
+    cli: Cli, file: Callable[..., Path]
+) -> None:
+    said = ["dataset", "create", "--name", "again", "--path", str(file(GOOD)), "--tag", "a b", "--metadata", "owner=me"]
+    assert cli(*said).returncode == 0
+    assert len(cli(*said).stdout.splitlines()) == 1, "all of it is said already"
+    more = [*said, "--tag", "new", "--metadata", "owner=you", "--metadata", "source=crawl"]
+    told = cli(*more).stdout.splitlines()
+    assert told[0].startswith("again@1 is there already with this content")
+    assert told[1].startswith(
+        "not taken, since nothing of a version changes by sending it again: tags new, metadata owner, source; "
+        "`hanzo-ml dataset tag again@1 'a b' new` sets its tags; PATCH /v1/datasets/"
+    )
+    answer = json.loads(cli(*more, "--json").stdout)
+    assert answer["not_taken"] == {"tags": ["new"], "metadata": {"owner": "you", "source": "crawl"}}
+    assert (answer["tags"], answer["metadata"], answer["created"]) == (["a b"], {"owner": "me"}, False)
+    table = file("question,answer\n1,2\n", "table.csv")
+    lines = file('{"question": 1, "answer": 2}', "same.jsonl")
+    assert create(cli, table, "formats").returncode == 0
+    assert (
+        "not taken, since nothing of a version changes by sending it again: format jsonl"
+        in create(cli, lines, "formats").stdout
+    )
+
+
 def test_a_folder_of_files_keeps_its_names(cli: Cli, file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "a.jsonl").write_text(GOOD)

@@ -21,7 +21,7 @@ from recipes.chunks import DATASETS
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
-from resources.ingest.new_version import NewVersion
+from resources.ingest.new_version import NewVersion, not_taken
 from resources.ingest.remote import allowed_files
 from resources.ingest.sources import SourceFile
 from resources.metadata.database import Database
@@ -42,7 +42,9 @@ def create(
     tags: Annotated[list[str] | None, Form()] = None,
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> Response:
-    """Upload files as a new version, or have the server fetch them. 201 with the version; 200 when this content is one."""
+    """Upload files as a new version, or have the server fetch them. 201 with the version; 200 when this content is one, with
+    what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
+    """
     if (source is None) == (not files):
         raise invalid(
             "send the dataset's files in a form (multipart/form-data), or the address of its `source`: one of both"
@@ -84,7 +86,8 @@ def answer(database: Database, store: Store, wanted: NewVersion, files: Sequence
     from resources.ingest.create import create_from
 
     version, is_new = create_from(database, store, wanted, files)
-    return JSONResponse({**version_json(database, version), "created": is_new}, 201 if is_new else 200)
+    told = {**version_json(database, version), "created": is_new}
+    return JSONResponse(told if is_new else {**told, "not_taken": not_taken(wanted, version)}, 201 if is_new else 200)
 
 
 async def keep(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
