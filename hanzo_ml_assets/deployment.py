@@ -8,8 +8,9 @@ from sqlalchemy import Connection, select
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.export_formats import served_export
 from hanzo_ml_assets.version_tag import group_name
-from recipes.schema import FileRecord
+from recipes.schema import Artifact, FileRecord
 from recipes.store import BrokenArtifact
 from resources.engine.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
@@ -52,7 +53,7 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
                 "version": version.version,
                 "sha256": served.sha256,
                 "url": dg.MetadataValue.url(served.url),
-                "export_digest": version.artifact("gguf").digest,
+                "export_digest": served_export(version, model.deployment.quantization).digest,
             },
             data_version=dg.DataVersion(served.sha256),
         )
@@ -70,9 +71,9 @@ def newest_promotion(connection: Connection, version: ModelVersion) -> Event | N
     return None
 
 
-def gguf_file(version: ModelVersion, control_plane: ControlPlane) -> FileRecord:
-    """The one GGUF file of a version's export, as its manifest has it."""
-    files = control_plane.store.manifest(version.artifact("gguf")).files
+def gguf_file(export: Artifact, control_plane: ControlPlane) -> FileRecord:
+    """The one GGUF file of an export, as its manifest has it."""
+    files = control_plane.store.manifest(export).files
     return next(file for file in files if file.path.endswith(".gguf"))
 
 
@@ -85,8 +86,8 @@ def deploy(
         dagster.Failure: checksum, smoke prompts or engine failed. What served before goes on, the deployment is marked
             failed with the reason, and the registry is put back to what is truly served.
     """
-    artifact = version.artifact("gguf")
-    sha256 = next((file.sha256 for file in manifest_files(version, control_plane)), "")
+    export = served_export(version, model.deployment.quantization)
+    sha256 = next((file.sha256 for file in manifest_files(export, control_plane)), "")
     with control_plane.database.write() as connection:
         row = deployments.begin(
             connection,
@@ -97,8 +98,8 @@ def deploy(
             sha256=sha256,
         )
     try:
-        file = gguf_file(version, control_plane)
-        folder = control_plane.store.fetch(artifact, control_plane.settings.home / "cache")
+        file = gguf_file(export, control_plane)
+        folder = control_plane.store.fetch(export, control_plane.settings.home / "cache")
         load(model, version, row, folder / file.path, file.sha256, control_plane)
     except (EngineError, BrokenArtifact) as error:
         if row.reason and isinstance(error, EngineUnavailable):  # it served before, which this says nothing against
@@ -158,9 +159,9 @@ def overtaken(promotion: Event, control_plane: ControlPlane) -> None:
             deployments.overtaken(connection, row)
 
 
-def manifest_files(version: ModelVersion, control_plane: ControlPlane) -> list[FileRecord]:
-    """The GGUF files of the export; none when the manifest is broken, which loading will say with its reason."""
+def manifest_files(export: Artifact, control_plane: ControlPlane) -> list[FileRecord]:
+    """The GGUF files of an export; none when the manifest is broken, which loading will say with its reason."""
     try:
-        return [gguf_file(version, control_plane)]
+        return [gguf_file(export, control_plane)]
     except (BrokenArtifact, StopIteration):
         return []

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.export_formats import format_names
 from hanzo_ml_assets.version_tag import group_name
 from recipes.schema import Artifact, Job, Program, canonical_json
 from recipes.store import Store
@@ -54,10 +55,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         with control_plane.database.read() as connection:
             made = as_recorded(connection, version, result.artifacts, control_plane.store)
         with control_plane.database.write() as connection:
-            for artifact in made.values():
-                record(connection, artifact, control_plane.store.manifest(artifact))
-            current = control_plane.registry.get(version.model, version.version, connection)
-            control_plane.registry.add_artifacts(connection, current, made)
+            register_exports(connection, control_plane, version, made, model.deployment.quantization)
         for step, artifact in made.items():
             yield dg.MaterializeResult(
                 asset_key=model.key(step),
@@ -116,6 +114,20 @@ def as_recorded(
             found[step] = known
             store.delete(artifact.uri)
     return found
+
+
+def register_exports(
+    connection: Connection,
+    control_plane: ControlPlane,
+    version: ModelVersion,
+    made: Mapping[str, Artifact],
+    quantization: str,
+) -> None:
+    """Record what was made as formats of the version as it is now."""
+    for artifact in made.values():
+        record(connection, artifact, control_plane.store.manifest(artifact))
+    current = control_plane.registry.get(version.model, version.version, connection)
+    control_plane.registry.add_artifacts(connection, current, format_names(current, made, quantization))
 
 
 def place_of(version: ModelVersion) -> str:

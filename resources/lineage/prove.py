@@ -35,6 +35,11 @@ MADE_FROM = (("gguf", "merged"), *(("merged", role) for role in TRAINED))
 """Formats of a version, each with one that it was made from."""
 
 
+def kind_of(format: str) -> str:
+    """What a format of a version is: of a second export, it names the quantization too."""
+    return format.partition("-")[0]
+
+
 class ProofNode(BaseModel):
     """One thing that was proved, or not. `problems` is empty when every byte is as recorded."""
 
@@ -77,10 +82,10 @@ class Prover:
         if deployment is None or deployment.version != version.version:
             return None
         node = ProofNode(label="served file", uri=deployment.url, digest=deployment.sha256)
-        export = self.artifact(version.artifact("gguf"), "served file")
-        node.made_from = [export]
-        recorded = self._file_hashes(version.artifact("gguf"))
-        if deployment.sha256 not in recorded:
+        exports = [artifact for format, artifact in version.made_here.items() if kind_of(format) == "gguf"]
+        deployed = next((export for export in exports if deployment.sha256 in self._file_hashes(export)), None)
+        node.made_from = [self.artifact(deployed or version.artifact("gguf"), "served file")]
+        if deployed is None:
             self._problem(node, "served file -> export", "the deployed SHA-256 is none of the export's files")
         loaded = served_file(version.model.served_name)
         if loaded is None:
@@ -133,11 +138,13 @@ class Prover:
     def one_chain(self, version: ModelVersion, root: ProofNode) -> None:
         """That the version's files were made of each other, and by its run. What cannot be read was named already."""
         digests = {format: artifact.digest for format, artifact in version.made_here.items()}
-        for format, parent in MADE_FROM:
-            manifest = self._manifests.get(digests.get(format, ""))
-            if manifest is not None and parent in digests and manifest.inputs.get(parent) != digests[parent]:
-                reason = f"the registry's {LABELS[format]} of {version.reference} was not made from its {LABELS[parent]}"
-                self._problem(root, f"{LABELS[format]} -> {LABELS[parent]}", reason)
+        for format, digest in digests.items():
+            kind, manifest = kind_of(format), self._manifests.get(digest)
+            for parent in (parent for child, parent in MADE_FROM if child == kind):
+                own = {digests[each] for each in digests if kind_of(each) == parent}
+                if manifest is not None and own and manifest.inputs.get(parent) not in own:
+                    reason = f"the registry's {LABELS[kind]} of {version.reference} was not made from its {LABELS[parent]}"
+                    self._problem(root, f"{LABELS[kind]} -> {LABELS[parent]}", reason)
         for role in TRAINED:
             trained = self._manifests.get(digests.get(role, ""))
             run = self._manifests.get(trained.inputs.get("run", "")) if trained is not None else None
@@ -183,7 +190,8 @@ def prove(
         root.made_from.append(served)
     if not any(format in version.artifacts for format in FORMATS):
         prover._problem(root, f"{version.reference} -> artifacts", "none was made here, so there is nothing to prove")
-    for format in FORMATS:
+    # The first of each kind, then further exports (`gguf-f16`).
+    for format in (*FORMATS, *sorted(version.made_here.keys() - set(FORMATS))):
         if format not in version.artifacts:
             continue
         if format not in version.made_here:

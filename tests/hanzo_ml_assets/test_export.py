@@ -9,10 +9,11 @@ import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
-from hanzo_ml_assets.export import as_recorded, export_job
+from hanzo_ml_assets.export import as_recorded, export_job, register_exports
+from hanzo_ml_assets.export_formats import served_export
 from recipes.recipe import Recipe
 from recipes.schema import Artifact, Job, Result
-from resources.lineage.record import record
+from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.registry.registry import ModelVersion
 from tests.resources.metadata.registry.test_registry import model, registration
@@ -71,11 +72,9 @@ def export(plane: ControlPlane, folder: Path, job: Job, text: str) -> dict[str, 
     return made
 
 
-def register(plane: ControlPlane, made: dict[str, Artifact]) -> None:
+def register(plane: ControlPlane, made: dict[str, Artifact], quantization: str = "Q8_0") -> None:
     with plane.database.write() as connection:
-        for artifact in made.values():
-            record(connection, artifact, plane.store.manifest(artifact))
-        plane.registry.add_artifacts(connection, version(plane), made)
+        register_exports(connection, plane, version(plane), made, quantization)
 
 
 def test_another_export_lies_elsewhere_and_an_equal_one_is_done(plane: ControlPlane, tmp_path: Path) -> None:
@@ -86,9 +85,33 @@ def test_another_export_lies_elsewhere_and_an_equal_one_is_done(plane: ControlPl
     assert wanted(plane) == first, "whose result is there"
     other = wanted(plane, quantization="F16")
     assert set(other.outputs.values()).isdisjoint(first.outputs.values()) and other.result_uri != first.result_uri
-    register(plane, export(plane, tmp_path / "other", other, "other weights"))
+    register(plane, export(plane, tmp_path / "other", other, "other weights"), "F16")
     assert wanted(plane, quantization="F16") == other
     assert plane.store.get_bytes(f"{first.outputs['merged']}/model") == b"weights of merged"
+
+
+def test_another_quantization_is_a_further_format_and_what_is_registered_stays(plane: ControlPlane, tmp_path: Path) -> None:
+    """The registry pointed to it instead: what the engine served was none of the version's files any more."""
+    first = export(plane, tmp_path / "first", wanted(plane), "weights")
+    register(plane, first)
+    before = version(plane)
+    other = export(plane, tmp_path / "other", wanted(plane, quantization="F16"), "other weights")
+    other["merged"] = first["merged"]
+    for _ in range(2):
+        register(plane, other, "F16")
+    after = version(plane)
+    assert {format: after.artifacts[format] for format in before.artifacts} == before.artifacts
+    assert after.artifacts.keys() - before.artifacts.keys() == {"gguf-f16"}
+    assert served_export(after, "F16") == other["gguf"] and served_export(after, "Q8_0") == first["gguf"]
+    again = export(plane, tmp_path / "again", wanted(plane, quantization="BF16"), "of another release")
+    register(plane, again, "F16")
+    named = f"gguf-f16-{again['gguf'].digest[:8]}"
+    assert version(plane).artifact(named) == again["gguf"] and served_export(version(plane), "F16") == other["gguf"]
+    with (
+        plane.database.write() as connection,
+        pytest.raises(HanzoError, match="m version 1 has a gguf already, and other bytes"),
+    ):
+        plane.registry.add_artifacts(connection, version(plane), {"gguf": other["gguf"]})
 
 
 def test_an_equal_export_whose_result_is_gone_writes_over_nothing(plane: ControlPlane, tmp_path: Path) -> None:
@@ -109,7 +132,7 @@ def test_of_equal_bytes_what_is_recorded_stays_and_the_copy_goes(plane: ControlP
     """Also where another export was registered between the two: lineage knows an artifact at one place."""
     first = export(plane, tmp_path / "first", wanted(plane), "weights")
     register(plane, first)
-    register(plane, export(plane, tmp_path / "other", wanted(plane, quantization="F16"), "other weights"))
+    register(plane, export(plane, tmp_path / "other", wanted(plane, quantization="F16"), "other weights"), "F16")
     third = wanted(plane, quantization="BF16")
     made = export(plane, tmp_path / "third", third, "weights")
     with plane.database.read() as connection:

@@ -122,7 +122,14 @@ class Registry:
             return self._insert(writer, model, {**values, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
-        """Exports of a version; a pending version is ready from then on."""
+        """Exports of a version; a pending version is ready from then on.
+
+        Raises:
+            HanzoError: 409 where the version has other bytes in one of these formats: what is registered never changes.
+        """
+        for format, artifact in artifacts.items():
+            if format in version.artifacts and version.artifacts[format].get("checksum") != described(artifact)["checksum"]:
+                raise conflict(f"{version.reference} has a {format} already, and other bytes: add it as another format")
         stored = dict(version.artifacts) | {format: described(artifact) for format, artifact in artifacts.items()}
         status = "ready" if version.status == "pending" else version.status
         if stored == dict(version.artifacts) and status == version.status:

@@ -255,6 +255,31 @@ def test_a_whole_export_of_another_model_is_not_this_one_s(chain: Chain, tmp_pat
     assert edge.startswith("merged weights -> adapter checkpoint: ")
 
 
+@pytest.mark.parametrize("served", ["gguf", "gguf-f16"])
+def test_a_version_with_two_exports_is_proved_whichever_is_served(chain: Chain, tmp_path: Path, served: str) -> None:
+    (tmp_path / "f16").mkdir()
+    (tmp_path / "f16" / "model.gguf").write_bytes(b"GGUF larger weights")
+    inputs = {"merged": chain.made["merged"].digest}
+    other = chain.store.publish(tmp_path / "f16", "s3://hanzo-models/m/v1/export-1/gguf-f16", "gguf", inputs=inputs)
+    with chain.database.write() as connection:
+        record(connection, other, chain.store.manifest(other))
+        version = chain.house.registry.get(model(), 1, connection)
+        chain.house.registry.add_artifacts(connection, version, {"gguf-f16": other})
+    path = chain.path("gguf", "model.gguf") if served == "gguf" else chain.store.local_path(f"{other.uri}/model.gguf")
+    assert path is not None
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    with chain.database.write() as connection:
+        row = deployments.begin(connection, model(), version=1, promotion=1, url="http://engine", sha256=sha256)
+        deployments.succeed(connection, row)
+    proof = chain.prove(lambda name: (path, sha256))
+    assert (proof.ok, proof.broken) == (True, [])
+    assert labels(proof.chain).count("export") == 2
+    with flipped(path, 3):
+        assert {edge.partition(":")[0] for edge in chain.prove(lambda name: (path, sha256)).broken} == {
+            "served file -> export"
+        }
+
+
 def test_a_version_of_another_run_than_trained_it_is_not_proved(chain: Chain) -> None:
     made = {name: chain.made[name] for name in ("adapter", "merged", "gguf")}
     with chain.database.write() as connection:
