@@ -18,6 +18,7 @@ from resources.derived_versions import (
     add_prepared,
     outputs_at,
     refuse_unknown_columns,
+    refuse_what_decides_nothing,
     storage_path_of,
 )
 from resources.errors import HanzoError
@@ -87,7 +88,7 @@ def wanted(
 
     Raises:
         BadConfiguration: there is neither.
-        HanzoError: the section names a column that no record has.
+        HanzoError: the section names a column that no record has, or asks for what decides nothing.
     """
     if asked is not None:
         parent = control_plane.datasets.read(str(asked.config["dataset"]), asked.organization)
@@ -96,6 +97,7 @@ def wanted(
     if definition.prepare is None:
         raise BadConfiguration(f"add a section `prepare:` to the definition of {definition.name}, or submit a preparation")
     parent = pinned(context, control_plane) or source_version(definition, control_plane)
+    refuse_what_decides_nothing(definition.prepare)
     refuse_unknown_columns(definition.prepare, parent)
     return Derivation(parent, parent.name, definition.prepare, "dagster")
 

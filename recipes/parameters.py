@@ -129,6 +129,14 @@ class FilterParameters(Frozen):
                 )
         return value
 
+    @field_validator("max_length")
+    @classmethod
+    def is_no_shorter(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("min_length")
+        if value is not None and least is not None and value < least:
+            raise ValueError(f"it is less than min_length, which is {least}: no record could stay")
+        return value
+
     @property
     def languages(self) -> tuple[str, ...]:
         return (self.language,) if isinstance(self.language, str) else self.language or ()

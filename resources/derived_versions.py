@@ -58,6 +58,18 @@ def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) ->
             )
 
 
+def refuse_what_decides_nothing(wanted: PrepareParameters) -> None:
+    """Raises 400 for what is asked for and would be left undone without a word.
+
+    Not where parameters are read: versions were made with these.
+    """
+    if wanted.split.column is not None and wanted.split.group_by is not None:
+        raise invalid("split.column says each record's split, and split.group_by spreads none then: leave one of them out")
+    toxicity = wanted.filter.toxicity
+    if toxicity is not None and not toxicity.words and toxicity.detector is None:
+        raise invalid("filter.toxicity rejects nothing: give it words, a detector or both, or leave it out")
+
+
 @dataclass(frozen=True)
 class Derivation:
     """What is made: of `parent`, under `name`, with `parameters`, for `user`."""

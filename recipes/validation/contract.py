@@ -1,15 +1,25 @@
 """The contract of a dataset: what each of its records must be, as a `defs.yaml` says it (specification rows B13 and D1)."""
 
 import re
+from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from recipes.schema import Frozen
 
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Scalar = str | int | float | bool
 SCALARS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+
+
+def no_less(most: float | None, info: ValidationInfo, lower: Mapping[str, str]) -> float | None:
+    """An upper bound. Raises ValueError where it is below the lower one: every record would be refused."""
+    name = lower[str(info.field_name)]
+    least = info.data.get(name)
+    if most is not None and least is not None and most < least:
+        raise ValueError(f"it is less than {name}, which is {least}: no record could be so")
+    return most
 
 
 class ColumnContract(Frozen):
@@ -35,6 +45,11 @@ class ColumnContract(Frozen):
             except re.error as error:
                 raise ValueError(f"not a regular expression: {error}") from None
         return pattern
+
+    @field_validator("maximum", "max_length")
+    @classmethod
+    def leaves_something(cls, most: float | None, info: ValidationInfo) -> float | None:
+        return no_less(most, info, {"maximum": "minimum", "max_length": "min_length"})
 
     @model_validator(mode="after")
     def rules_fit_the_type(self) -> Self:
@@ -72,6 +87,11 @@ class ChatContract(Frozen):
     max_turns: int | None = Field(None, ge=1)
     min_length: int = Field(1, ge=0, description="characters of each message's content")
     max_length: int | None = Field(None, ge=1)
+
+    @field_validator("max_turns", "max_length")
+    @classmethod
+    def leaves_something(cls, most: int | None, info: ValidationInfo) -> float | None:
+        return no_less(most, info, {"max_turns": "min_turns", "max_length": "min_length"})
 
     @field_validator("order")
     @classmethod

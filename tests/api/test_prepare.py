@@ -47,6 +47,13 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"augment": {"oversample_minority": True, "class_column": "clas"}}, "'clas' of augment.class_column"),
         ({"tokenize": {"tokenizer": "recipe:nothing"}}, "tokenize.tokenizer: unknown recipe 'nothing': use one of"),
         ({"filter": {"toxicity": {"words": ["bad", " "]}}}, "an empty word stands in every text: leave it out"),
+        (
+            {"tokenize": {"tokenizer": "t"}, "filter": {"min_length": 65, "max_length": 64}},
+            "it is less than min_length, which is 65: no record could stay",
+        ),
+        ({"split": {"column": "text", "group_by": "text"}}, "leave one of them out"),
+        ({"filter": {"toxicity": {"threshold": 0.9}}}, "filter.toxicity rejects nothing: give it words, a detector or both"),
+        ({"filter": {"near_dedup": {"threshold": 1.5}}}, "filter.near_dedup.threshold"),
         ({"filter": {"near_dedup": {"seed": -1}}}, "filter.near_dedup.seed"),
         ({"split": {"validation": 0.5, "test": 0.5}}, "together must be less than 1"),
     ],

@@ -10,7 +10,7 @@ from api.v1.datasets.messages import find
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tokenizer_reference import recipe_named
 from recipes.schema import BadConfiguration
-from resources.derived_versions import refuse_unknown_columns
+from resources.derived_versions import refuse_unknown_columns, refuse_what_decides_nothing
 from resources.errors import invalid
 from resources.metadata.dataset_rules import checked_name
 from resources.metadata.jobs import PREPARATION, Jobs
@@ -31,6 +31,7 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
     """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`."""
     parent = find(database, dataset_id)
     name = checked_name(body.name or parent.name)
+    refuse_what_decides_nothing(body)
     refuse_unknown_columns(body, parent)
     refuse_unknown_recipe(body)
     config = {
