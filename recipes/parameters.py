@@ -15,7 +15,7 @@ class SplitParameters(Frozen):
     seed: int = 42
     validation: float = Field(0.1, gt=0, lt=1)
     test: float = Field(0.1, gt=0, lt=1)
-    group_by: str | None = Field(None, description="column whose values are spread over the splits")
+    group_by: str | None = Field(None, description="column whose values are spread over the splits, null as one of them")
     # Left out where it is not set: splits that were made before there was this key keep their place and their digest.
     column: str | None = Field(
         None, exclude_if=lambda value: value is None, description="column that names each record's split"

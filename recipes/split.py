@@ -48,6 +48,7 @@ def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Div
     """
     draws, splits, groups = array("Q"), array("b"), array("q")
     codes: dict[str, int] = {}
+    is_grouped = False
     for line, (row, layout) in enumerate(laid_out(rows), start=1):
         draws.append(draw(normalize(question(row, layout)), parameters.seed))
         if parameters.column:
@@ -55,12 +56,14 @@ def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Div
                 raise BadConfiguration(f"line {line}: '{parameters.column}' must be one of {', '.join(SPLITS)}")
             splits.append(SPLITS.index(name))
         elif parameters.group_by:
-            groups.append(codes.setdefault(str(row.get(parameters.group_by, "")), len(codes)))
+            value = row.get(parameters.group_by, "")
+            is_grouped = is_grouped or value not in ("", None)
+            groups.append(codes.setdefault(str(value), len(codes)))
     drawn = np.frombuffer(draws, np.uint64)
     if parameters.column:
         chosen = named(np.frombuffer(splits, np.int8), parameters.column)
     else:
-        refuse_no_groups(codes, parameters)
+        refuse_no_groups(codes if is_grouped else [""], parameters)
         group = np.frombuffer(groups, np.int64) if parameters.group_by else np.zeros(len(drawn), np.int64)
         chosen = assign(drawn, group, parameters)
     return Divided(chosen, leaks(drawn, chosen))

@@ -40,7 +40,7 @@ def storage_path_of(records: str) -> str:
 
 
 def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) -> None:
-    """Raises 400 for a column that no record has: what it decides would be decided for all records alike.
+    """Raises 400 for a column that no record has, or a value in: what it decides would be decided for all records alike.
 
     The class column that nobody named is what records may have: the specification's example names none.
     """
@@ -56,6 +56,8 @@ def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) ->
             raise invalid(
                 f"no record of dataset {parent.reference} has the column '{column[:100]}' of {setting}: it has {there}{more}"
             )
+        if column is not None and parent.schema[column].rstrip("?") == "null":
+            raise invalid(f"the column '{column[:100]}' of {setting} is null in all records of dataset {parent.reference}")
 
 
 def refuse_what_decides_nothing(wanted: PrepareParameters) -> None:

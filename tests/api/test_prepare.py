@@ -8,7 +8,9 @@ from fastapi.testclient import TestClient
 
 @pytest.fixture
 def dataset(http: TestClient) -> str:
-    made = http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", b'{"text": "She keeps it."}\n')})
+    made = http.post(
+        "/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", b'{"text": "She keeps it.", "empty": null}\n')}
+    )
     assert made.status_code == 201, made.text
     identifier: str = made.json()["id"]
     return identifier
@@ -42,7 +44,11 @@ def test_the_specification_s_example_becomes_a_job(http: TestClient, dataset: st
         ({"name": "../x"}, "is not allowed"),
         ({"workers": 0}, "workers"),
         ({"pods": 0}, "pods"),
-        ({"split": {"group_by": "clas"}}, "no record of dataset d@1 has the column 'clas' of split.group_by: it has text"),
+        (
+            {"split": {"group_by": "clas"}},
+            "no record of dataset d@1 has the column 'clas' of split.group_by: it has empty, text",
+        ),
+        ({"split": {"group_by": "empty"}}, "the column 'empty' of split.group_by is null in all records of dataset d@1"),
         ({"split": {"column": "fold"}}, "the column 'fold' of split.column"),
         ({"augment": {"oversample_minority": True, "class_column": "clas"}}, "'clas' of augment.class_column"),
         ({"tokenize": {"tokenizer": "recipe:nothing"}}, "tokenize.tokenizer: unknown recipe 'nothing': use one of"),

@@ -139,6 +139,16 @@ def test_too_few_records_are_refused_by_number(count: int) -> None:
 def test_groups_of_a_column_that_no_record_has_are_refused() -> None:
     with pytest.raises(BadConfiguration, match=r"no record has a value in the column 'clas': correct split\.group_by"):
         split(numbered(50, **{"class": "a"}), SplitParameters(group_by="clas"))
+    with pytest.raises(BadConfiguration, match="no record has a value in the column 'class'"):
+        split(numbered(50, **{"class": None}), SplitParameters(group_by="class"))
+
+
+def test_records_without_a_group_are_spread_as_those_of_a_group_are() -> None:
+    """A group is not kept together, it is spread: what has none belongs to no split more than to another."""
+    rows = [{**row, "class": "a" if number % 2 else None} for number, row in enumerate(numbered(80))]
+    splits = split(rows, SplitParameters(validation=0.25, test=0.25, group_by="class"))
+    for name, each in (("train", 20), ("validation", 10), ("test", 10)):
+        assert Counter(row["class"] for row in splits[name]) == {"a": each, None: each}
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7])
