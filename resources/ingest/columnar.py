@@ -6,12 +6,14 @@ array of [key, value]; dictionaries are what they stand for. What has no such fo
 and infinity, nanoseconds that are not whole microseconds, unions, intervals, extension types.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from io import SEEK_END
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from resources.ingest.arrow_messages import IPC_FILE, unpacked_size
 from resources.ingest.parquet_pages import least_size, rows_that_fit
 from resources.ingest.problems import Problem
 from resources.ingest.schema import COLUMNS
@@ -24,7 +26,9 @@ ROWS, BYTES = 512, 8 << 20
 """Rows that are in memory at once, and about how many bytes of them, where the file itself does not hold larger groups
 together: as values of Python they take several times as much.
 """
-IPC_FILE = b"ARROW1"
+
+UNREADABLE = (OSError, MemoryError, UnicodeDecodeError, struct.error)
+"""What the readers raise, beside exceptions of their own, of files whose lengths and names are none."""
 
 
 def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
@@ -40,25 +44,38 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         at_once = [rows_that_fit(group, stream, rows_within(group.total_byte_size, group.num_rows)) for group in groups]
         batches = (batch for index, rows in enumerate(at_once) for batch in file.iter_batches(rows, [index]))
         yield from rows_of(file.schema_arrow, batches)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, *UNREADABLE) as error:
         yield Problem(f"is no parquet file that can be read ({first_line(error)})")
 
 
 def arrow_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     import pyarrow as pa
 
-    is_file = stream.read(len(IPC_FILE)) == IPC_FILE
-    stream.seek(0)
     try:
+        if is_swollen(unpacked_size(stream), stream.seek(0, SEEK_END)):
+            yield Problem(WORDS)
+            return
+        stream.seek(0)
+        is_file = stream.read(len(IPC_FILE)) == IPC_FILE
+        stream.seek(0)
         if is_file:
             file = pa.ipc.open_file(stream)
             batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            yield from rows_of(file.schema, batches)
+            yield from rows_of(file.schema, whole(batches))
         else:
             reader = pa.ipc.open_stream(stream)
-            yield from rows_of(reader.schema, iter(reader))
-    except (pa.ArrowException, OSError) as error:
+            yield from rows_of(reader.schema, whole(iter(reader)))
+    except (pa.ArrowException, *UNREADABLE) as error:
         yield Problem(f"is no Arrow file that can be read ({first_line(error)})")
+
+
+def whole(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Batches whose offsets lie within their buffers: nobody looks at those as a batch is read, and one flipped bit of a
+    file was the end of the process.
+    """
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
 
 
 def first_line(error: Exception) -> str:

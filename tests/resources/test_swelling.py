@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from resources.ingest.arrow_messages import unpacked_size
 from resources.ingest.columnar import arrow_records, parquet_records
 from resources.ingest.parquet_pages import columns_of, longest_said, longest_shared, page_header, rows_that_fit
+from resources.ingest.problems import Problem
 from resources.ingest.swelling import ENOUGH, is_swollen
 from tests.resources.test_dataset_formats import packed_zstd, place
 from tests.resources.test_ingest import Place
@@ -96,6 +98,60 @@ def test_a_parquet_file_is_refused_too(place: Place, write: Callable[[Path], Non
     write(path)
     assert path.stat().st_size < 20_000
     assert f"small.parquet {REFUSED}" in place.refusal(path, format="parquet")
+
+
+def write_arrow(path: Path, kind: str, column: pa.Array, compression: str | None = "zstd", **options: Any) -> pa.Table:
+    table = pa.table({"a": column})
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression, **options)) as out:
+        out.write_table(table)
+    return table
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("shape", ["values", "nested", "dictionary"])
+@pytest.mark.usefixtures("little")
+def test_an_arrow_file_is_refused_before_it_is_unpacked(place: Place, kind: str, shape: str) -> None:
+    """A batch is unpacked as a whole: 340 KB would take 10 GB."""
+    values = pa.array([1] * (4 << 20), pa.int8())
+    packed = {
+        "values": values,
+        "nested": pa.ListArray.from_arrays([0, len(values)], pa.StructArray.from_arrays([values], ["n"])),
+        "dictionary": pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), ["x" * len(values)]),
+    }
+    path = place.folder / "small.arrow"
+    write_arrow(path, kind, packed[shape])
+    assert path.stat().st_size < 20_000
+    before = pa.total_allocated_bytes()
+    with path.open("rb") as stream:
+        assert [item.reason for item in arrow_records(stream) if isinstance(item, Problem)] == [REFUSED]
+        assert pa.total_allocated_bytes() - before < 1 << 20
+    assert f"small.arrow {REFUSED}" in place.refusal(path, format="arrow")
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_an_arrow_file_unpacks_to_is_what_its_buffers_take(
+    tmp_path: Path, kind: str, compression: str | None, legacy: bool
+) -> None:
+    column = pa.array([f"{number % 7}" * 1000 for number in range(300)])
+    table = write_arrow(tmp_path / "a", kind, column, compression, use_legacy_format=legacy)
+    with (tmp_path / "a").open("rb") as stream:
+        told = unpacked_size(stream)
+        assert sum(isinstance(row, dict) for row in arrow_records(stream)) == 300
+    assert told == 0 if compression is None else abs(told - table.nbytes) < 1000
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_an_arrow_file_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Path, kind: str) -> None:
+    """Never an error that nobody catches."""
+    write_arrow(tmp_path / "a", kind, pa.array([["word", None]] * 50), None)
+    whole = (tmp_path / "a").read_bytes()
+    for position in range(0, len(whole), 5):
+        (tmp_path / "b").write_bytes(whole[:position] + bytes([whole[position] ^ 0xA5]) + whole[position + 1 :])
+        with (tmp_path / "b").open("rb") as stream:
+            assert list(arrow_records(stream))
 
 
 @pytest.mark.parametrize("shape", [{}, {"nested": True}, {"fixed": True}], ids=["text", "nested", "of one length"])
