@@ -21,12 +21,15 @@ from resources.ingest.swelling import WORDS, is_swollen
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROWS, BYTES = 512, 8 << 20
 """Rows that are in memory at once, and about how many bytes of them, where the file itself does not hold larger groups
 together: as values of Python they take several times as much.
 """
 
+BUFFER = 1 << 16
+"""Bytes of a column that are read where a single row is wanted, and not all that a row group has of it."""
 UNREADABLE = (OSError, MemoryError, UnicodeDecodeError, struct.error)
 """What the readers raise, beside exceptions of their own, of files whose lengths and names are none."""
 
@@ -37,6 +40,7 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
 
     try:
         file = pq.ParquetFile(stream)
+        read_a_row_of_each(file.metadata, stream)
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
         if is_swollen(sum(map(least_size, groups)), stream.seek(0, SEEK_END)):
             yield Problem(WORDS)
@@ -46,6 +50,17 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
         yield from rows_of(file.schema_arrow, batches)
     except (pa.ArrowException, *UNREADABLE) as error:
         yield Problem(f"is no parquet file that can be read ({first_line(error)})")
+
+
+def read_a_row_of_each(metadata: "pq.FileMetaData", stream: BinaryIO) -> None:
+    """Read the first row of each row group. Raises what the reader raises of columns whose footer contradicts itself: to ask
+    for what the footer says of one of those was the end of the process.
+    """
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER)
+    for index in range(metadata.num_row_groups):
+        next(file.iter_batches(1, [index]), None)
 
 
 def arrow_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:

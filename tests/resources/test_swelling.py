@@ -3,6 +3,7 @@
 import gzip
 import tracemalloc
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -152,6 +153,16 @@ def test_an_arrow_file_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Pat
         (tmp_path / "b").write_bytes(whole[:position] + bytes([whole[position] ^ 0xA5]) + whole[position + 1 :])
         with (tmp_path / "b").open("rb") as stream:
             assert list(arrow_records(stream))
+
+
+def test_a_parquet_file_whose_footer_is_damaged_anywhere_is_refused_or_read(tmp_path: Path) -> None:
+    """Some of what it says of a column ends the process where it is asked for before the reader was."""
+    pq.write_table(pa.table({"a": [["word", None]] * 5}), tmp_path / "a", store_schema=False)
+    whole = (tmp_path / "a").read_bytes()
+    length = int.from_bytes(whole[-8:-4], "little")
+    for position in range(len(whole) - 8 - length, len(whole) - 8):
+        damaged = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        assert list(parquet_records(BytesIO(damaged)))
 
 
 @pytest.mark.parametrize("shape", [{}, {"nested": True}, {"fixed": True}], ids=["text", "nested", "of one length"])
