@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from resources.ingest.arrow_messages import IPC_FILE, unpacked_size
+from resources.ingest.beginnings import LONGEST_BEGINNING, another_format
 from resources.ingest.parquet_pages import least_size, rows_that_fit
 from resources.ingest.problems import Problem
 from resources.ingest.schema import COLUMNS
@@ -38,6 +39,9 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     import pyarrow as pa  # slow to import, and only these formats need it
     import pyarrow.parquet as pq
 
+    if words := another_format(stream.read(LONGEST_BEGINNING), "parquet"):
+        yield Problem(words)
+        return
     try:
         file = pq.ParquetFile(stream)
         read_a_row_of_each(file.metadata, stream)
@@ -66,6 +70,9 @@ def read_a_row_of_each(metadata: "pq.FileMetaData", stream: BinaryIO) -> None:
 def arrow_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     import pyarrow as pa
 
+    if words := another_format(stream.read(LONGEST_BEGINNING), "arrow"):
+        yield Problem(words)
+        return
     try:
         if is_swollen(unpacked_size(stream), stream.seek(0, SEEK_END)):
             yield Problem(WORDS)
@@ -94,6 +101,8 @@ def whole(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
 
 
 def first_line(error: Exception) -> str:
+    if isinstance(error, struct.error):
+        return "its messages end within their words"
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

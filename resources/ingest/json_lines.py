@@ -47,7 +47,8 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
         try:
             row = decode(raw)
         except (ValueError, RecursionError):
-            if not raw or raw.isspace():
+            said = raw.removeprefix(BYTE_ORDER_MARK)
+            if not said or said.isspace():
                 continue
             row = slowly(raw)
         if is_empty and type(row) is not dict and is_document(raw):

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
+from resources.ingest.beginnings import LONGEST_BEGINNING, another_encoding, another_format
 from resources.ingest.swelling import WORDS, is_swollen
 
 BLOCK = 1 << 20
@@ -14,7 +15,6 @@ UNREAD = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 """How those begin that nobody unpacks here."""
 BLOCK_OF_BZIP2 = b"1AY&SY"
 """What stands behind the beginning of bzip2, which a text could have."""
-LONGEST_BEGINNING = 10
 
 
 class Damaged(Exception):
@@ -128,13 +128,15 @@ def unpacked(stream: io.RawIOBase | BinaryIO) -> io.BufferedReader:
     """The stream itself, or what is in it where it is compressed, whatever the file is called.
 
     Raises:
-        Damaged: it is compressed as nobody unpacks it here.
+        Damaged: it is compressed as nobody unpacks it here, or no file of lines in UTF-8.
     """
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK)
     beginning = buffered.peek(LONGEST_BEGINNING)
     archive = next((name for start, name in UNREAD.items() if beginning.startswith(start)), None)
     if archive is not None and (archive != "bzip2" or beginning[4:].startswith(BLOCK_OF_BZIP2)):
         raise Damaged(f"is a {archive} file, and only gzip and zstd are unpacked here: unpack it before")
+    if words := another_format(beginning) or another_encoding(beginning):
+        raise Damaged(words)
     compression = "gzip" if beginning.startswith(GZIP) else "zstd" if beginning.startswith(ZSTD) else None
     if compression is None:
         return buffered

@@ -9,15 +9,16 @@ from resources.ingest.problems import Problem
 
 def text_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     is_empty = True
-    for number, raw in enumerate(lines_of(stream), start=1):
+    for number, line in enumerate(lines_of(stream), start=1):
+        raw = line.removeprefix(BYTE_ORDER_MARK)
         if not raw or raw.isspace():
             continue
         is_empty = False
-        if len(raw) == LONGEST:
+        if len(line) == LONGEST:
             yield Problem(f"longer than {LONGEST >> 20} MiB", f"line {number}")
             continue
         try:
-            yield {"text": raw.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\r").decode()}
+            yield {"text": raw.removesuffix(b"\r").decode()}
         except UnicodeDecodeError:
             yield Problem("not UTF-8", f"line {number}")
     if is_empty:

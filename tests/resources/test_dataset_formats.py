@@ -219,6 +219,28 @@ def test_two_columns_of_one_name_are_refused(place: Place) -> None:
     assert "two columns 'x'" in place.refusal(place.folder / "data", format="parquet")
 
 
+@pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
+def test_lines_in_another_encoding_are_told_how_to_become_utf8(place: Place, format: str) -> None:
+    """As programs under Windows write them: each of their lines was refused, and nobody was told why."""
+    for name, encoding in (("UTF-16", "utf-16"), ("UTF-32", "utf-32")):
+        refusal = place.refusal('{"a": 1}\n{"a": 2}\n'.encode(encoding), format=format)
+        assert f"raw.jsonl is written in {name}, and only UTF-8 is read: write it so, as `iconv -f {name}" in refusal
+    assert "raw.jsonl is empty" in place.refusal(b"\xef\xbb\xbf\r\n", format=format)
+
+
+def test_a_file_of_another_format_than_was_said_is_named(place: Place) -> None:
+    table = pa.table({"a": [1]})
+    pq.write_table(table, place.folder / "parquet")
+    with pa.ipc.new_file(place.folder / "arrow", table.schema) as out:
+        out.write_table(table)
+    for format in ("jsonl", "csv", "text", "parquet", "arrow"):
+        for kind in {"parquet", "arrow"} - {format}:
+            assert f"{kind} is a {kind} file: give its format as {kind}." in place.refusal(
+                place.folder / kind, format=format
+            )
+    assert place.create("PAR1 is a word\nARROW1 too\n", format="text")[0].num_records == 2
+
+
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 @pytest.mark.parametrize("content", [b"", b"PAR1 no", b"ARROW1 neither", b"\x00" * 500])
 def test_what_is_no_such_file_is_refused(place: Place, format: str, content: bytes) -> None:
