@@ -119,18 +119,18 @@ class Unpacked(io.RawIOBase):
         return size
 
 
-def bytes_of(stream: io.BufferedReader) -> int:
+def bytes_of(stream: "io.BufferedReader[io.RawIOBase]") -> int:
     """How many bytes were read of a file, unpacked where it is compressed."""
     return cast(Recorded | Unpacked, stream.raw).size
 
 
-def unpacked(stream: io.RawIOBase | BinaryIO) -> io.BufferedReader:
+def unpacked(stream: io.RawIOBase | BinaryIO) -> "io.BufferedReader[io.RawIOBase]":
     """The stream itself, or what is in it where it is compressed, whatever the file is called.
 
     Raises:
         Damaged: it is compressed as nobody unpacks it here, or no file of lines in UTF-8.
     """
-    buffered = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK)
+    buffered: io.BufferedReader[io.RawIOBase] = io.BufferedReader(cast(io.RawIOBase, stream), BLOCK)
     beginning = buffered.peek(LONGEST_BEGINNING)
     archive = next((name for start, name in UNREAD.items() if beginning.startswith(start)), None)
     if archive is not None and (archive != "bzip2" or beginning[4:].startswith(BLOCK_OF_BZIP2)):
