@@ -83,6 +83,10 @@ def asked_of(job: JobRecord) -> CommandJob:
     return CommandJob.model_validate({key: value for key, value in job.config.items() if key not in ADDED})
 
 
+def policy_of(asked: CommandJob) -> CheckpointPolicy:
+    return CheckpointPolicy().under(asked.schedule)
+
+
 def command_work(
     job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, home: str, cache_dir: str
 ) -> Job:
@@ -106,6 +110,6 @@ def command_work(
         tracking=Tracking(uri=tracking_uri, run_id=job.id),
         hardware=asked.resources,
         distributed=asked.distributed,
-        checkpoint=CheckpointPolicy().under(asked.schedule),
+        checkpoint=policy_of(asked),
         schedule=asked.schedule,
     )

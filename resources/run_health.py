@@ -1,4 +1,4 @@
-"""Whether a running training run does what it should: metrics come, checkpoints come (rows I4, Y5). Pure."""
+"""Whether a running training run, or a command, does what it should: metrics come, checkpoints come (rows I4, Y5). Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,9 +44,13 @@ def alerts(signs: Signs, limits: Limits, now: int) -> Iterator[Alert]:
         yield Alert(STALLED, spoke, f"no metric for more than {minutes(limits.metric)} minutes")
     if signs.first_metric is None:
         return
-    saved = max(signs.begun_at, signs.first_metric, signs.newest_checkpoint or 0)
-    if now - saved > limits.checkpoint:
-        yield Alert(STALE, saved, f"no checkpoint in the store for more than {minutes(limits.checkpoint)} minutes")
+    yield from late(max(signs.begun_at, signs.first_metric, signs.newest_checkpoint or 0), limits.checkpoint, now)
+
+
+def late(saved: int, limit: float, now: int) -> Iterator[Alert]:
+    """That the newest checkpoint is of `saved`, or that there is none since the run got going then."""
+    if now - saved > limit:
+        yield Alert(STALE, saved, f"no checkpoint in the store for more than {minutes(limit)} minutes")
 
 
 def minutes(milliseconds: float) -> str:

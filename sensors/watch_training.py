@@ -1,4 +1,5 @@
-"""A training job runs -> tell what its program healed, and when metrics or checkpoints stay away (rows I4, Y5).
+"""A training job runs -> tell what its program healed, and when metrics or checkpoints stay away (rows I4, Y5). Of a
+command: when its checkpoints do.
 
 It follows what is there and not events, so that a look that was missed is made up for by the next.
 """
@@ -9,13 +10,16 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.incidents import read_incidents
 from recipes.schema import seconds_of
 from recipes.store import MANIFEST, Store
+from recipes.usage import NAME as USAGE
+from recipes.usage import read_usage
+from resources.command_jobs import asked_of, policy_of
 from resources.errors import HanzoError
 from resources.lineage.run_record import read_record
-from resources.metadata.jobs import TRAINING, JobRecord
+from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_alerts import tell_alert, tell_incidents
-from resources.run_health import Limits, Signs, alerts
+from resources.run_health import Limits, Signs, alerts, late
 from sensors.sensor import sensor
 
 LOOK_SECONDS = 30
@@ -24,18 +28,19 @@ LOSS = "train/loss"
 
 @sensor(
     interval=LOOK_SECONDS,
-    description="Tells of each running training job what it healed, and whether its metrics and checkpoints come.",
+    description="Tells of each running job what it healed, and whether its metrics and checkpoints come.",
     requests_runs=False,
 )
 def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
-        running = control_plane.jobs.running(TRAINING, connection)
-    for job in running:
+        looks = [(job, look_at) for job in control_plane.jobs.running(TRAINING, connection)]
+        looks += [(job, look_at_command) for job in control_plane.jobs.running(COMMAND, connection)]
+    for job, look in looks:
         try:
-            look_at(job, control_plane, now_ms())
+            look(job, control_plane, now_ms())
         except HanzoError as error:  # its run was deleted, say: the others are looked at all the same
             context.log.warning(f"job {job.id} could not be looked at: {error}")
-    return dg.SensorResult(skip_reason=f"{len(running)} training jobs are running")
+    return dg.SensorResult(skip_reason=f"{len(looks)} training jobs and commands are running")
 
 
 def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
@@ -62,6 +67,25 @@ def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
     with control_plane.database.write() as connection:
         tell_incidents(connection, job.id, incidents.entries)
         for alert in alerts(signs, limits, now):
+            tell_alert(connection, job.id, alert)
+
+
+def look_at_command(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
+    """One look at a command, whose time begins when it runs: it says so once in an interval, and may have waited for GPUs.
+
+    What trains is to save. Of another kind, such as an evaluation, only one that has saved before is late.
+    """
+    store, asked = control_plane.store, asked_of(job)
+    folder = f"s3://hanzo-ml/runs/{job.id}"
+    newest = newest_manifest(store, asked.storage.checkpoints_of(job.id))
+    used = read_usage(store, folder)
+    if not used.seconds or (newest is None and asked.type != "training"):
+        return
+    limit = seconds_of(policy_of(asked).interval) * control_plane.settings.alerts.checkpoint_slack * 1000
+    with control_plane.database.write() as connection:
+        ran = store.modified(f"{folder}/{USAGE}") - round(used.seconds * 1000)
+        saved = max(control_plane.jobs.begun_at(job, connection), ran, newest or 0)
+        for alert in late(saved, limit, now):
             tell_alert(connection, job.id, alert)
 
 

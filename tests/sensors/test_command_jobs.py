@@ -1,25 +1,30 @@
 """A command job is started once in the partition of its id; nothing that looks at training takes it for one."""
 
+import os
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
 from hanzo_ml_assets.command import PARTITIONS
 from recipes.command_job import CommandJob
+from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
 from resources.metadata.jobs import JobRecord
+from resources.metadata.outbox import Event, now_ms, read_after
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, fail_job, may_be_retried, retry
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
-from sensors.watch_training import watch_training
+from sensors.watch_training import look_at_command, watch_training
 from tests.sensors.test_decisions import House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 
 
-def submit(house: House) -> JobRecord:
-    asked = CommandJob.model_validate({"name": "mine", "command": ["python", "train.py"]})
+def submit(house: House, **keys: str) -> JobRecord:
+    asked = CommandJob.model_validate({"name": "mine", "command": ["python", "train.py"], **keys})
     return submit_command(house.plane.database, house.plane.store, asked, "ann", "default")
 
 
@@ -52,10 +57,42 @@ def test_training_beside_it_starts_as_before(house: House) -> None:
     assert {request.run_key for request in house.tick(start_submitted_jobs)} == {job.id, "trains"}
 
 
-def test_one_that_completed_is_not_evaluated_and_one_that_runs_is_not_watched(house: House) -> None:
+@pytest.mark.parametrize(("type", "saved", "late_at"), [("training", False, 91), ("training", True, 121), ("eval", True, 121)])
+def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str, saved: bool, late_at: int) -> None:
+    """A training run's were, and a command went on for days that had nothing to go on from."""
+    job = submit(house, type=type)
+    house.plane.jobs.start(job.id)
+    place, began = f"s3://hanzo-ml/checkpoints/{job.id}", now_ms()
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=1e-3))
+    if saved:
+        house.plane.store.put_bytes(f"{place}/state-1-0123456789ab/manifest.json", b"{}")
+        state = Path(house.plane.store.local_path(f"{place}/state-1-0123456789ab/manifest.json") or "")
+        os.utime(state, times=(began / 1000 + 1800, began / 1000 + 1800))
+    for minutes in (1, 89, late_at - 2, late_at, late_at + 100):
+        look_at_command(house.plane.jobs.read(job.id), house.plane, began + minutes * 60_000)
+        if minutes < late_at:
+            assert stale_events(house, job) == []
+    assert len(stale_events(house, job)) == 1
+
+
+@pytest.mark.parametrize(("type", "seconds"), [("training", 0.0), ("eval", 1.0)])
+def test_one_that_waits_for_gpus_or_has_nothing_to_save_is_not_late(house: House, type: str, seconds: float) -> None:
+    job = submit(house, type=type)
+    house.plane.jobs.start(job.id)
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=seconds))
+    look_at_command(house.plane.jobs.read(job.id), house.plane, now_ms() + 86_400_000)
+    assert house.tick(watch_training) == []
+    assert stale_events(house, job) == []
+
+
+def stale_events(house: House, job: JobRecord) -> list[Event]:
+    with house.plane.database.read() as connection:
+        return [event for event in read_after(connection, 0, ["job.checkpoint_stale"]) if event.key == job.id]
+
+
+def test_one_that_completed_is_not_evaluated(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
-    assert house.tick(watch_training) == []
     house.complete(job.id)
     assert house.tick(evaluate_completed_jobs) == []
     assert house.plane.jobs.read(job.id).reason == ""
