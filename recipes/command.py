@@ -4,6 +4,7 @@ It is given a folder with its source files, one for checkpoints that outlives a 
 tracking run, all by variables of its environment. What ends by a signal is started again; a script's own error is not.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -14,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from types import FrameType
 
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_end import Tail, killed_by, last_words
 from recipes.command_job import Script
 from recipes.command_saving import Saving
@@ -33,7 +35,10 @@ from recipes.usage import Usage, folder_of, read_usage, write_usage
 PIPE_SECONDS = 10.0
 """How long the last words of a command are waited for: who hides from us may hold its pipe for ever."""
 STORE_PAUSES = (1.0, 5.0, 30.0, 60.0, 300.0, 600.0)
-"""Seconds between two attempts to store what a command left."""
+"""Seconds between two attempts to store what a command left; the last for all that follow."""
+STOPPING_PAUSE = 10.0
+GRACE_SECONDS = 240.0
+"""Of one that is asked to stop, such as at its deadline: how long it still tries. A pod is killed after 300."""
 WITHOUT_GPU = Path(__file__).parent / "without_gpu"
 KIND = "checkpoints"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -133,7 +138,8 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     say(f"$ {shlex.join(script.command)}")
     code = running.run()
     usage = used()
-    by_signal = None if running.asked_to_stop else killed_by(code, running.errors)
+    stopped = running.asked_to_stop  # later, what it did is done: asked as its files were stored, it did all once more
+    by_signal = None if stopped else killed_by(code, running.errors)
 
     def leave() -> dict[str, Artifact]:
         saving.end()
@@ -142,35 +148,52 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         return {"checkpoints": left} if left else {}
 
     # Also of one that is to start again: it may do so on another machine, which has nothing of this one's.
-    goes_on = by_signal is not None or running.asked_to_stop
-    artifacts = (leave() if goes_on else patiently(leave, folders.checkpoints)) if leads else {}
+    artifacts: dict[str, Artifact] = {}
+    not_stored = ""
+    try:
+        if leads:
+            artifacts = patiently(leave, folders.checkpoints, lambda: running.asked_to_stop)
+    except (StoreFull, StoreUnavailable) as error:
+        not_stored = f", and what it left in {folders.checkpoints} could not be stored: {error}"
     if by_signal is not None:
-        raise Restart(f"the command was killed ({by_signal})")
-    if running.asked_to_stop:
-        raise Preempted("the command was asked to stop, and has ended")
+        raise Restart(f"the command was killed ({by_signal}){not_stored}")
+    if stopped:
+        raise Preempted(f"the command was asked to stop, and has ended{not_stored}")
     if code != 0:
-        raise Failed(f"the command exited with {code}: {last_words(running.errors) or 'it wrote nothing to stderr'}")
+        said = last_words(running.errors) or "it wrote nothing to stderr"
+        raise Failed(f"the command exited with {code}: {said}{not_stored}")
+    if not_stored:
+        raise Failed(f"the command has ended{not_stored}")
     if not leads:
         return None
     return Result(work_digest=job.work_digest, artifacts=artifacts, facts=usage.model_dump(mode="json"))
 
 
-def patiently(leave: Callable[[], dict[str, Artifact]], checkpoints: Path) -> dict[str, Artifact]:
-    """Store what a command left that has ended. Without a store it would start again, and do all it did once more.
+def patiently(
+    leave: Callable[[], dict[str, Artifact]], checkpoints: Path, asked_to_stop: Callable[[], bool]
+) -> dict[str, Artifact]:
+    """Store what a command left that has ended. Without that it would do all it did once more, or have done it for nothing.
+
+    It is tried until the job is asked to stop, which it is at its deadline at the latest, and then for its grace.
 
     Raises:
-        Failed: the store was away for too long; what the command left stays on this machine.
+        StoreFull, StoreUnavailable: the grace is over; what the command left stays on this machine.
     """
-    for pause in STORE_PAUSES:
+    ends = math.inf
+    pauses = chain(STORE_PAUSES, repeat(STORE_PAUSES[-1]))
+    while True:
         try:
             return leave()
-        except StoreUnavailable as error:
-            say(f"what the command left cannot be stored, and is tried again in {pause:g} s: {error}")
-            time.sleep(pause)
-    try:
-        return leave()
-    except StoreUnavailable as error:
-        raise Failed(f"the command has ended, and what it left in {checkpoints} could not be stored: {error}") from None
+        except (StoreFull, StoreUnavailable) as error:
+            stopping = asked_to_stop()
+            ends = min(ends, time.monotonic() + GRACE_SECONDS) if stopping else ends
+            if time.monotonic() >= ends:
+                raise
+            seconds = min(next(pauses), STOPPING_PAUSE if stopping else math.inf)
+            say(f"what the command left in {checkpoints} cannot be stored, and is tried again in {seconds:g} s: {error}")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and asked_to_stop() == stopping:  # who is asked meanwhile tries at once
+            time.sleep(min(seconds, 1.0))
 
 
 def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen[bytes]:

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from recipes import command, machine
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command import own_copy
 from recipes.command_job import CommandJob
 from recipes.command_states import States
 from recipes.job_processes import MARK, end_processes, is_of, processes
-from recipes.runner import Failed
 from recipes.schema import Artifact, BadConfiguration, Job, StoreAddress
 from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
@@ -200,23 +199,51 @@ def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.
     assert {given: command.gpus_here(given) for given in visible} == visible
 
 
-@pytest.mark.parametrize("away", [2, 9])
-def test_a_command_that_has_ended_is_not_run_again_because_the_store_is_away(
-    away: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 0.0))
-    answers = iter([StoreUnavailable("no answer")] * away)
+class Leaving:
+    """What a command left, and a store that takes it at the last of some tries. It is asked to stop at another."""
 
-    def leave() -> dict[str, Artifact]:
-        if (problem := next(answers, None)) is not None:
-            raise problem
+    def __init__(self, problems: list[Exception], stop_at: int | None = None) -> None:
+        self.problems, self.stop_at = problems, stop_at
+        self.tries = 0
+
+    def leave(self) -> dict[str, Artifact]:
+        self.tries += 1
+        if self.problems:
+            raise self.problems.pop(0)
         return {}
 
-    if away == 2:
-        assert command.patiently(leave, tmp_path) == {}
+    def asked_to_stop(self) -> bool:
+        return self.stop_at is not None and self.tries >= self.stop_at
+
+
+AWAY, FULL = StoreUnavailable("no answer"), StoreFull("no space is left")
+
+
+@pytest.mark.parametrize("problem", [AWAY, FULL], ids=["away", "full"])
+def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothing(
+    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After 17 minutes without a store, or at once in a full one, a command failed that had done all its work."""
+    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 0.0))
+    leaving = Leaving([problem] * 20)
+    assert command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
+    assert capsys.readouterr().out.count(f"what the command left in {tmp_path} cannot be stored, and is tried again") == 20
+
+
+@pytest.mark.parametrize(("grace", "tries"), [(600.0, 9), (0.0, 3)])
+def test_one_that_is_asked_to_stop_tries_for_its_grace(
+    grace: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr(command, "STOPPING_PAUSE", 0.0)
+    monkeypatch.setattr(command, "GRACE_SECONDS", grace)
+    leaving = Leaving([FULL] * 8, stop_at=3)
+    if grace:
+        assert command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
     else:
-        with pytest.raises(Failed, match=f"what it left in {tmp_path} could not be stored: no answer"):
-            command.patiently(leave, tmp_path)
+        with pytest.raises(StoreFull, match="no space is left"):
+            command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop)
+    assert leaving.tries == tries
 
 
 STAYING = """

@@ -57,7 +57,9 @@ def test_training_beside_it_starts_as_before(house: House) -> None:
     assert {request.run_key for request in house.tick(start_submitted_jobs)} == {job.id, "trains"}
 
 
-@pytest.mark.parametrize(("type", "saved", "late_at"), [("training", False, 91), ("training", True, 121), ("eval", True, 121)])
+@pytest.mark.parametrize(
+    ("type", "saved", "late_at"), [("training", False, 91), ("training", True, 121), ("eval", True, 121)]
+)
 def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str, saved: bool, late_at: int) -> None:
     """A training run's were, and a command went on for days that had nothing to go on from."""
     job = submit(house, type=type)
