@@ -23,8 +23,11 @@ from types import FrameType
 from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command_end import Tail, killed_by, last_words
 from recipes.command_job import Script
+from recipes.command_look import Stamp
+from recipes.command_nodes import Nodes
 from recipes.command_saving import Saving
 from recipes.command_states import States, copy_files
+from recipes.command_together import Apart, Together, begin_together
 from recipes.job_processes import MARK, end_processes
 from recipes.machine import read_machine
 from recipes.runner import Failed, Preempted, Restart, main, say
@@ -53,6 +56,8 @@ class Folders:
     code: Path
     checkpoints: Path
     dataset: Path | None
+    borrowed: Mapping[str, Stamp]
+    """What of the checkpoints is the first node's."""
 
 
 class Command:
@@ -99,7 +104,7 @@ class Command:
 def command(job: Job, store: Store, work: Path) -> Result | None:
     """Run the command. Inputs: `code`, its source files, and `dataset`, each where there is one. Output: `checkpoints`.
 
-    On several nodes it runs on each; what the first leaves is the job's.
+    On several nodes it runs on each; what all of them leave is the job's.
 
     Raises:
         BadConfiguration: there is no such program or dataset.
@@ -110,30 +115,27 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     script = Script.model_validate(job.parameters["script"])
     if left := end_processes(job.id):
         say(f"ended {left} processes of an earlier attempt")
-    folders = make_folders(job, store, work)
+    nodes = nodes_of(job, store, os.environ)
+    folders = make_folders(job, store, work, nodes)
     here = gpus_here(os.environ.get(VISIBLE))
     env = environment(job, script, folders, os.environ, has_gpus=here > 0)
     if str(WITHOUT_GPU) in env["PYTHONPATH"]:
         say("no GPU here: where the command's torch names CUDA and NCCL, it gets the processor and Gloo")
     check_is_there(script.command[0], folders.code, env["PATH"])
-    nodes = job.distributed.num_nodes if job.distributed else 1
-    before, began, gpus = read_usage(store, folder_of(job)), time.monotonic(), min(job.hardware.gpus, here) * nodes
+    before, began, gpus = read_usage(store, folder_of(job)), time.monotonic(), min(job.hardware.gpus, here) * nodes.size
 
     def used() -> Usage:
         seconds = time.monotonic() - began
         return Usage(seconds=before.seconds + seconds, gpus=gpus, gpu_seconds=before.gpu_seconds + seconds * gpus)
 
-    leads = env.get("PET_NODE_RANK", "0") == "0"
+    def account() -> None:
+        if nodes.leads:
+            write_usage(store, folder_of(job), used())
+
     interval = seconds_of(job.checkpoint.interval)
-    saving = Saving(
-        folders.checkpoints,
-        states_of(job, store),
-        made_of(job, script),
-        interval,
-        lambda: write_usage(store, folder_of(job), used()),
-    )
-    if leads:
-        saving.begin()
+    of_command = (folders.checkpoints, states_of(job, store), made_of(job, script), interval, account)
+    saving = Saving(*of_command) if nodes.size == 1 else Together(*of_command, nodes, folders.borrowed)
+    saving.begin()
     running = Command(script.command, folders.code, env)
     say(f"$ {shlex.join(script.command)}")
     code = running.run()
@@ -142,8 +144,9 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     by_signal = None if stopped else killed_by(code, running.errors)
 
     def leave() -> dict[str, Artifact]:
-        saving.end()
-        write_usage(store, folder_of(job), usage)
+        saving.end(lambda: code != 0 or running.asked_to_stop)
+        if nodes.leads:
+            write_usage(store, folder_of(job), usage)
         left = saving.publish()
         return {"checkpoints": left} if left else {}
 
@@ -151,9 +154,8 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     artifacts: dict[str, Artifact] = {}
     not_stored = ""
     try:
-        if leads:
-            artifacts = patiently(leave, folders.checkpoints, lambda: running.asked_to_stop)
-    except (StoreFull, StoreUnavailable) as error:
+        artifacts = patiently(leave, folders.checkpoints, lambda: running.asked_to_stop)
+    except (Apart, StoreFull, StoreUnavailable) as error:
         not_stored = f", and what it left in {folders.checkpoints} could not be stored: {error}"
     if by_signal is not None:
         raise Restart(f"the command was killed ({by_signal}){not_stored}")
@@ -163,8 +165,8 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         said = last_words(running.errors) or "it wrote nothing to stderr"
         raise Failed(f"the command exited with {code}: {said}{not_stored}")
     if not_stored:
-        raise Failed(f"the command has ended{not_stored}")
-    if not leads:
+        raise Preempted(f"the job was asked to stop, the command has ended{not_stored}")
+    if not nodes.leads:
         return None
     return Result(work_digest=job.work_digest, artifacts=artifacts, facts=usage.model_dump(mode="json"))
 
@@ -178,6 +180,7 @@ def patiently(
 
     Raises:
         StoreFull, StoreUnavailable: the grace is over; what the command left stays on this machine.
+        Apart: other nodes have not ended.
     """
     ends = math.inf
     pauses = chain(STORE_PAUSES, repeat(STORE_PAUSES[-1]))
@@ -203,7 +206,12 @@ def start(words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Popen
     return Popen([*leave_with_parent, *words], cwd=folder, env=env, stdin=DEVNULL, stderr=PIPE, start_new_session=True)
 
 
-def make_folders(job: Job, store: Store, work: Path) -> Folders:
+def nodes_of(job: Job, store: Store, environment: Mapping[str, str]) -> Nodes:
+    size = job.distributed.num_nodes if job.distributed else 1
+    return Nodes(store, job.outputs["checkpoints"], int(environment.get("PET_NODE_RANK", "0")) if size > 1 else 0, size)
+
+
+def make_folders(job: Job, store: Store, work: Path, nodes: Nodes) -> Folders:
     """The folders, with the source files written anew: whatever else the command left there stays."""
     cache = Path(job.cache_dir)
     code, checkpoints = work / "code", work / "checkpoints"
@@ -217,20 +225,24 @@ def make_folders(job: Job, store: Store, work: Path) -> Folders:
             shutil.copyfile(fetched / record.path, target)
             if target.read_bytes().startswith(b"#!"):
                 target.chmod(0o755)
-    bring_back(job, store, cache, checkpoints)
+    borrowed = bring_back(job, store, cache, checkpoints, nodes)
     asked, dataset = job.parameters.get("dataset"), job.inputs.get("dataset")
     if asked and dataset is None:
         raise BadConfiguration(f"there is no dataset {asked}, which storage.datasets names: see `hanzo-ml dataset list`")
-    return Folders(code, checkpoints, own_copy(store, dataset, cache, work / "dataset") if dataset else None)
+    own = own_copy(store, dataset, cache, work / "dataset") if dataset else None
+    return Folders(code, checkpoints, own, borrowed)
 
 
-def bring_back(job: Job, store: Store, cache: Path, checkpoints: Path) -> None:
+def bring_back(job: Job, store: Store, cache: Path, checkpoints: Path, nodes: Nodes) -> Mapping[str, Stamp]:
     """What an earlier attempt published, where this machine has nothing that the command left: the job has moved here.
 
-    On a node that does not lead too: what the first one left is the job's.
+    Of several nodes each has its part of one state. Returns what of it is the first's.
     """
+    if nodes.size > 1:
+        return begin_together(states_of(job, store), nodes, cache, checkpoints)
     if not any(checkpoints.iterdir()) and (kept := states_of(job, store).bring(cache, checkpoints)):
         say(f"checkpoints: {kept.size_bytes} bytes brought back from {kept.uri}")
+    return {}
 
 
 def states_of(job: Job, store: Store) -> States:

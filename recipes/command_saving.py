@@ -42,7 +42,7 @@ class Ended(Exception):
 
 
 class Saving:
-    """Of one command, beside it in a thread.
+    """Of one command, beside it in a thread. Of one that runs on several nodes: `recipes.command_together`.
 
     Args:
         folder: where the command leaves what it needs to go on.
@@ -50,6 +50,8 @@ class Saving:
         interval: seconds between two states.
         account: called as often; writes down what the command has used so far.
     """
+
+    is_alone = True
 
     def __init__(
         self, folder: Path, states: States, made_of: Manifest, interval: float, account: Callable[[], None]
@@ -68,13 +70,19 @@ class Saving:
         self._due = self._accounts_at = time.monotonic() + interval
         self._waits_since: float | None = None
         self._ended = threading.Event()
+        self.hurries: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._follow, name="saving", daemon=True)
 
     def begin(self) -> None:
         self._thread.start()
 
-    def end(self) -> None:
-        """The command has ended. A state on its way never becomes one: no more than the file that is sent arrives."""
+    def end(self, hurries: Callable[[], bool] = lambda: False) -> None:
+        """The command has ended. A state on its way never becomes one: no more than the file that is sent arrives.
+
+        Args:
+            hurries: whether other nodes, whose commands go on, are waited for no longer than a moment.
+        """
+        self.hurries = hurries
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -94,20 +102,19 @@ class Saving:
         try:
             return self._publish()
         except StoreFull as error:
-            say(f"checkpoints: {error}; of the states before this one only the newest stays")
-            self.states.make_room()
+            self._make_room(error)
         return self._publish()
 
     def _publish(self) -> Artifact | None:
         copied: frozenset[str] = frozenset()
         while True:
             try:
-                return self._save(look(self.folder, self._leave_out), copied, as_it_is=True)
+                return self._save(self._look(), copied, as_it_is=True)
             except Moved as moved:  # by who hides from us; a file that is copied moves no more
                 copied |= moved.rewritten
 
     def _follow(self) -> None:
-        while not self._ended.wait(pause(time.monotonic(), self._due, self._accounts_at, self.interval)):
+        while not self._ended.wait(self._pause()):
             try:
                 self.look_once()
             except Moved as moved:
@@ -121,12 +128,15 @@ class Saving:
                 say(f"checkpoints: not published, {type(error).__name__}: {' '.join(str(error).split())}")
                 self._due = time.monotonic() + min(RETRY_SECONDS, self.interval)
 
+    def _pause(self) -> float:
+        return pause(time.monotonic(), self._due, self._accounts_at, self.interval)
+
     def look_once(self) -> None:
         at = time.monotonic()
         if at >= self._accounts_at:
             self.account()
             self._accounts_at = at + self.interval
-        now = look(self.folder, self._leave_out)
+        now = self._look()
         moving, self._before = changed(self._before, now), now
         if at < self._due or now == self._saved:
             self._waits_since = None
@@ -148,7 +158,7 @@ class Saving:
             Ended: the command has ended, and this `may_end` with it.
             NoRoom: this `may_end`, and the command needs the room that a copy would take.
         """
-        if not seen:
+        if not seen and self.is_alone:
             return None
 
         def unless_ended(paths: Iterable[str]) -> Iterator[str]:
@@ -162,11 +172,12 @@ class Saving:
             taken = {path: self._taking.take(path, as_copy=path in copied) for path in unless_ended(seen)}
             if not as_it_is and {path: look_at(self.folder / path) for path in seen} != seen:
                 raise Moved
+            self._agree(seen)
             linked = {path: seen[path] for path, how in taken.items() if how is Taken.LINKED}
             there = sorted((path for path, how in taken.items() if how is not Taken.GONE), key=PurePosixPath)
             described = [self._taking.described(path, linked.get(path)) for path in unless_ended(there)]
             files = tuple(file for file in described if file)
-            if not files:
+            if not files and self.is_alone:
                 return None
 
             def sent(path: str) -> None:
@@ -180,6 +191,16 @@ class Saving:
             self._taking.end()
         say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
         return made
+
+    def _make_room(self, error: StoreFull) -> None:
+        say(f"checkpoints: {error}; of the states before this one only the newest stays")
+        self.states.make_room()
+
+    def _look(self) -> dict[str, Stamp]:
+        return look(self.folder, self._leave_out)
+
+    def _agree(self, seen: Mapping[str, Stamp]) -> None:
+        """Nobody else needs to have taken his files at the same moment."""
 
     def _put(self, scratch: Path, manifest: Manifest, sent: Callable[[str], None]) -> Artifact:
         """A try that fails leaves no more than itself: one a minute filled the store with what never became a state."""
@@ -204,5 +225,9 @@ class Saving:
 
 def pause(now: float, due: float, accounts_at: float, interval: float) -> float:
     """Seconds until the next look. Two are needed before a state is due; of those before them all would be for nothing."""
-    every = min(LOOK_SECONDS, max(interval / 4, SHORTEST_SECONDS))
-    return max(every, min(due - 2 * every, accounts_at) - now)
+    return max(every(interval), min(due - 2 * every(interval), accounts_at) - now)
+
+
+def every(interval: float) -> float:
+    """Seconds between two looks."""
+    return min(LOOK_SECONDS, max(interval / 4, SHORTEST_SECONDS))

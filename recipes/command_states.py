@@ -67,17 +67,30 @@ class States:
         newest = self.newest()
         if newest and newest.digest == manifest.digest and self._is_whole(newest, manifest, sent):
             return newest
-        number = max(self._numbers().values(), default=0) + 1
-        uri = f"{self.place}/state-{number}-{manifest.digest[:12]}"
+        name = self.next_name(manifest.digest)
+        self.send(f"{self.place}/{name}", folder, manifest, sent)
+        return self.complete(name, manifest)
+
+    def next_name(self, digest: str) -> str:
+        """Of a state that is to be the newest; `digest` tells it from one that another machine makes meanwhile."""
+        return f"state-{max(self._numbers().values(), default=0) + 1}-{digest[:12]}"
+
+    def send(self, uri: str, folder: Path, manifest: Manifest, sent: Callable[[str], None]) -> None:
+        """The files of a state, or of a node's part of it, without what makes it one."""
         for file in manifest.files:
             where = f"{uri}/{file.path}"
             if not self._copied(file.sha256, where):
                 self.store.put_file(where, folder / file.path)
             self._sent[file.sha256] = where
             sent(file.path)
-        made = self.store.put_manifest(uri, manifest)
-        self._whole.add(uri)
-        self._remove_old(number)
+
+    def complete(self, name: str, manifest: Manifest) -> Artifact:
+        """Make a state of the files that were sent; old ones go."""
+        made = self.store.put_manifest(f"{self.place}/{name}", manifest)
+        self._whole.add(made.uri)
+        found = STATE.fullmatch(name)
+        assert found is not None
+        self._remove_old(int(found[1]))
         return made
 
     def remove_begun(self, *, but_newest: bool) -> None:

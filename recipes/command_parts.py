@@ -1,0 +1,67 @@
+"""What of a state is which node's, of a command that runs on several: the first's files lie where they lay in its folder,
+so that they are found as those of a single one are, and those of node 1 below `.node-1`.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from recipes.command_look import Stamp, look_at
+from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.store import Store
+
+NODES = "nodes"
+"""The fact of a state that says how many nodes have a part in it. One that was made before there were parts says none."""
+FOLDER = re.compile(r"\.node-[0-9]+(/|$)")
+
+
+def prefix_of(rank: int) -> str:
+    return f".node-{rank}/" if rank else ""
+
+
+def is_taken(path: str) -> bool:
+    """Whether a file of the first node's own lies where another node's part does."""
+    return FOLDER.match(path) is not None
+
+
+def whole_of(parts: Sequence[Manifest], made_of: Manifest) -> Manifest:
+    """The state that these are the parts of, by rank."""
+    files = [
+        file.model_copy(update={"path": f"{prefix_of(rank)}{file.path}"})
+        for rank, part in enumerate(parts)
+        for file in part.files
+    ]
+    ordered = tuple(sorted(files, key=lambda file: PurePosixPath(file.path)))
+    return made_of.model_copy(update={"files": ordered, "facts": {**made_of.facts, NODES: len(parts)}})
+
+
+def files_for(rank: int, whole: Manifest) -> dict[str, FileRecord]:
+    """What a node begins with, by the path in its folder: its own, and what the first has at other paths.
+
+    A script whose first process saves for all looks for that on each node.
+    """
+    first = {file.path: file for file in whole.files if NODES not in whole.facts or not is_taken(file.path)}
+    own = prefix_of(rank)
+    return first | {file.path.removeprefix(own): file for file in whole.files if own and file.path.startswith(own)}
+
+
+def bring_part(store: Store, state: Artifact, rank: int, cache: Path, target: Path) -> Mapping[str, Stamp]:
+    """Make `target` what a node begins with; return what of it is the first's, and no part of this node's own state.
+
+    Raises:
+        BrokenArtifact: a file of it is missing, or is not the one that was published.
+    """
+    wanted = files_for(rank, store.manifest(state))
+    fetched = store.fetch(state, cache, only=[file.path for file in wanted.values()])
+    scratch = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for path, file in wanted.items():
+        (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(fetched / file.path, scratch / path)
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.replace(target)
+    own = prefix_of(rank)
+    borrowed = (path for path, file in wanted.items() if own and not file.path.startswith(own))
+    return {path: stamp for path in borrowed if (stamp := look_at(target / path))}
