@@ -30,6 +30,11 @@ def recipe_of(context: dg.SensorEvaluationContext, model: str) -> str | None:
     return said_of(context, model, RECIPE_METADATA)
 
 
+def is_of_another_definition(context: dg.SensorEvaluationContext, model: str, name: str) -> bool:
+    """Whether versions that a job of the sandbox makes under its name would be a defined model's, past its gate."""
+    return model == SANDBOX and name != SANDBOX and dataset_of(context, name) is not None
+
+
 def said_of(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:
     assert context.repository_def is not None
     key = dg.AssetKey(["models", model, "checkpoint"])

@@ -10,11 +10,12 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
+from resources.hpo.step import End, Step
 from resources.hpo.trial_job import trial_job
 from resources.metadata.jobs import TRAINING, WORK_FOLDERS
 from resources.metadata.sweeps import Sweeps
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.homes import dataset_of
+from sensors.homes import dataset_of, is_of_another_definition
 from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
@@ -24,6 +25,8 @@ def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane)
     moved = []
     for sweep_id in Sweeps(control_plane.database).running():
         try:
+            if refuse(context, sweep_id, control_plane):
+                continue
             pin_dataset(context, sweep_id, control_plane)
             if advance(control_plane.database, control_plane.store, sweep_id, partial(has_ended, context, control_plane)):
                 moved.append(sweep_id)
@@ -36,6 +39,20 @@ def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, 
     """Whether nothing of a trial works any more: no run, and no program whose worker died, which has the GPU still."""
     folder = control_plane.work_dir(job_id, WORK_FOLDERS[TRAINING])
     return is_gone(context.instance, job_id) and not control_plane.compute.is_left(folder)
+
+
+def refuse(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:
+    """Whether none of a sweep's trials could start, for the name of its experiment: each was started, and failed for it.
+
+    Only here is it known which models are defined.
+    """
+    before = Sweeps(control_plane.database).snapshot(sweep_id)
+    job = trial_job(before.sweep.config, {})
+    if before.trials or not is_of_another_definition(context, job["model"], job["name"]):
+        return False
+    what = f"experiment '{job['name']}' is the name of a definition, whose gate its versions pass"
+    reason = f"{what}: search with base_config.model: {job['name']}, or give the experiment another name"
+    return Sweeps(control_plane.database).take(before, Step(end=End("failed", reason)))
 
 
 def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> None:

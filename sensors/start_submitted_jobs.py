@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import SANDBOX
 from hanzo_ml_assets.version_tag import tags_of
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
@@ -21,7 +20,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.homes import dataset_of
+from sensors.homes import dataset_of, is_of_another_definition
 from sensors.quota import held_back
 from sensors.retry_dead_runs import may_be_retried
 from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
@@ -129,8 +128,8 @@ def takes_a_model_s_name(context: dg.SensorEvaluationContext, job: JobRecord) ->
 
     A replay makes none. One that had begun before there was a definition of its name could never be gone on with.
     """
-    new = job.config["model"] == SANDBOX and job.started_at is None and job.replay_of is None
-    return new and job.name != SANDBOX and dataset_of(context, job.name) is not None
+    new = job.started_at is None and job.replay_of is None
+    return new and is_of_another_definition(context, str(job.config["model"]), job.name)
 
 
 def decide(

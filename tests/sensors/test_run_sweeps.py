@@ -158,6 +158,18 @@ def test_a_sweep_of_a_definition_that_is_not_there_says_so(house: House) -> None
     assert "there is no model definition 'nobody'" in search.trials[0].reason
 
 
+def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(house: House) -> None:
+    """Each of its trials was started, and failed for the name."""
+    house.dataset()
+    search = Search(house, experiment=MODEL)
+    found = search.look()
+    assert (found.sweep.status, found.trials) == ("failed", ())
+    assert found.sweep.reason.startswith(f"experiment '{MODEL}' is the name of a definition, whose gate its versions pass")
+    assert f"base_config.model: {MODEL}" in found.sweep.reason
+    own = Search(house, experiment=MODEL, base_config={"model": MODEL, "dataset": DATASET})
+    assert len(own.look().trials) == 2
+
+
 def test_a_member_of_a_population_starts_from_another_one_s_weights(house: House) -> None:
     pbt = {"population": 3, "generations": 2}
     search = Search(house, strategy="pbt", pbt=pbt, max_concurrent_trials=3)
