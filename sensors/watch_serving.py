@@ -1,7 +1,8 @@
 """The engine does not serve what was deployed -> tell so, and have it deployed again (specification rows P6, X7).
 
 An engine that lost its state knows nothing of it; one that was killed as it swapped serves what nobody recorded; one that
-is started anew refuses a file that is no more what it was, and only its own log would say so.
+is started anew refuses a file that is no more what it was, and only its own log would say so. What was to be deployed again
+while the engine was away, and was given up, is told of once more as soon as the engine is back.
 """
 
 import dagster as dg
@@ -9,30 +10,46 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from resources.engine.errors import EngineError
 from resources.engine.types import Served
-from resources.metadata.registry.deployments import Deployment, in_production, lost
+from resources.metadata.registry.deployments import Deployment, being_put_back, in_production, lost, served_again
 from sensors.event_cursor import SELDOM_SECONDS
+from sensors.retry_dead_runs import DEPLOYMENT, MAX_RETRIES, retries_of, steps_of
+from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import sensor
 
 
 @sensor(interval=SELDOM_SECONDS, description="Tells what the engine does not serve as it was deployed.", requests_runs=False)
 def watch_serving(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     with control_plane.database.read() as connection:
-        recorded = in_production(connection)
-    if not recorded:
+        recorded = list(in_production(connection))
+        put_back = being_put_back(connection)
+    left = [deployment for deployment, run_id in put_back if is_given_up(context.instance, run_id)]
+    if not recorded and not left:
         return dg.SensorResult(skip_reason="nothing is served")
     try:
         found = {served.name: served for served in control_plane.engine.served()}
     except EngineError as error:  # one that is away serves it again as it comes back
         return dg.SensorResult(skip_reason=f"the engine does not say what it serves: {error}")
-    for deployment in recorded:
+    for deployment in [*recorded, *left]:
         difference = difference_of(deployment, found.get(deployment.model.served_name))
         if difference is None:
+            if deployment in left:  # the engine had it still, and serves it
+                with control_plane.database.write() as connection:
+                    served_again(connection, deployment)
             continue
         # What was promoted, replaced or withdrawn since is not lost: that is looked at once more, and not by two at once.
         with control_plane.database.write() as connection:
             if lost(connection, deployment, difference):
                 context.log.warning(f"{deployment.name} version {deployment.version} is to be deployed again: {difference}")
     return dg.SensorResult(skip_reason=f"{len(recorded)} models are served")
+
+
+def is_given_up(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether nothing deploys a version of a run any more: what was tried last failed as often as it may, or was ended."""
+    runs = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: run_id}))
+    newest = next((run for run in runs if steps_of(run) == {DEPLOYMENT}), None)
+    if newest is None or newest.status == dg.DagsterRunStatus.CANCELED:
+        return newest is not None
+    return newest.status == dg.DagsterRunStatus.FAILURE and retries_of(newest) >= MAX_RETRIES
 
 
 def difference_of(deployment: Deployment, served: Served | None) -> str | None:

@@ -493,14 +493,14 @@ def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: Hous
 # A run that failed for good says so of its job.
 
 
-def failed_run(house: House, steps: tuple[str, ...], partition: str) -> str:
+def failed_run(house: House, steps: tuple[str, ...], partition: str, **tags: str) -> str:
     """A run that ended in an error of its own, seen after Dagster has settled its tags."""
     job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
     assert job is not None
     run = house.instance.create_run_for_job(
         job,
         asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
-        tags={"dagster/partition": partition, FAILURE_REASON: "STEP_FAILURE"},
+        tags={"dagster/partition": partition, FAILURE_REASON: "STEP_FAILURE", **tags},
         status=dg.DagsterRunStatus.FAILURE,
     )
     return str(run.run_id)

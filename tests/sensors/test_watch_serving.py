@@ -17,11 +17,12 @@ from resources.engine.types import Served
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import deployments
 from sensors.deploy_promotions import deploy_promotions
+from sensors.retry_dead_runs import RETRIES
 from sensors.watch_serving import difference_of, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
 from tests.resources.engine.gateway_process import Gateway, free_port, wait_until
 from tests.resources.metadata.registry.test_registry import model as model_key
-from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+from tests.sensors.test_decisions import MODEL, House, failed_run, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
 
@@ -87,6 +88,26 @@ def test_an_engine_that_knows_nothing_is_given_what_was_deployed_once(house: Hou
     house.begin_deployment(1, promotion, "serving")
     house.reset()
     assert house.tick(deploy_promotions) == []
+
+
+@pytest.mark.parametrize(("retries", "told"), [(19, 1), (20, 2)])
+def test_what_an_engine_lost_that_then_stayed_away_is_deployed_once_it_is_back(
+    house: House, start: Start, retries: int, told: int
+) -> None:
+    """All tries to deploy it again had failed, and it stayed `deploying` for ever."""
+    promotion = serve(house)
+    gateway = start()
+    house.tick(watch_serving)
+    failed_run(house, ("deployment",), "run-1", **{RETRIES: str(retries)})
+    gateway.kill()
+    house.tick(watch_serving)
+    assert len(lost(house)) == 1, "the engine is away"
+    house.tick(deploy_promotions)
+    gateway.start()
+    house.tick(watch_serving)
+    assert len(lost(house)) == told
+    assert row(house, promotion)[0] == "deploying"
+    assert [request.partition_key for request in house.tick(deploy_promotions)] == ["run-1"] * (told - 1)
 
 
 def test_a_file_that_an_engine_refuses_as_it_is_started_anew_is_told(house: House, start: Start) -> None:
@@ -167,3 +188,19 @@ def test_an_engine_that_lost_its_state_serves_again(house: House, start: Start) 
     house.tick(watch_serving)
     assert len(lost(house)) == 1
     assert [served.status for served in gateway.engine.served()] == ["serving"]
+
+
+def test_what_was_given_up_and_is_served_all_the_same_is_recorded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that was away came back with its state."""
+    promotion = serve(house)
+    with house.plane.database.write() as connection:
+        (recorded,) = deployments.in_production(connection)
+        assert deployments.lost(connection, recorded, "the engine does not know it")
+        assert not deployments.lost(connection, recorded, "the engine does not know it"), "somebody else saw it first"
+    failed_run(house, ("deployment",), "run-1", **{RETRIES: "20"})
+    name = recorded.model.served_name
+    served = Served(name=name, version=1, path=house.folder / "model.gguf", sha256=recorded.sha256, status="serving")
+    monkeypatch.setattr(type(house.plane.engine), "served", lambda engine: [served])
+    house.tick(watch_serving)
+    assert row(house, promotion) == ("serving", "")
+    assert len(lost(house)) == 1

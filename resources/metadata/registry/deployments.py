@@ -79,10 +79,21 @@ def in_production(connection: Connection) -> Sequence[Deployment]:
     return [Deployment(**row) for row in connection.execute(query).mappings()]
 
 
+def being_put_back(connection: Connection) -> Sequence[tuple[Deployment, str]]:
+    """What was lost and is to serve again, each with the run that its version is of."""
+    same = (versions.c.organization == table.c.organization, versions.c.name == table.c.name)
+    joined = select(table, versions.c.run_id).join(versions, and_(*same, versions.c.version == table.c.version))
+    wanted = (table.c.status == "deploying", table.c.reason != "", versions.c.stage == "production")
+    rows = [dict(row) for row in connection.execute(joined.where(*wanted).order_by(table.c.id)).mappings()]
+    return [(Deployment(**row), run_id) for row in rows for run_id in [row.pop("run_id")]]
+
+
 def lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
-    """The engine does not serve this one, for that reason: it is deployed again. False where it is not to be any more."""
+    """The engine does not serve this one, for that reason: it is deployed again. False where it is not to be any more, or is
+    not as it was when it was looked at.
+    """
     lock_registry(connection)
-    if deployment.id not in {current.id for current in in_production(connection)}:
+    if deployment not in [*in_production(connection), *(left for left, _ in being_put_back(connection))]:
         return False
     values = {"status": "deploying", "reason": reason, "updated_at": now_ms()}
     connection.execute(update(table).where(table.c.id == deployment.id).values(**values))
@@ -91,6 +102,13 @@ def lost(connection: Connection, deployment: Deployment, reason: str) -> bool:
     facts = {"version": deployment.version, "run_id": run_id, "promotion": deployment.promotion, "reason": reason}
     emit_model(connection, LOST, deployment.model, facts)
     return True
+
+
+def served_again(connection: Connection, deployment: Deployment) -> None:
+    """What was lost and given up is served all the same, unless it was decided otherwise since it was looked at."""
+    lock_registry(connection)
+    if deployment in [left for left, _ in being_put_back(connection)]:
+        succeed(connection, deployment)
 
 
 def is_being_deployed(connection: Connection, run_id: str) -> bool:
