@@ -1,4 +1,5 @@
-"""A run failed -> go on with it in a new one when only its worker had died; else its job, if it has one, has failed.
+"""A run failed -> go on with it in a new one when only its worker had died; else its job, if it has one, has failed. What
+follows a training is tried again where the machine is to blame.
 
 Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
 whose worker and daemon were killed together was lost. This one looks at the state, as often as it takes.
@@ -30,6 +31,12 @@ MAX_RETRIES = 20
 FAILURE_REASON = "dagster/failure_reason"
 PAUSE = timedelta(seconds=15)
 """Before a deployment is tried again, for each time that it was: an outage may last for most of an hour."""
+MAX_AGAIN = 5
+AGAIN_PAUSE = timedelta(minutes=2)
+"""Before what follows a training is tried again, and as much longer for each time that it was."""
+AGAIN = ", which is tried again"
+OF_MACHINE = {"MachineFailed", "StoreUnavailable", "StoreFull", "OperationalError", "MemoryError"}
+"""Errors for which neither the user nor what was trained is to blame."""
 LOOK_BACK = timedelta(days=7)
 SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
@@ -57,6 +64,9 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
         else:
             with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
                 fail_job(context.instance, run, control_plane)
+                waited = now - record.update_timestamp.replace(tzinfo=UTC) >= AGAIN_PAUSE * (retries_of(run) + 1)
+                if waited and not was_retried(context.instance, run) and is_to_be_tried_again(run, control_plane):
+                    requests.append(retry(run))
     return dg.SensorResult(run_requests=requests)
 
 
@@ -88,6 +98,15 @@ def is_left_deploying(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
         made = control_plane.registry.all_of_run(job.organization, partition, connection) if job else []
         promoted = [newest_promotion(connection, one) for one in made if one.stage == "production" and one.servable]
         return any(event is not None and of_promotion(connection, event.seq) is None for event in promoted)
+
+
+def is_to_be_tried_again(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """Whether that is what was said when it failed. Its log is not read at every look."""
+    partition = run.tags.get(PARTITION_TAG)
+    if partition is None or not steps_of(run) <= WHAT_FOLLOWS:
+        return False
+    reason = control_plane.jobs.read(partition).reason
+    return run.run_id in reason and reason.endswith(AGAIN)
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
@@ -135,14 +154,25 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
         if job.status in ACTIVE and is_since(instance, run, resumed_at):
             control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")
     elif run.run_id not in job.reason:  # told already: its log is not read at every look
-        control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}")
+        again = AGAIN if retries_of(run) < MAX_AGAIN and errors_of(instance, run) & OF_MACHINE else ""
+        control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}{again}")
+
+
+def failures_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterEvent]:
+    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    return [entry.dagster_event for entry in logs if entry.dagster_event is not None]
 
 
 def cause_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """The message of the run's first failed step as one line, and where the whole log is."""
-    logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    messages = [failure_message(entry.dagster_event) for entry in logs if entry.dagster_event is not None]
+    messages = map(failure_message, failures_of(instance, run))
     return f"{next(filter(None, messages), 'its worker died')} (run {run.run_id} in Dagster)"
+
+
+def errors_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """The names of the errors that its steps failed with."""
+    errors = [event.step_failure_data.error for event in failures_of(instance, run)]
+    return {str((error.cause or error).cls_name) for error in errors if error is not None}
 
 
 def failure_message(event: dg.DagsterEvent) -> str:

@@ -5,6 +5,7 @@ above knows where a job runs. All its state is outside the supervisor, which may
 """
 
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Job, Result
+from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ SHUTDOWN_SECONDS = 270
 RENEW_SECONDS = 3600.0
 """How often whoever follows a job says that it still runs: a fraction of what a job may take."""
 
+OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError|^no space left", re.IGNORECASE)
+"""How an end is told of that another machine, or the same one an hour later, would not have come to."""
 PATIENCE_SECONDS = 3600.0
 """How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
 RETRY_SECONDS = 1.0
@@ -103,6 +106,10 @@ class NoCredentials:
 
 class JobFailed(Exception):
     """The program ended without a result and will not be restarted."""
+
+
+class MachineFailed(JobFailed):
+    """The program is not to blame: it was killed, found no memory or no store, whenever it was started. Later it may not."""
 
 
 class Compute(ABC):
@@ -219,4 +226,10 @@ def failure(job: Job, observation: Observation) -> Exception:
     """The error that an ended job means to the user."""
     if observation.exit_code == EXIT_BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
-    return JobFailed(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")
+    kind = MachineFailed if is_of_machine(observation) else JobFailed
+    return kind(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")
+
+
+def is_of_machine(observation: Observation) -> bool:
+    code = observation.exit_code or 0
+    return code in (EXIT_PREEMPTED, EXIT_RESTART) or code > 128 or OF_MACHINE.search(observation.detail) is not None
