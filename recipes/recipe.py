@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
 from recipes.divergence import DivergencePolicy
 from recipes.gpus import requirement
+from recipes.image import pinned
 from recipes.schema import (
     MOST,
     BadConfiguration,
@@ -83,6 +84,12 @@ class Recipe(Frozen):
         gt=0,
         exclude_if=lambda value: value is None,
         description="dpo: how much straying from the base costs; orpo: the odds ratio's weight; 0.1 where it is not set",
+    )
+    # Left out where it is not set: runs that were made before there was this key keep their digests.
+    image: Annotated[str, AfterValidator(pinned)] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="of its pods, with a tag or a digest; scheduler.default_image where none is given",
     )
     gpu_requirement: str | None = Field(None, description="all GPUs, as '8x A100 80GB'; agrees with `hardware`")
     base_dtype: Literal["float16", "bfloat16", "float32", "nf4"] = Field(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.jobs import allow_base_model, changed, recipe_named
+from api.v1.jobs import allow_base_model, allow_image, changed, recipe_named
 from recipes.schema import Schedule, first_problem
 from resources.errors import invalid
 from resources.estimate.admission import admit
@@ -52,6 +52,7 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
         job = trial_job(config, params)
         recipe = changed(base, job["parameters"])
         allow_base_model(settings, recipe, base)
+        allow_image(settings, recipe, base)
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows

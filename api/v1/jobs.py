@@ -105,6 +105,7 @@ def submit(
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)
+    allow_image(settings, recipe, base)
     refuse_no_quantity(recipe.hardware, "hardware")
     if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
         admit(recipe, shape_of_base(recipe, store))
@@ -156,6 +157,19 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
             ErrorCode.PERMISSION_DENIED,
             "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "
             "operator for a recipe with this base model",
+        )
+
+
+def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
+    """What a pod runs has the keys of the object store, which are everybody's.
+
+    Raises:
+        HanzoError: people sign in here, and the job names an image that its recipe does not.
+    """
+    if settings.auth.verify_tokens and recipe.image not in (None, unchanged.image):
+        raise HanzoError(
+            ErrorCode.PERMISSION_DENIED,
+            "image is one of your own, which none may name where people sign in: ask the operator for a recipe with it",
         )
 
 

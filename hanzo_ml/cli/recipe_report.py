@@ -117,6 +117,7 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         f"memory       {found.words}",
         *(f"  {part:<11}{gib(size):>9}" for part, size in vars(found.budget).items() if size),
         f"start        {' '.join(tried['command'])}",
+        *([f"image        {recipe.image}"] if recipe.image else []),
         f"seed         {recipe.estimated_time}, {recipe.estimated_cost} (the recipe's own figures)",
     ]
     if tried["kept"] is not None:

@@ -99,8 +99,14 @@ def rdma_of(distributed: Distributed, scheduler: Scheduler) -> str | None:
 
 
 def image_of(job: Job) -> str | None:
-    """The image that a command asks for. It must hold Hanzo ML's programs, as `scheduler.default_image` does (row G4)."""
-    return Script.model_validate(job.parameters["script"]).image if job.program is Program.COMMAND else None
+    """The image that a command, or a recipe, asks for. It must hold Hanzo ML's programs, as `scheduler.default_image` does
+    (rows G4, G8).
+    """
+    if job.program is Program.COMMAND:
+        return Script.model_validate(job.parameters["script"]).image
+    recipe = job.parameters.get("recipe")
+    image = recipe.get("image") if isinstance(recipe, dict) else None
+    return str(image) if image else None
 
 
 def in_pod(job: Job, scheduler: Scheduler) -> Job:

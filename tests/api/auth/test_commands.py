@@ -26,3 +26,10 @@ def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: Sig
     job = {"name": "mine", "dataset": "d", "parameters": base}
     answer = signed_in.acme.admin.post("/v1/jobs", json=job)
     assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text
+
+
+def test_an_image_of_one_s_own_is_refused_to_who_signs_in(signed_in: SignedIn) -> None:
+    """Its pods have the keys of the object store, which holds what every organization has."""
+    job = {"name": "mine", "dataset": "d", "parameters": {"image": "me/mine:1"}}
+    answer = signed_in.acme.admin.post("/v1/jobs", json=job)
+    assert (answer.status_code, "none may name where people sign in" in answer.text) == (403, True), answer.text

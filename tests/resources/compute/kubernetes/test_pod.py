@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Distributed, Hardware, Job
 from resources.compute.kubernetes.render import render
 from resources.settings_sections import Scheduler
@@ -22,6 +23,16 @@ def test_one_node_is_one_pod_with_what_the_job_asks_for() -> None:
     eight = a_job(hardware=GPUS)
     assert program(eight)["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
     assert pod(eight)["nodeSelector"] == {"ml.hanzo.ai/gpu-type": "nvidia-a100-80gb"}
+
+
+def test_the_pods_of_a_recipe_run_its_image_and_those_of_a_job_its_own() -> None:
+    """A recipe could not name one: whatever it was tried with, its pods ran the image of the day."""
+    recipe = Recipe.named("zen-7b-lora").changed({"image": "me/mine:3f2a9c1"})
+    assert program(a_job(parameters={"recipe": recipe.model_dump(mode="json")}))["image"] == "me/mine:3f2a9c1"
+    own = recipe.changed({"image": "me/other:1"})
+    assert program(a_job(parameters={"recipe": own.model_dump(mode="json")}))["image"] == "me/other:1"
+    none = Recipe.named("zen-7b-lora")
+    assert program(a_job(parameters={"recipe": none.model_dump(mode="json")}))["image"] == KUEUE.default_image
 
 
 def test_a_gang_has_a_pod_for_each_node_and_the_gpus_of_each() -> None:
