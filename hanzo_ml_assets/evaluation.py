@@ -100,7 +100,10 @@ def accepted_before(model: ModelDefinition, trained: JobRecord, control_plane: C
     """
     registered = model.registered(trained)
     with control_plane.database.read() as connection:
-        if trained.evaluation is not None and control_plane.registry.of_run(registered, trained.id, connection) is not None:
+        if (
+            trained.evaluation is not None
+            and control_plane.registry.of_training(registered, trained.id, connection) is not None
+        ):
             made_of = parents(connection, trained.evaluation["artifact"]["digest"])
             return find(connection, made_of["accepted"]) if "accepted" in made_of else None
         version = control_plane.registry.last_accepted(registered, connection)

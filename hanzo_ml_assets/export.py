@@ -47,7 +47,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
     def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
         trained = control_plane.jobs.read(context.partition_key)
         with control_plane.database.read() as connection:
-            version = control_plane.registry.of_run(model.registered(trained), trained.id, connection)
+            version = control_plane.registry.of_training(model.registered(trained), trained.id, connection)
         if version is None:
             raise dg.Failure(f"run {trained.id} has no version yet: materialize its version first")
         job = export_job(model, trained, version, control_plane)

@@ -27,7 +27,7 @@ def build_promotion(model: ModelDefinition, partitions: dg.DynamicPartitionsDefi
     def promotion(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         job = control_plane.jobs.read(context.partition_key)
         with control_plane.database.read() as connection:
-            version = control_plane.registry.of_run(model.registered(job), job.id, connection)
+            version = control_plane.registry.of_training(model.registered(job), job.id, connection)
         if version is None:
             raise dg.Failure(f"run {job.id} has no version yet: materialize its version first", allow_retries=False)
         try:

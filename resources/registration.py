@@ -61,10 +61,13 @@ def register_job(
         user=job.user_id,
         tags=tags or {},
     )
+    model, registry = ModelKey(job.organization, name), Registry(database)
     with database.write() as connection:
-        return Registry(database).register(
+        if (known := registry.of_training(model, job.id, connection)) is not None:  # its model may be renamed
+            return known
+        return registry.register(
             connection,
-            ModelKey(job.organization, name),
+            model,
             registration,
             {trained_role(job.artifacts): job.trained},
             quarantine=None if accepted else "; ".join(job.evaluation["verdict"]["reasons"]),

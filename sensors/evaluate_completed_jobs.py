@@ -34,7 +34,7 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                 continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)
-            version = control_plane.registry.of_run(model, job.id, connection)
+            version = control_plane.registry.of_training(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue
             requests.append(

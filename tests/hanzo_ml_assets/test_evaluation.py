@@ -10,6 +10,8 @@ from hanzo_ml_assets.evaluation import accepted_before
 from hanzo_ml_assets.gate import Verdict
 from recipes.schema import Artifact, Manifest
 from resources.lineage.record import record
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registered_models import RegisteredModels
 from resources.registration import register_job
 from tests.hanzo_ml_assets.test_dry_run import home
 
@@ -85,3 +87,17 @@ def test_an_evaluation_that_is_done_again_compares_with_what_it_did(house: House
     judged(house, "a2")
     judged(house, "a3")
     assert [house.compared_with(run) for run in ("a1", "a2", "a3")] == [None, "a1", "a2"]
+
+
+def test_a_run_whose_model_was_renamed_since_keeps_its_version_and_what_it_was_compared_with(house: House) -> None:
+    """Its export said that it had no version, and done again it became a second one, under the name that was given up."""
+    judged(house, "a1")
+    judged(house, "a2")
+    old, new = ModelKey("default", "m"), ModelKey("default", "n")
+    RegisteredModels(house.plane.database).rename(old, new.name)
+    judged(house, "a3")
+    house.register("a2")
+    assert house.compared_with("a2") == "a1"
+    with house.plane.database.read() as connection:
+        found = [house.plane.registry.of_training(old, run, connection) for run in ("a1", "a2", "a3", "none")]
+    assert [version and version.model for version in found] == [new, new, old, None]

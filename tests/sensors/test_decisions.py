@@ -564,6 +564,14 @@ def test_a_fresh_or_spoiled_cursor_begins_at_the_first_event(house: House, curso
     assert len(house.tick(split_new_versions)) == 1
 
 
+def test_one_whose_model_was_renamed_since_is_not_evaluated_once_more(house: House) -> None:
+    house.submit("job-1")
+    house.complete("job-1")
+    house.register("job-1")
+    RegisteredModels(house.plane.database).rename(model_key(MODEL), "another")
+    assert house.tick(evaluate_completed_jobs) == []
+
+
 def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
     sensors = (split_new_versions, evaluate_completed_jobs, deploy_promotions, stop_cancelled_jobs)
     house.cursors = {sensor.name: "41" for sensor in sensors}

@@ -233,6 +233,12 @@ class Registry:
         mine = (versions.c.organization == organization, versions.c.sole_run_id == run_id)
         return read_versions(connection, select(versions).where(*mine).order_by(NEWEST_FIRST))
 
+    def of_training(self, model: ModelKey, run_id: str, connection: Connection) -> ModelVersion | None:
+        """The version that a training run became as this model, or under the name that the model was given since."""
+        return self.of_run(model, run_id, connection) or next(
+            iter(self.all_of_run(model.organization, run_id, connection)), None
+        )
+
     def in_production(self, model: ModelKey, connection: Connection) -> ModelVersion | None:
         return find_version(connection, model.of(versions), versions.c.stage == "production")
 
