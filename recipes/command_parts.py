@@ -1,8 +1,7 @@
 """What of a state is which node's, of a command that runs on several: the first's files lie where they lay in its folder,
-so that they are found as those of a single one are, and those of node 1 below `.node-1`.
+so that they are found as those of a single one are, and those of node 1 below `.nodes/1`: deeper than any like them.
 """
 
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -13,16 +12,16 @@ from recipes.store import Store
 
 NODES = "nodes"
 """The fact of a state that says how many nodes have a part in it. One that was made before there were parts says none."""
-FOLDER = re.compile(r"\.node-[0-9]+(/|$)")
+FOLDER = ".nodes"
 
 
 def prefix_of(rank: int) -> str:
-    return f".node-{rank}/" if rank else ""
+    return f"{FOLDER}/{rank}/" if rank else ""
 
 
 def is_taken(path: str) -> bool:
     """Whether a file of the first node's own lies where another node's part does."""
-    return FOLDER.match(path) is not None
+    return path.startswith(f"{FOLDER}/")
 
 
 def whole_of(parts: Sequence[Manifest], made_of: Manifest) -> Manifest:

@@ -116,7 +116,7 @@ def test_each_node_has_its_own_back_and_what_the_first_has_for_all(store: Watche
     expected = [{"common": "1", "shard": "0 of 1"}, {"common": "1", "shard": "1 of 1"}]
     assert brought(store, tmp_path) == expected
     state = first.states.newest()
-    assert state and [file.path for file in store.manifest(state).files] == [".node-1/shard", "common", "shard"]
+    assert state and [file.path for file in store.manifest(state).files] == [".nodes/1/shard", "common", "shard"]
     store.sent.clear()
     one_state(nodes)
     assert store.sent == [], "nothing has changed on any"
@@ -279,4 +279,4 @@ def test_a_command_on_two_machines_that_die_goes_on_with_the_shards_of_both(hous
     ]
     made = Result.model_validate_json(house.store.get_bytes(job.result_uri)).artifacts["checkpoints"]
     paths = [file.path for file in house.store.manifest(made).files]
-    assert paths == [".node-1/shard-1", "common", "shard-0"], "what the first has is no part of the other's"
+    assert paths == [".nodes/1/shard-1", "common", "shard-0"], "what the first has is no part of the other's"
