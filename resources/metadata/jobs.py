@@ -163,8 +163,10 @@ class Jobs:
         """Jobs, newest first, but for those that were deleted, and where the next page begins."""
         if status is not None and status not in STATUSES:
             raise invalid(f"status '{status}' is unknown: use one of {', '.join(STATUSES)}")
-        deleted = select(events.c.key).where(events.c.type == DELETED)
-        query = select(table).where(table.c.organization == organization, table.c.id.not_in(deleted))
+        # Asked of each job of the page: to gather all that were ever deleted costs more than the page. PostgreSQL would do
+        # that all the same for a `NOT EXISTS`, by a plan that it made while there were few.
+        deleted = select(events.c.seq).where(events.c.key == table.c.id, events.c.type == DELETED).limit(1)
+        query = select(table).where(table.c.organization == organization, deleted.scalar_subquery().is_(None))
         if status:
             query = query.where(table.c.status == status)
         order = Keyset([SortKey(table.c.submitted_at, False, int), SortKey(table.c.id, False, str)], (organization, status))

@@ -21,6 +21,9 @@ jobs = Table(
     Column("artifacts", JSON, nullable=False, doc="role -> recipes.schema.Artifact, once completed"),
     Column("evaluation", JSON, doc="report of the evaluation and verdict of the gate, once evaluated"),
     Index("jobs_by_status", "status", "submitted_at"),
+    # Both end as a page of jobs is ordered. Without the second, a page of one status would go through all of the first.
+    Index("jobs_by_organization", "organization", "submitted_at", "id"),
+    Index("jobs_by_organization_and_status", "organization", "status", "submitted_at", "id"),
 )
 
 job_tokens = Table(
@@ -44,5 +47,6 @@ events = Table(
     Column("payload", JSON, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Index("events_by_type", "type", "seq"),
+    Index("events_by_key", "key", "type", "seq"),
     sqlite_autoincrement=True,
 )

@@ -1,0 +1,80 @@
+"""What is asked again and again is found by an index, in the order in which it is told: a page costs the same among ten rows
+and among a million.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from resources.metadata.audit import AuditedCall, calls_of, record
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
+
+
+def plans(database: Database, ask: Callable[[], object]) -> str:
+    """How the database answers what is asked, as it tells itself."""
+    asked: list[tuple[str, Any]] = []
+
+    @event.listens_for(database.engine, "before_cursor_execute")
+    def keep(_: Any, __: Any, statement: str, parameters: Any, ___: Any, ____: bool) -> None:
+        if statement.startswith("SELECT"):
+            asked.append((statement, parameters))
+
+    ask()
+    event.remove(database.engine, "before_cursor_execute", keep)
+    assert asked
+    word = "EXPLAIN QUERY PLAN" if database.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with database.read() as connection:
+        told = [connection.exec_driver_sql(f"{word} {statement}", parameters).all() for statement, parameters in asked]
+    return "\n".join(str(row[-1]) for rows in told for row in rows)
+
+
+def sorts(plan: str) -> bool:
+    return "TEMP B-TREE" in plan or "Sort" in plan
+
+
+@pytest.fixture
+def jobs(database: Database) -> Jobs:
+    jobs = Jobs(database)
+    for number in range(5):
+        jobs.submit(name="n", config={}, user="ann", organization="default", id=f"j{number}")
+    return jobs
+
+
+@pytest.mark.parametrize("status", [None, "queued"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "next"])
+def test_a_page_of_jobs_is_read_from_an_index(database: Database, jobs: Jobs, status: str | None, is_first: bool) -> None:
+    token = None if is_first else jobs.page("default", status, limit=2)[1]
+    plan = plans(database, lambda: jobs.page("default", status, limit=2, page_token=token))
+    assert ("jobs_by_organization_and_status" if status else "jobs_by_organization") in plan
+    assert not sorts(plan), plan
+    # Whether a job was deleted is asked of each that is told, and not of all that there ever were.
+    assert "events_by_key" in plan, plan
+
+
+def test_when_a_job_began_is_found_among_its_own_events(database: Database, jobs: Jobs) -> None:
+    with database.read() as connection:
+        job = jobs.get("j1", connection)
+    for ask in (jobs.begun_at, lambda job, connection: jobs.resumed_at(job.id, connection)):
+        with database.read() as connection:
+            assert "events_by_key" in plans(database, lambda ask=ask, reader=connection: ask(job, reader))
+
+
+def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) -> None:
+    def call(user: str) -> AuditedCall:
+        return AuditedCall(user, "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0)
+
+    def found(user: str, type: str | None = None) -> list[str]:
+        with database.read() as connection:
+            return [each.payload["user"] for each in calls_of(connection, "o", user=user, type=type, limit=2)]
+
+    long = "a" * 300
+    with database.write() as connection:
+        record(connection, [call("ann"), call("bob"), call("ann"), call("ann"), call(long), call(long + "b")])
+    assert found("ann") == ["ann", "ann"]
+    assert found(long) == [long]
+    assert found("ann", type="artifact.broken") == []
+    plan = plans(database, lambda: found("bob"))
+    assert "events_by_key" in plan and not sorts(plan), plan
