@@ -136,7 +136,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 def create_app(settings: Settings) -> FastAPI:
     """The application over the settings' database and store. Connects to nothing before it is started."""
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, settings.database.connect_seconds)
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
@@ -166,6 +166,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database_was_there = False
     app.state.store = store
     app.state.tracking = Tracking(database)
+    app.state.probes = health.probes_of(app, app.state.tracking, database, store)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     app.state.signed_transfers = SignedTransfers(

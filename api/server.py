@@ -148,7 +148,7 @@ def prepare_database(settings: Settings) -> None:
     from resources.metadata.database import Database
     from resources.metadata.schema_revision import Revision, make_new
 
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, settings.database.connect_seconds)
     try:
         found = make_new(database)
     except (SQLAlchemyError, OSError):

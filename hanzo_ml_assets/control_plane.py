@@ -37,7 +37,7 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
     @cached_property
     def database(self) -> Database:
-        return Database(self.settings.database_url)
+        return Database(self.settings.database_url, self.settings.database.connect_seconds)
 
     @cached_property
     def store(self) -> Store:

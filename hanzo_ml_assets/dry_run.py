@@ -141,7 +141,7 @@ def read_only(settings: Settings) -> Database | None:
     """
     url = make_url(settings.database_url)
     if url.get_backend_name() != "sqlite":
-        return Database(settings.database_url)
+        return Database(settings.database_url, settings.database.connect_seconds)
     path = Path(url.database or "").absolute()
     if not path.is_file():
         return None

@@ -12,7 +12,7 @@ from resources.settings import Settings
 def main() -> int:
     try:
         settings = Settings.load()
-        Database(settings.database_url).migrate()
+        Database(settings.database_url, settings.database.connect_seconds).migrate()
     except BadConfiguration as problem:
         print(f"error: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

@@ -213,7 +213,7 @@ def run(settings: Settings, stopped: threading.Event) -> None:
     """
     if settings.stream.brokers is None:
         raise BadConfiguration("no Kafka: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, settings.database.connect_seconds)
     kafka = Kafka(settings.stream.brokers)
     relay = Relay(database, kafka, settings.stream.topic_prefix)
     said = ""

@@ -28,7 +28,7 @@ def reset(settings: Settings) -> int:
     """
     if settings.auth.verify_tokens:
         raise BadConfiguration("this store is in production mode (auth.verify_tokens is true): it is never emptied")
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, settings.database.connect_seconds)
     database.migrate()
     with database.write() as connection:
         running = connection.execute(select(jobs.c.id).where(jobs.c.status == "running")).scalars().first()

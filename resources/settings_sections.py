@@ -64,8 +64,14 @@ class Engine(Section):
     port: int = Field(8043, ge=1, le=65535)
 
 
+CONNECT_SECONDS = 10
+
+
 class DatabaseSection(Section):
     url: SecretStr | None = Field(None, description="SQLAlchemy URL; SQLite in the state folder when unset")
+    connect_seconds: int = Field(
+        CONNECT_SECONDS, ge=2, le=300, description="how long a PostgreSQL that says nothing is waited for"
+    )
 
     @field_validator("url")
     @classmethod

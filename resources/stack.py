@@ -52,7 +52,7 @@ def up(settings: Settings, console: Console) -> None:
         check_port(service)
     settings.home.mkdir(parents=True, exist_ok=True)
     settings.run_workers.mkdir(exist_ok=True)
-    Database(settings.database_url).migrate()
+    Database(settings.database_url, settings.database.connect_seconds).migrate()
     migrate_dagster(settings, console)
     ready: dict[str, float] = {}
     with console.status("starting") as status:

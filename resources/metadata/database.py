@@ -10,17 +10,23 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
+from resources.settings_sections import CONNECT_SECONDS
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 ONE_MIGRATES = 0x48616E7A6F
 """PostgreSQL's number of the lock that who migrates holds: replicas of a server that start together all do."""
 
 
 class Database:
-    """The metadata database at a SQLAlchemy URL. Opening it makes no connection."""
+    """The metadata database at a SQLAlchemy URL. Opening it makes no connection.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        connect_seconds: how long a server is waited for that says nothing, unless the URL itself says so.
+    """
+
+    def __init__(self, url: str, connect_seconds: int = CONNECT_SECONDS) -> None:
         self.url = with_driver(url)
-        self.engine = open_engine(self.url)
+        self.engine = open_engine(self.url, connect_seconds)
         # Each of PostgreSQL's statements sees the newest state anyway: a transaction around them is two answers to wait for,
         # and SQLAlchemy works at the beginning and the end of one that it knows to be none.
         reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -64,12 +70,25 @@ def with_driver(url: str) -> str:
     return url
 
 
-def open_engine(url: str) -> Engine:
-    return open_sqlite(url) if make_url(url).get_backend_name() == "sqlite" else open_postgresql(url)
+def open_engine(url: str, connect_seconds: int) -> Engine:
+    return open_sqlite(url) if make_url(url).get_backend_name() == "sqlite" else open_postgresql(url, connect_seconds)
 
 
-def open_postgresql(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"client_encoding": "utf8"})
+def patience(seconds: int) -> dict[str, int]:
+    """A host that swallows packets is given up, by whoever connects to it and by whoever had when it went silent: psycopg
+    waits for 130 s, and a connection for a quarter of an hour, or where nothing is being sent for more than two.
+
+    Only the machine has to answer in that time: a statement may take as long as it likes.
+    """
+    pause = max(1, seconds // 3)
+    probing = {"keepalives_idle": pause, "keepalives_interval": pause, "keepalives_count": 3}
+    return {"connect_timeout": seconds, "tcp_user_timeout": seconds * 1000, **probing}
+
+
+def open_postgresql(url: str, connect_seconds: int) -> Engine:
+    own = make_url(url).query
+    arguments = {name: value for name, value in patience(connect_seconds).items() if name not in own}
+    engine = create_engine(url, connect_args={"client_encoding": "utf8", **arguments})
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:

@@ -1,10 +1,12 @@
 """Health, and the servers that refuse to start (rows V1, V7)."""
 
+import asyncio
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from api import server
+from api.app import create_app
+from api.probe import Probe
+from resources.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
 from tests.api.server_process import REPOSITORY, environment, free_port
@@ -90,6 +95,56 @@ def test_not_ready_while_postgresql_is_dead(tmp_path: Path) -> None:
             assert client.get("/ready").status_code == 200
     finally:
         postgres.stop()
+
+
+def test_a_postgresql_that_says_nothing_is_given_up_and_not_ready(tmp_path: Path) -> None:
+    """As a host that swallows packets: a request hung for two minutes, and with it the thread that `/ready` needed."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
+        settings = Settings.load(
+            {"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DATABASE_URL": url, "HANZO_ML_DATABASE_CONNECT_SECONDS": "2"}
+        )
+        client = TestClient(create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False)
+        answer = client.get("/v1/jobs")
+        assert (answer.status_code, answer.json()["error_code"]) == (503, "TEMPORARILY_UNAVAILABLE")
+        assert "try again later" in answer.json()["message"]
+
+
+def test_a_probe_that_never_comes_back_is_a_no_and_holds_up_one_thread() -> None:
+    hangs, asked = threading.Event(), []
+
+    def ask() -> bool:
+        asked.append(threading.current_thread().daemon)
+        return hangs.wait(60)
+
+    probe = Probe(ask, wait=0.05)
+
+    async def several() -> list[bool]:
+        return await asyncio.gather(*(probe.answers() for _ in range(5)))
+
+    assert asyncio.run(several()) == [False] * 5
+    assert asyncio.run(probe.answers()) is False
+    assert asked == [True], "a daemon, which holds up no end of the process"
+    hangs.set()
+    assert comes_back(probe), "it is well again, and still not ready"
+
+
+def comes_back(probe: Probe) -> bool:
+    return any(asyncio.run(probe.answers()) for _ in range(600))
+
+
+def test_a_probe_that_was_lost_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, asked = threading.Event(), []
+
+    def ask() -> bool:
+        asked.append(1)
+        return len(asked) > 1 or hangs.wait(60)
+
+    monkeypatch.setattr("api.probe.LOST_SECONDS", 0.0)
+    probe = Probe(ask, wait=0.05)
+    assert asyncio.run(probe.answers()) is False
+    assert comes_back(probe)
+    hangs.set()
 
 
 @pytest.mark.parametrize("kind", BUCKETS)

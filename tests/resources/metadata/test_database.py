@@ -1,0 +1,37 @@
+"""How long a PostgreSQL is waited for that says nothing."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from resources.metadata.database import Database
+
+
+class Seen(Exception):
+    """What the driver would be told; nothing is connected to."""
+
+
+def told(url: str, *seconds: int) -> dict[str, Any]:
+    database = Database(url, *seconds)
+
+    @event.listens_for(database.engine, "do_connect")
+    def stop(_: object, __: object, ___: object, parameters: dict[str, Any]) -> None:
+        raise Seen(parameters)
+
+    with pytest.raises(Seen) as seen, database.read():
+        pass
+    [found] = seen.value.args
+    return dict(found)
+
+
+def test_a_silent_host_is_given_up_when_it_is_connected_to_and_later() -> None:
+    found = told("postgresql://h/d", 6)
+    assert (found["connect_timeout"], found["tcp_user_timeout"]) == (6, 6000)
+    assert [found[f"keepalives_{word}"] for word in ("idle", "interval", "count")] == [2, 2, 3]
+    assert told("postgresql://h/d")["connect_timeout"] == 10
+
+
+def test_what_an_address_says_itself_holds() -> None:
+    found = told("postgresql://h/d?connect_timeout=60&keepalives_idle=30", 6)
+    assert (found["connect_timeout"], found["keepalives_idle"], found["keepalives_interval"]) == ("60", "30", 2)
