@@ -3,10 +3,11 @@
 Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,11 +23,14 @@ from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_rules import version_number
 from resources.metadata.registry.model_version_sources import check_source, named_in
 from resources.metadata.registry.registry import ModelVersion, Pointer, Registry
+from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
 from resources.metadata.registry.undeployment import undeploy
 from resources.registration import register_run
 
 router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)
 aliases = APIRouter(prefix="/api/v1/models", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
+
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 class Body(BaseModel):
@@ -65,8 +69,11 @@ class NewPointer(Body):
 
 
 @router.get("")
-def list_models(database: DatabaseOf, caller: CallerOf) -> Response:
-    return JSONResponse({"models": list(Registry(database).models(caller.organization))})
+def list_models(database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None) -> Response:
+    """The caller's organization's models, by name."""
+    found, token = models_page(database, caller.organization, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"models": found, **following})
 
 
 @router.post("", status_code=201)
@@ -93,9 +100,13 @@ def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, cal
 
 
 @router.get("/{name}/versions")
-def list_versions(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
-    found = Registry(database).versions(caller.model(name))
-    return JSONResponse({"versions": [as_json(version, database) for version in found]})
+def list_versions(
+    name: str, database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+) -> Response:
+    """The versions of a model, newest first."""
+    found, token = versions_page(database, caller.model(name), limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"versions": all_as_json(found, database), **following})
 
 
 @router.post("/{name}/versions", status_code=201)
@@ -176,9 +187,22 @@ def served_by(settings: SettingsOf) -> Any:
 
 
 def as_json(version: ModelVersion, database: Database) -> dict[str, Any]:
-    """The version with its newest deployment: the stage says what is wanted, the deployment what is served, and `servable`
-    whether there is anything that the engine can load.
+    return all_as_json([version], database)[0]
+
+
+def all_as_json(versions: Sequence[ModelVersion], database: Database) -> list[dict[str, Any]]:
+    """Versions of one model, each with its newest deployment: the stage says what is wanted, the deployment what is served,
+    and `servable` whether there is anything that the engine can load.
     """
+    if not versions:
+        return []
     with database.read() as connection:
-        deployed = deployments.newest(connection, version.model, version.version)
-    return vars(version) | {"servable": version.servable, "deployment": vars(deployed) if deployed else None}
+        deployed = deployments.newest_of(connection, versions[0].model, [version.version for version in versions])
+    return [
+        vars(version)
+        | {
+            "servable": version.servable,
+            "deployment": vars(deployed[version.version]) if version.version in deployed else None,
+        }
+        for version in versions
+    ]

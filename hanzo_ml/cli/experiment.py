@@ -2,7 +2,7 @@
 
 import typer
 
-from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.output import AsJson, show, table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -16,7 +16,7 @@ def experiments() -> None:
 @app.command("list")
 def list_experiments(as_json: AsJson = False) -> None:
     """All experiments, with the GPU hours of their runs."""
-    found = call("GET", "/v1/experiments")["experiments"]
+    found = list(pages("/v1/experiments", "experiments", {}))
     if as_json:
         show(found)
         return

@@ -1,13 +1,14 @@
 """`hanzo-ml model`: versions, stages, proof."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.connection import call, pages
 from hanzo_ml.cli.output import AsJson, show, table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -18,8 +19,8 @@ def list_versions(
     name: Annotated[str | None, typer.Option(help="Only this model.")] = None, as_json: AsJson = False
 ) -> None:
     """All versions of all models."""
-    names = [name] if name else [model["name"] for model in call("GET", "/v1/models")["models"]]
-    found = [version for model in names for version in call("GET", f"/v1/models/{model}/versions")["versions"]]
+    names = [name] if name else [model["name"] for model in pages("/v1/models", "models", {})]
+    found = [version for model in names for version in pages(f"/v1/models/{quote(model, safe='')}/versions", "versions", {})]
     if as_json:
         show(found)
         return

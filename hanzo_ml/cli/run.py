@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.connection import Refused, call, pages
+from hanzo_ml.cli.job import when
 from hanzo_ml.cli.output import AsJson, show, table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -21,6 +22,24 @@ ALWAYS = ("learning_rate",)
 """Params that are shown where they are the same too."""
 EPOCHS = ("epoch", "train/epoch")
 """The metric as transformers' callback logs it, and below the prefix of training."""
+
+
+@app.command("list")
+def list_runs(
+    experiment: Annotated[str | None, typer.Option(help="Only those of this experiment: its name or its id.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """All runs, by experiment, the newest first."""
+    everywhere = pages("/v1/experiments", "experiments", {})
+    asked = [each for each in everywhere if experiment in (None, each["name"], each["id"])]
+    if experiment is not None and not asked:
+        raise Refused(f"there is no experiment '{experiment}': see `hanzo-ml experiment list`")
+    found = [(each["name"], run) for each in asked for run in pages(f"/v1/experiments/{each['id']}/runs", "runs", {})]
+    if as_json:
+        show([run for _, run in found])
+        return
+    rows = [(run["id"], run["name"], name, run["status"], when(run["started_at"])) for name, run in found]
+    table(("run", "name", "experiment", "status", "started"), rows, "no run yet: `hanzo-ml job submit --model NAME`")
 
 
 @app.command()

@@ -65,6 +65,37 @@ def test_a_stage_is_set_with_patch_and_with_put(models: TestClient) -> None:
     assert models.put(stage.format(9), json={"stage": "staging"}).json()["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
 
+def test_models_and_versions_are_listed_a_page_at_a_time(models: TestClient) -> None:
+    """All of them were one answer: of 3,000 models it took a second, and longer by the square of their number."""
+    for name in ("c", "a", "b"):
+        assert models.post("/v1/models", json={"name": name}).status_code == 201
+    models.post("/api/2.0/mlflow/registered-models/set-tag", json={"name": "b", "key": "k", "value": "v"})
+    for _ in range(3):
+        register(models)
+    models.put("/v1/models/fraud/versions/2/stage", json={"stage": "staging"})
+
+    def pages(path: str, key: str, field: str) -> list[list[Any]]:
+        found, asked = [], {}
+        while True:
+            page = models.get(path, params={"limit": 2, **asked}).json()
+            found.append([each[field] for each in page[key]])
+            if "next_page_token" not in page:
+                return found
+            asked = {"page_token": page["next_page_token"]}
+
+    assert pages("/v1/models", "models", "name") == [["a", "b"], ["c", "fraud"]]
+    assert pages("/v1/models", "models", "tags") == [[{}, {"k": "v"}], [{}, {}]]
+    assert pages("/v1/models/fraud/versions", "versions", "version") == [[3, 2], [1]]
+    assert pages("/v1/models/fraud/versions", "versions", "stage") == [["none", "staging"], ["none"]]
+    assert pages("/v1/models/a/versions", "versions", "version") == [[]]
+    of_models = models.get("/v1/models", params={"limit": 1}).json()["next_page_token"]
+    of_fraud = models.get("/v1/models/fraud/versions", params={"limit": 1}).json()["next_page_token"]
+    for path, token in (("/v1/models/a/versions", of_fraud), ("/v1/models/fraud/versions", of_models), ("/v1/models", "x")):
+        refused = models.get(path, params={"page_token": token})
+        assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert models.get("/v1/models/nobody/versions").status_code == 404
+
+
 def test_a_client_s_transition_and_ours_are_one_registry(models: TestClient) -> None:
     register(models)
     body = {"name": "fraud", "version": "1", "stage": "Archived"}

@@ -13,9 +13,16 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+from sqlalchemy import insert, select
 
 from hanzo_ml.cli import main
 from hanzo_ml.cli.model import print_proof
+from resources.metadata.database import Database
+from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.tables import model_versions
+from resources.metadata.tracking.experiments import Experiments
+from resources.metadata.tracking.runs import Runs
 from tests.api.server_process import REPOSITORY, ServerProcess, free_port
 from tests.recipes.test_yaml_document import LISTS
 
@@ -308,6 +315,36 @@ def test_an_ended_job_is_resumed_and_its_checkpoints_are_told(cli: Cli, file: Ca
         assert "there is no checkpoint" in refusal(cli("job", "resume", job, "--from", wish))
     assert cli("job", "resume", job, "--gpus", "24").stdout == f"{job} queued\n"
     assert json.loads(cli("job", "get", job).stdout)["config"]["resumed"] == {"times": 1, "sent_back": [], "gpus": 24}
+
+
+def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None:
+    """However many pages it has: of experiments the first hundred were all that was told."""
+    database = Database(server.settings.database_url)
+    model = ModelKey("default", "often registered")
+    with database.write() as connection:
+        Registry(database).ensure_model(connection, model)
+        pointer = Pointer("s3://hanzo-models/x", "ann")
+        for _ in range(2):
+            Registry(database).create(model, pointer, connection=connection)
+        row = dict(connection.execute(select(model_versions).where(model.of(model_versions)).limit(1)).mappings().one())
+        connection.execute(insert(model_versions), [{**row, "version": number} for number in range(3, 1003)])
+        home = Experiments(database).ensure("of many runs", "default", connection=connection)
+        for number in range(101):
+            Experiments(database).ensure(f"one of many {number}", "default", connection=connection)
+            Runs(database).create(home.id, name=f"run {number}", connection=connection)
+    database.close()
+    listed = json.loads(cli("model", "list", "--name", "often registered", "--json").stdout)
+    assert [version["version"] for version in listed] == list(range(1002, 0, -1))
+    names = {each["name"] for each in json.loads(cli("experiment", "list", "--json").stdout)}
+    assert {f"one of many {number}" for number in range(101)} <= names
+    for asked in ("of many runs", str(home.id)):
+        runs = json.loads(cli("run", "list", "--experiment", asked, "--json").stdout)
+        assert {run["name"] for run in runs} == {f"run {number}" for number in range(101)}
+    everywhere = json.loads(cli("run", "list", "--json").stdout)
+    assert {run["id"] for run in runs} <= {run["id"] for run in everywhere}
+    printed = cli("run", "list", "--experiment", "of many runs").stdout
+    assert all(run["id"] in printed for run in runs)
+    assert "see `hanzo-ml experiment list`" in refusal(cli("run", "list", "--experiment", "nobody's"))
 
 
 def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None:

@@ -8,10 +8,10 @@ Whoever decides by a row's status takes the lock of the registry first: on Postg
 it in between, and a withdrawal be lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
 from resources.metadata.outbox import now_ms
 from resources.metadata.registry.model_key import ModelKey
@@ -119,13 +119,12 @@ def is_being_deployed(connection: Connection, run_id: str) -> bool:
     return connection.execute(left).first() is not None
 
 
-def newest(connection: Connection, model: ModelKey, version: int | None = None) -> Deployment | None:
-    """The last deployment of a model, or of one of its versions, however it ended."""
-    query = select(table).where(model.of(table)).order_by(table.c.id.desc()).limit(1)
-    if version is not None:
-        query = query.where(table.c.version == version)
-    row = connection.execute(query).mappings().first()
-    return Deployment(**row) if row else None
+def newest_of(connection: Connection, model: ModelKey, numbers: Collection[int]) -> dict[int, Deployment]:
+    """The last deployment of each of a model's versions that has one, however it ended."""
+    mine = model.of(table) & table.c.version.in_(numbers)
+    last = select(func.max(table.c.id)).where(mine).group_by(table.c.version)
+    found = connection.execute(select(table).where(table.c.id.in_(last))).mappings()
+    return {row["version"]: Deployment(**row) for row in found}
 
 
 def succeed(connection: Connection, deployment: Deployment) -> bool:

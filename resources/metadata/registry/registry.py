@@ -42,12 +42,10 @@ from resources.metadata.registry.registered_model_rows import (
     ensure_model,
     lock_model,
     lock_registry,
-    model_row,
     touch,
 )
 from resources.metadata.tables import model_version_tags as version_tags
 from resources.metadata.tables import model_versions as versions
-from resources.metadata.tables import registered_model_tags as model_tags
 from resources.metadata.tables import registered_models as models
 from resources.metadata.tracking_rules import checked_text, printable
 from resources.metadata.transactions import writing
@@ -247,20 +245,6 @@ class Registry:
         passed = versions.c.status.in_(("pending", "ready")) & versions.c.sole_run_id.is_not(None)
         found = read_versions(connection, select(versions).where(model.of(versions), passed).order_by(NEWEST_FIRST))
         return next((version for version in found if version.made_here), None)  # nothing ever evaluated a mere pointer
-
-    def models(self, organization: str) -> Sequence[Mapping[str, Any]]:
-        query = select(models).where(models.c.organization == organization).order_by(models.c.name)
-        theirs = select(model_tags).where(model_tags.c.organization == organization)
-        with self._database.read() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-            tags = connection.execute(theirs).mappings().all()
-        return [row | {"tags": {tag["key"]: tag["value"] for tag in tags if tag["name"] == row["name"]}} for row in rows]
-
-    def versions(self, model: ModelKey) -> list[ModelVersion]:
-        """All versions of a model, newest first. Raises when there is no such model."""
-        with self._database.read() as connection:
-            model_row(connection, model)
-            return read_versions(connection, select(versions).where(model.of(versions)).order_by(NEWEST_FIRST))
 
     def _label(self, writer: Connection, model: ModelKey, following: int, label: str) -> dict[str, str]:
         """A caller's own number as a tag; a whole number is one of ours, and must be the one that comes next."""

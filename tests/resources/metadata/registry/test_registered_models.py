@@ -16,6 +16,7 @@ from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_sources import Sourced, check_source
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointer
+from resources.metadata.registry.registry_pages import versions_page
 from resources.metadata.registry.registry_search import RegistrySearch
 from tests.resources.metadata.registry.test_registry import House, model, refused
 
@@ -73,7 +74,7 @@ def test_what_is_put_back_into_production_is_no_canary_any_more(office: Office) 
     for number, stage in ((1, "production"), (2, "production"), (1, "canary")):
         office.promote(number, stage)
     office.restore(2, 1)
-    assert [version.tags for version in office.registry.versions(model())] == [{}, {}]
+    assert [version.tags for version in versions_page(office.database, model())[0]] == [{}, {}]
     assert office.stages() == {1: "production", 2: "staging"}
 
 
@@ -144,8 +145,8 @@ def test_a_rename_takes_the_deployments_that_ended_along(office: Office) -> None
     office.promote(1, "staging")
     office.models.rename(model("m"), "n")
     with office.database.read() as connection:
-        moved = deployments.newest(connection, model("n"), 1)
-    assert moved is not None and (moved.name, moved.status) == ("n", "failed")
+        moved = deployments.newest_of(connection, model("n"), [1])[1]
+    assert (moved.name, moved.status) == ("n", "failed")
 
 
 def test_a_name_never_gives_a_number_out_twice(office: Office) -> None:
@@ -214,7 +215,7 @@ def test_another_organization_sees_nothing_and_changes_nothing(office: Office) -
         (edits.delete, (evil, 1)),
         (registry.create, (evil, pointer)),
         (registry.read, (evil, 1)),
-        (registry.versions, (evil,)),
+        (versions_page, (office.database, evil)),
     ):
         assert refused(call, *arguments).code is ErrorCode.RESOURCE_DOES_NOT_EXIST, call
     assert refused(registry.promote, evil, 1, "staging", user="eve").code is ErrorCode.RESOURCE_DOES_NOT_EXIST
@@ -236,10 +237,10 @@ def test_two_organizations_use_one_name_and_never_meet(office: Office) -> None:
     office.promote(1)
     registry.promote(theirs, 2, "production", user="eve")
     assert office.stages() == {1: "production", 2: "none"}
-    assert [version.stage for version in registry.versions(theirs)] == ["production", "none"]
+    assert [version.stage for version in versions_page(office.database, theirs)[0]] == ["production", "none"]
     assert (models.get(model()).aliases, models.get(theirs).aliases) == ({"champion": 2}, {"champion": 1})
     assert (models.get(model()).tags, models.get(theirs).tags) == ({"of": "default"}, {"of": "rival"})
-    assert [version.aliases for version in registry.versions(theirs)] == [(), ("champion",)]
+    assert [version.aliases for version in versions_page(office.database, theirs)[0]] == [(), ("champion",)]
     for organization in ("default", "rival"):
         search = RegistrySearch(office.database, organization)
         assert {found.organization for found in search.models([], [], 10, None).models} == {organization}
