@@ -9,7 +9,7 @@ from recipes.usage import Usage
 from resources.metadata.totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
-from resources.registration import STEPS_METRIC
+from resources.run_facts import STEPS_METRIC
 
 
 def tell_used(

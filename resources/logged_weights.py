@@ -9,9 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import yaml
+
+from recipes.yaml_document import yaml_document
+
 FORMAT = "safetensors"
 """The specification's word for weights that training left. None of the formats that are proved, exported or served."""
 CONFIG = "config.json"
+MLFLOW, MLMODEL = "mlflow", "MLmodel"
+"""The format of what MLflow's clients log as a model, a folder, and the file in it that describes it."""
+MAX_FLAVORS = 20
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ARCHITECTURE = 250
 
@@ -54,9 +61,26 @@ def architecture_in(config: bytes) -> str:
     return first if isinstance(first, str) and first.isprintable() and len(first) <= MAX_ARCHITECTURE else ""
 
 
+def flavors_in(mlmodel: bytes) -> tuple[str, ...]:
+    """The ways in which MLflow can load a model, as its MLmodel names them; none where it is none."""
+    try:
+        known = yaml_document(mlmodel.decode())
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return ()
+    named = known.get("flavors") if isinstance(known, dict) else None
+    if not isinstance(named, dict):
+        return ()
+    plain = [name for name in named if isinstance(name, str) and name.isprintable() and len(name) <= MAX_ARCHITECTURE]
+    return tuple(sorted(plain)[:MAX_FLAVORS])
+
+
 def checksum_of(hashes: Mapping[str, str]) -> str:
-    """Of one file its SHA-256; of several that of their list, as `sha256sum *.safetensors | sha256sum` has it."""
+    """Of one file its SHA-256; of several that of their list, as `sha256sum *.safetensors | sha256sum` has it.
+
+    Args:
+        hashes: by the files' names, in their folder.
+    """
     if len(hashes) == 1:
         return f"sha256:{next(iter(hashes.values()))}"
-    lines = (f"{sha256}  {place.rpartition('/')[2]}\n" for place, sha256 in sorted(hashes.items()))
+    lines = (f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"

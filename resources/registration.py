@@ -4,10 +4,8 @@ Version asset, API and client all end here, so that the gate's verdict holds whi
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from recipes.fit import METHODS
 from recipes.results import trained_role
 from recipes.store import Store
 from resources.errors import conflict
@@ -19,23 +17,18 @@ from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_versions import LoggedFiles
 from resources.metadata.registry.registry import ModelVersion, Registration, Registry
-from resources.metadata.totals import GPU_HOURS_METRIC
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
+from resources.run_facts import facts_of
 
 SANDBOX = "sandbox"
 """The definition of jobs that bring their own configuration: their models have the jobs' names."""
-CONFIG = ("dataset", "method", "recipe")
-STEPS_METRIC = "system/total_steps"
-NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
 ARTIFACT_TAG = "hanzo.artifact"
 """Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
 LEFT = "checkpoints"
 """The artifact of a command, which its final checkpoint is in where it logged none. One that did not end well may be gone on
 with, and its states go one after the other.
 """
-OF_THE_MACHINE = "system/"
-"""Begins the metrics that say what a run used, and nothing of its model."""
 
 
 def register_job(
@@ -132,7 +125,7 @@ def logged_files(store: Store, records: ArtifactFiles, weights: Weights, listed:
         known = {row.sha256 for row in records.at(place)} - {UNSEEN}
         if place in listed:
             known.add(listed[place])
-        hashes[place] = known.pop() if len(known) == 1 else store.sha256(place)
+        hashes[place.rpartition("/")[2]] = known.pop() if len(known) == 1 else store.sha256(place)
     return LoggedFiles(weights.place, sum(store.size(place) for place in weights.files), checksum_of(hashes))
 
 
@@ -157,38 +150,15 @@ def describe_run(
     Args:
         metrics: what its evaluation measured; None where nothing here evaluates it, and the run's own are all there is.
     """
-    logged = RunSearch(database).get(Runs(database).get(run_id))
-    params = logged.params
-    measured = {point.key: point.value for point in logged.metrics if not point.is_nan}
-    config: dict[str, object] = {key: params[key] for key in CONFIG if key in params}
-    config |= {key: number_or_text(convert, params[key]) for key, convert in NUMBERS.items() if key in params}
-    if "max_steps" in config:
-        config = {"total_steps": config.pop("max_steps"), **config}
-    if STEPS_METRIC in measured:  # training may end before the steps that it was given
-        config["total_steps"] = int(measured[STEPS_METRIC])
-    if GPU_HOURS_METRIC in measured:
-        config["gpu_hours"] = measured[GPU_HOURS_METRIC]
+    facts = facts_of(RunSearch(database).get(Runs(database).get(run_id)))
     return Registration(
         run_id=run_id,
         architecture=architecture,
-        base_model=params.get("base_model") or params.get("model", ""),
-        method=method if (method := params.get("method", "")) in METHODS else "",
-        metrics=own_metrics(measured) if metrics is None else metrics,
-        training_config=config,
+        base_model=facts.base_model,
+        method=facts.method,
+        metrics=facts.metrics if metrics is None else metrics,
+        training_config=facts.training_config,
         source=source,
         created_by=user,
         tags=dict(tags),
     )
-
-
-def own_metrics(measured: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in measured.items() if not key.startswith(OF_THE_MACHINE)}
-
-
-def number_or_text(convert: Callable[[str], float], value: str) -> float | str:
-    """A run that is no job's may call its dataset version "v7". JSON has no NaN and no infinity: they are text."""
-    try:
-        number = convert(value)
-    except ValueError:
-        return value
-    return value if isinstance(number, float) and not math.isfinite(number) else number

@@ -27,6 +27,7 @@ from resources.metadata.registry.model_version_sources import (
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointer, Registry
 from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
+from resources.pointed_files import Pointed, pointed_at
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
 
@@ -83,14 +84,16 @@ def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: Ca
     if is_prompt(tags):
         if body.source not in PROMPT_PLACEHOLDERS:
             raise bad_source(body.source, "Invalid prompt source: a prompt has no files, its text is a tag.")
-        sourced = Sourced(body.source, body.run_id or None, None)
+        sourced, pointed = Sourced(body.source, body.run_id or None, None), Pointed()
     else:
         with database.read() as connection:
             sourced = check_source(
                 connection, store, body.source, caller.organization, run_id=body.run_id, model_id=body.model_id
             )
+        pointed = pointed_at(database, store, sourced, caller.organization)
     pointer = Pointer(
         **vars(sourced),
+        **vars(pointed),
         created_by=caller.user_id,
         run_link=body.run_link,
         description=body.description,

@@ -25,6 +25,7 @@ from resources.metadata.registry.model_version_sources import check_source, name
 from resources.metadata.registry.registry import ModelVersion, Pointer, Registry
 from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
 from resources.metadata.registry.undeployment import undeploy
+from resources.pointed_files import pointed_at
 from resources.registration import register_run
 
 router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)
@@ -90,7 +91,11 @@ def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, cal
     named = named_in(body.artifact_uri)
     with database.read() as connection:
         sourced = check_source(connection, store, body.artifact_uri, caller.organization, foreign_runs=False, **named)
-    pointer = Pointer(**vars(sourced), created_by=caller.user_id, label=body.version, metrics=body.metrics, tags=body.tags)
+    told = vars(pointed_at(database, store, sourced, caller.organization))
+    measured = body.metrics or told["metrics"]
+    pointer = Pointer(
+        **vars(sourced), **told | {"metrics": measured}, created_by=caller.user_id, label=body.version, tags=body.tags
+    )
     registry, model = Registry(database), caller.model(body.name)
     with database.write() as connection:
         registry.ensure_model(connection, model)
@@ -192,7 +197,7 @@ def as_json(version: ModelVersion, database: Database) -> dict[str, Any]:
 
 def all_as_json(versions: Sequence[ModelVersion], database: Database) -> list[dict[str, Any]]:
     """Versions of one model, each with its newest deployment: the stage says what is wanted, the deployment what is served,
-    and `servable` whether there is anything that the engine can load.
+    and `servable` whether there is anything that the engine can load. What is not known of one is null.
     """
     if not versions:
         return []
@@ -200,6 +205,7 @@ def all_as_json(versions: Sequence[ModelVersion], database: Database) -> list[di
         deployed = deployments.newest_of(connection, versions[0].model, [version.version for version in versions])
     return [
         vars(version)
+        | {key: getattr(version, key) or None for key in ("architecture", "base_model", "method")}
         | {
             "servable": version.servable,
             "deployment": vars(deployed[version.version]) if version.version in deployed else None,

@@ -176,12 +176,94 @@ def test_a_version_that_a_client_registers_says_what_its_run_and_its_files_say(h
     assert (got.status_code, got.content) == (200, b"weights")
 
 
+MLFLOW = "/api/2.0/mlflow"
+PROXY = "/api/2.0/mlflow-artifacts/artifacts"
+LOGGED = {
+    "MLmodel": b"flavors:\n  python_function: {}\n  transformers: {}\n",
+    "model/config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "model/model.safetensors": b"weights",
+}
+
+
+def logged_model(http: TestClient, name: str, files: dict[str, bytes]) -> tuple[str, str]:
+    """A run that says what it is, and a model of it, as MLflow 3's client logs one: the ids of both."""
+    params = {"base_model": "zenlm/zen-7b", "method": "lora", "learning_rate": 2e-5}
+    run = http.post("/v1/runs", json={"experiment_name": "e", "params": params}).json()["id"]
+    points = [{"key": "eval/loss", "value": 0.25}, {"key": "system/total_gpu_hours", "value": 3}]
+    assert http.post(f"/v1/runs/{run}/metrics", json={"metrics": points}).status_code == 200
+    of_run = http.get(f"/v1/runs/{run}").json()["experiment_id"]
+    body = {"experiment_id": of_run, "name": name, "source_run_id": run}
+    info = http.post(f"{MLFLOW}/logged-models", json=body).json()["model"]["info"]
+    root = info["artifact_uri"].removeprefix("mlflow-artifacts:/")
+    for path, content in files.items():
+        assert http.put(f"{PROXY}/{root}/{path}", content=content).status_code == 200
+    return run, info["model_id"]
+
+
+def pointed(http: TestClient, source: str, **more: str) -> Any:
+    """What `/v1` tells of a version that MLflow's client registers."""
+    http.post(f"{MLFLOW}/registered-models/create", json={"name": "pointed"})
+    made = http.post(f"{MLFLOW}/model-versions/create", json={"name": "pointed", "source": source, **more})
+    assert made.status_code == 200, made.text
+    return http.get(f"/v1/models/pointed/versions/{made.json()['model_version']['version']}").json()
+
+
+def test_a_version_of_mlflow_s_client_says_what_its_run_and_its_files_say(http: TestClient) -> None:
+    """Row O1: nothing was told of it but where it lies, however it was named."""
+    run, model = logged_model(http, "final", LOGGED)
+    place = f"s3://hanzo-ml/runs/{model}/artifacts"
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in LOGGED.items()}
+    listed = "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(hashes.items()))
+    weights = {
+        "path": f"{place}/model/model.safetensors",
+        "size_bytes": 7,
+        "checksum": f"sha256:{hashes['model/model.safetensors']}",
+    }
+    folder = {
+        "path": f"{place}/",
+        "size_bytes": sum(map(len, LOGGED.values())),
+        "checksum": f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}",
+        "flavors": ["python_function", "transformers"],
+    }
+    root = http.get(f"{MLFLOW}/logged-models/{model}").json()["model"]["info"]["artifact_uri"]
+    ways = [(f"models:/{model}", {"model_id": model}), (f"runs:/{run}/final", {"run_id": run}), (root, {"model_id": model})]
+    for source, more in ways:
+        told = pointed(http, source, **more)
+        assert (told["architecture"], told["base_model"], told["method"]) == ("LlamaForCausalLM", "zenlm/zen-7b", "lora")
+        assert told["artifacts"] == {"safetensors": weights, "mlflow": folder}
+        assert told["metrics"] == {"eval/loss": 0.25}
+        assert told["training_config"] == {"method": "lora", "learning_rate": 2e-5, "gpu_hours": 3}
+    copy = pointed(http, "models:/pointed/1")
+    assert {key: copy[key] for key in ("architecture", "artifacts", "metrics", "training_config")} == {
+        key: told[key] for key in ("architecture", "artifacts", "metrics", "training_config")
+    }
+    part = pointed(http, f"runs:/{run}/final/model", run_id=run)
+    assert part["artifacts"] == {"safetensors": weights}
+    own = register(http, artifact_uri=f"runs:/{run}/final", metrics={"auc": 0.97}).json()
+    assert (own["metrics"], own["artifacts"]) == ({"auc": 0.97}, told["artifacts"])
+    assert http.put("/v1/models/pointed/versions/1/stage", json={"stage": "production"}).json()["servable"] is False
+
+
+def test_what_is_not_known_of_a_version_is_null(http: TestClient, settings: Settings) -> None:
+    """A run of another server, files that nobody uploaded here, and descriptions that are none."""
+    foreign = pointed(http, "runs:/of-another-server/model", run_id="of-another-server")
+    unknown = ("architecture", "base_model", "method", "artifacts", "metrics", "training_config")
+    assert [foreign[key] for key in unknown] == [None, None, None, {}, {}, {}]
+    Store(settings.store).put_bytes(f"{FILES}/w.safetensors", b"w")
+    by_hand = pointed(http, FILES)
+    assert by_hand["artifacts"] == {"safetensors": {"path": f"{FILES}/w.safetensors", "size_bytes": 1, "checksum": None}}
+    for mlmodel in (b"[]", b"flavors: 7", b"\xff", b"a: &a [x]\nb: [*a, *c]", b"flavors: {1: x}"):
+        run, _ = logged_model(http, "odd", {"MLmodel": mlmodel})
+        told = pointed(http, f"runs:/{run}/odd", run_id=run)
+        assert told["artifacts"]["mlflow"].keys() == {"path", "size_bytes", "checksum"}
+
+
 @pytest.mark.parametrize("config", [b"{", b"[]", b'{"architectures": "x"}', b'{"architectures": [7]}', b"[" * 100_000])
 def test_a_config_that_says_nothing_is_no_reason_to_refuse_a_version(http: TestClient, config: bytes) -> None:
     run = http.post("/v1/runs", json={"experiment_name": "e"}).json()["id"]
     http.post(f"/v1/runs/{run}/artifacts", params={"key": "final/config.json"}, content=config)
     answer = http.post("/v1/models/m/versions", json={"run_id": run, "artifact": "final"})
-    assert (answer.status_code, answer.json()["architecture"], answer.json()["artifacts"]) == (201, "", {}), answer.text
+    assert (answer.status_code, answer.json()["architecture"], answer.json()["artifacts"]) == (201, None, {}), answer.text
 
 
 def checkpoints(http: TestClient, *keys: str) -> str:
@@ -274,7 +356,7 @@ def test_a_run_s_own_words_for_its_method_and_its_data_are_kept_as_they_are(http
     """The version's field knows full, lora and qlora, and holds 20 characters on PostgreSQL."""
     params = {"method": "gradient boosted decision trees", "dataset_version": "9" * 400}
     answer = http.post("/v1/models/m/versions", json={"run_id": logged_run(http, params), "artifact": "weights"})
-    assert (answer.status_code, answer.json()["method"]) == (201, ""), answer.text
+    assert (answer.status_code, answer.json()["method"]) == (201, None), answer.text
     assert answer.json()["training_config"]["method"] == params["method"]
 
 

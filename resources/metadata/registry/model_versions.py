@@ -1,6 +1,6 @@
 """A model's versions as records: what one says of itself, and how rows are read with their tags and aliases."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,17 +95,22 @@ class Registration:
 
 @dataclass(frozen=True)
 class LoggedFiles:
-    """The files of a format that a client logged. No manifest describes them."""
+    """The files of a format that a client logged. No manifest describes them, and a checksum may not be known.
+
+    `flavors` are the ways in which MLflow can load them.
+    """
 
     path: str
     size_bytes: int
-    checksum: str
+    checksum: str | None
+    flavors: Sequence[str] = ()
 
 
 def described(artifact: Artifact | LoggedFiles) -> dict[str, Any]:
     """An artifact in the specification's words, with the pointer beside it where there is one."""
     if isinstance(artifact, LoggedFiles):
-        return dict(vars(artifact))
+        told = {"path": artifact.path, "size_bytes": artifact.size_bytes, "checksum": artifact.checksum}
+        return told | ({"flavors": list(artifact.flavors)} if artifact.flavors else {})
     return {
         "path": artifact.uri + "/",
         "size_bytes": artifact.size_bytes,

@@ -64,7 +64,12 @@ class Pointer:
     run_link: str = ""
     description: str = ""
     label: str = ""
+    architecture: str = ""
+    base_model: str = ""
+    method: str = ""
+    artifacts: Mapping[str, LoggedFiles] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    training_config: Mapping[str, object] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,7 +122,8 @@ class Registry:
             if pointer.label:
                 tags |= self._label(writer, model, row["last_version"] + 1, pointer.label)
             values = {key: value for key, value in vars(pointer).items() if key not in ("tags", "label")}
-            return self._insert(writer, model, {**values, "stage": "none", "status": "ready"}, tags)
+            files = {format: described(logged) for format, logged in pointer.artifacts.items()}
+            return self._insert(writer, model, {**values, "artifacts": files, "stage": "none", "status": "ready"}, tags)
 
     def add_artifacts(self, connection: Connection, version: ModelVersion, artifacts: Mapping[str, Artifact]) -> None:
         """Exports of a version; a pending version is ready from then on.
