@@ -26,6 +26,7 @@ NAMES: Mapping[str, Kind] = {
     "dataset_id": Kind.DATASET,
     "job_id": Kind.JOB,
     "sweep_id": Kind.SWEEP,
+    "pipeline_id": Kind.REGISTERED_MODEL,
 }
 REGISTRY = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
 """Routes whose `name` is a registered model."""

@@ -150,7 +150,7 @@ NEEDS: dict[P, tuple[str, ...]] = {
     ),
     P.DATASETS_DELETE: ("DELETE /v1/datasets/{dataset_id}",),
     P.JOBS_READ: ("GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/logs", "POST /v1/jobs/estimate"),
-    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/runs/{run_id}/replay"),
+    P.JOBS_SUBMIT: ("POST /v1/jobs", "POST /v1/pipelines/runs", "POST /v1/runs/{run_id}/replay"),
     P.JOBS_CANCEL: ("POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/resume"),
     P.JOBS_DELETE: ("DELETE /v1/jobs/{job_id}",),
     P.MODELS_READ: (
@@ -257,6 +257,7 @@ MAKES_A_MODEL = frozenset(
         "POST /v1/models/{name}/versions",
         "POST /v1/models/register",
         "POST /v1/jobs",
+        "POST /v1/pipelines/runs",
     }
 )
 """A registered model that these name may be new."""

@@ -13,11 +13,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
 from starlette.concurrency import run_in_threadpool
 
+from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from recipes.command_job import CommandJob
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
+from recipes.store import Store
 from resources.command_jobs import submit_command
 from resources.detached import LOG
 from resources.errors import ErrorCode, HanzoError, invalid
@@ -91,15 +93,20 @@ def submit(
 
     One with a `command` runs it as it is.
     """
-    quota = settings.scheduler.quotas.get(caller.organization)
     if isinstance(body, CommandJob):
+        quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
         refuse_no_quantity(body.resources, "resources")
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
-        queued = submit_command(database, store, body, caller.user_id, caller.organization)
-        return JSONResponse(as_json(queued), 201)
+        return JSONResponse(as_json(submit_command(database, store, body, caller.user_id, caller.organization)), 201)
+    return JSONResponse(as_json(queued(body, database, store, settings, caller)), 201)
+
+
+def queued(body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller) -> JobRecord:
+    """The training job that is asked for. Raises HanzoError for what cannot be trained, or never fits."""
+    quota = settings.scheduler.quotas.get(caller.organization)
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
     base = recipe_named(body.recipe)
@@ -115,8 +122,7 @@ def submit(
     config = body.model_dump(mode="json", exclude_none=True)
     if body.dataset is not None:
         config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
-    job = Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
-    return JSONResponse(as_json(job), 201)
+    return Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:

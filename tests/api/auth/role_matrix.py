@@ -155,6 +155,7 @@ arv   GET /v1/jobs/{job}
 arv   GET /v1/jobs/{job}/logs
 arv   POST /v1/jobs/estimate
 ar    POST /v1/jobs
+ar    POST /v1/pipelines/runs
 ar    POST /v1/jobs/{job}/cancel
 ar    POST /v1/jobs/{job}/resume
 a     DELETE /v1/jobs/{job}
