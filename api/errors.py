@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -66,12 +66,17 @@ def told(request: Request, error: Exception) -> str:
     return str(json.loads(bytes(answer.body))["message"])
 
 
-def error_response(
-    code: ErrorCode, message: str, status: int | None = None, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
+def error_response(code: ErrorCode, message: str, status: int | None = None) -> JSONResponse:
     # A message quotes what it was sent, and stays one line in whatever log it ends.
     line = CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
-    return JSONResponse({"error_code": code.value, "message": line}, status or HTTP_STATUS[code], headers)
+    return JSONResponse({"error_code": code.value, "message": line}, status or HTTP_STATUS[code])
+
+
+def not_allowed(message: str, methods: Iterable[str]) -> JSONResponse:
+    """There is something at the path, which takes these methods."""
+    answer = error_response(ErrorCode.ENDPOINT_NOT_FOUND, message, 405)
+    answer.headers["Allow"] = ", ".join(methods)
+    return answer
 
 
 def no_such_route(method: str, path: str) -> HanzoError:
@@ -91,15 +96,13 @@ def _not_valid(_: Request, error: Exception) -> JSONResponse:
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = CODE_OF_STATUS.get(error.status_code)
-    headers = None
-    if error.status_code == 405:
-        # Starlette names the methods of one route, and a path may have several.
-        headers = {"Allow": ", ".join(request.app.state.routes.methods(request.scope["path"]))}
     if code is ErrorCode.ENDPOINT_NOT_FOUND:
         message = no_such_route(request.method, request.url.path).message
+        if error.status_code == 405:  # what Starlette would say is of the first route at the path alone
+            return not_allowed(message, request.app.state.routes.methods_of(request.scope["path"]))
     else:
         message = str(error.detail)
-    return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code, headers)
+    return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code)
 
 
 def _no_artifact(_: Request, error: Exception) -> JSONResponse:

@@ -31,7 +31,8 @@ from api.auth.permissions import LOCAL, OWN, Caller, Permission
 from api.auth.references import references
 from api.auth.routes import Match, Routes
 from api.auth.table import OPEN, RULES, Audit, Rule, needed
-from api.errors import error_response, no_such_route
+from api.errors import error_response, no_such_route, not_allowed
+from api.head import head
 from api.ui import sign_in
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
@@ -78,6 +79,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         match = self._routes.match(scope["method"], scope["path"])
+        if match is None and scope["method"] == "HEAD" and self._routes.match("GET", scope["path"]):
+            await head(self, scope, receive, send)
+            return
         rule = RULES.get(match.route.shape) if match else None
         if rule is None or not rule.uploads:
             length = bodies.declared_length(scope)
@@ -218,6 +222,8 @@ class Guard:
         self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
         answer: Response = error_response(refusal.code, refusal.message)
+        if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.methods_of(scope["path"])):
+            answer = not_allowed(refusal.message, methods)
         if refusal.code is ErrorCode.UNAUTHENTICATED:
             if sign_in.wants_page(scope["method"], headers):
                 answer = sign_in.page(answer.status_code)

@@ -53,9 +53,10 @@ class Routes:
         """The first route that takes the request; None where the application has none."""
         return self._fixed.get((method, path)) or first(self._open.get(method, ()), path)
 
-    def methods(self, path: str) -> list[str]:
-        """What may be done with a path, whichever of its routes does it."""
-        return sorted({route.method for route in self.all if route.pattern.match(path)})
+    def methods_of(self, path: str) -> list[str]:
+        """What the routes at a path take, for who asked with something else."""
+        methods = {method for method in self._open if self.match(method, path) is not None}
+        return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def first(routes: Sequence[Route], path: str) -> Match | None:

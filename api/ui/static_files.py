@@ -36,7 +36,6 @@ def build_folder() -> Path | None:
 
 
 @router.get("/")
-@router.head("/")
 def index() -> Response:
     folder = build_folder()
     if folder is None:
@@ -52,7 +51,6 @@ def first_visit() -> Response:
 
 
 @router.get("/static-files/{path:path}")
-@router.head("/static-files/{path:path}")
 def static_file(path: str) -> Response:
     folder = build_folder()
     file = file_below(folder, path) if folder else None

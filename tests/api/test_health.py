@@ -35,6 +35,40 @@ def test_alive_ready_health_version(http: TestClient) -> None:
         assert (asked.status_code, asked.content) == (200, b"")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/jobs", "/v1/models", "/v1/addresses", "/v1/runs/nobody"])
+def test_head_is_get_without_its_body(http: TestClient, path: str) -> None:
+    asked, got = http.head(path), http.get(path)
+    assert (asked.status_code, asked.content) == (got.status_code, b"")
+    assert asked.headers["content-length"] == got.headers["content-length"]
+
+
+def test_head_of_a_log_that_is_followed_ends(http: TestClient) -> None:
+    http.post("/v1/datasets", data={"name": "d"}, files={"files": ("a.jsonl", b'{"text": "x"}\n')})
+    job = http.post("/v1/jobs", json={"name": "j", "dataset": "d"}).json()["id"]
+    asked = http.head(f"/v1/jobs/{job}/logs")
+    assert (asked.status_code, asked.headers["content-type"], asked.content) == (
+        200,
+        "text/event-stream; charset=utf-8",
+        b"",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
+        ("DELETE", "/v1/models/m/versions/1/stage", "PATCH, PUT"),
+        ("POST", "/alive", "GET, HEAD"),
+        ("GET", "/api/2.0/mlflow/runs/create", "POST"),
+    ],
+)
+def test_another_method_is_told_which_there_are(http: TestClient, method: str, path: str, allowed: str) -> None:
+    answer = http.request(method, path)
+    assert (answer.status_code, answer.json()["error_code"]) == (405, "ENDPOINT_NOT_FOUND")
+    assert answer.headers["allow"] == allowed
+    assert "allow" not in http.request(method, "/no/such/path").headers
+
+
 def test_a_server_starts_without_what_few_requests_need() -> None:
     heavy = {"numpy", "pyarrow", "polars", "jinja2", "tokenizers", "torch", "dagster", "optuna", "kubernetes"}
     code = f"import sys, api.server, api.app; print(sorted({heavy} & set(sys.modules)))"
