@@ -168,10 +168,12 @@ NAME_NOTHING = re.compile(
     r"| /(alive|ready|health|version|login|logout|docs.*|redoc|openapi.json|graphql|first_visit.js|static-files/.*)?$"
 )
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
+RECIPE = "smollm2-135m-lora"
 NAME_IN_THEIR_OWN_WAY = {
     "POST /v1/jobs/estimate",
     "POST /v1/models/{}/versions",
     "POST /v1/models/register",
+    "POST /v1/pipelines/runs",
     "POST /api/2.0/mlflow/model-versions/create",
     "POST /api/2.0/mlflow/registered-models/rename",
 }
@@ -335,8 +337,9 @@ def test_what_is_named_beside_ones_own_is_ones_own_too(signed_in: SignedIn) -> N
     requests: list[Request] = [
         query(f"/v1/datasets/{rival['dataset']}/diff", against=acme["dataset"]),
         json("/v1/jobs", **job),
+        json("/v1/pipelines/runs", pipeline_id="j", config={"data_source": acme["dataset"], "model_type": RECIPE}),
         json("/v1/jobs/estimate", **job),
-        json("/v1/hpo", **small(base_config={"dataset": acme["dataset"], "recipe": "smollm2-135m-lora", "max_steps": 4})),
+        json("/v1/hpo", **small(base_config={"dataset": acme["dataset"], "recipe": RECIPE, "max_steps": 4})),
         json(f"/v1/models/{rival['model']}/versions", run_id=acme["run"], artifact="notes.txt"),
         json("/v1/models/register", name=rival["model"], version="9", artifact_uri=source, metrics={}, stage="none"),
         json(f"{M}/registered-models/rename", name=acme["model"], new_name="taken over"),
