@@ -151,9 +151,13 @@ class Guard:
             return
         except SQLAlchemyError as error:
             log.warning("the metadata database is unavailable: %s", type(error).__name__)
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.TEMPORARILY_UNAVAILABLE])
             message = "The metadata database is unavailable: try again later"
             await error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message)(scope, receive, send)
             return
+        except Exception:
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
         scope["state"]["caller"] = call.caller
         if rule.audit is Audit.NONE:
             await self._app(scope, receive, send)
@@ -248,6 +252,11 @@ class Guard:
             if not answered:
                 await self._record(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
             raise
+
+    async def _record_failed(self, call: Call, status: int) -> None:
+        """A call that failed at this door, if it would be on record had it passed."""
+        if call.audit is not Audit.NONE:
+            await self._record(call, status)
 
     async def _record(self, call: Call, status: int) -> None:
         counted = call.audit is Audit.COUNTED

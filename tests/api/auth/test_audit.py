@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from api.app import create_app
 from api.audit import AuditTrail
@@ -22,6 +23,7 @@ from resources.metadata.database import Database
 from resources.metadata.outbox import now_ms
 from resources.metadata.scope import Kind, Reference
 from tests.api.auth.conftest import MLFLOW, SignedIn
+from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
 
@@ -213,6 +215,27 @@ def test_a_change_that_ends_in_an_unexpected_error_is_on_record(local: FastAPI, 
         assert (failed.headers["x-content-type-options"], failed.headers["x-frame-options"]) == ("nosniff", "SAMEORIGIN")
     [_, updated] = recorded_in(local)
     assert (updated["route"], updated["status"], updated["objects"]) == (f"{MLFLOW}/runs/update", 500, [f"run:{run}"])
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("x"), 500), (OperationalError("", {}, ValueError("x")), 503)])
+def test_a_call_that_fails_at_the_door_is_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    """Of who called and what he named nothing was left, where it could not be found out whether he may."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    with Iam() as iam:
+        app = create_app(migrated(tmp_path, HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=iam.url))
+        headers = {"Authorization": f"Bearer {iam.token('ann', 'default', 'ml-admin')}"}
+        with asking(app) as http:
+            monkeypatch.setattr("api.auth.guard.check_ownership", broken)
+            failed = http.post(f"{MLFLOW}/runs/update", json={"run_id": "r"}, headers=headers)
+            read = http.get("/v1/runs/r", headers=headers)
+    assert (failed.status_code, read.status_code) == (status, status)
+    [recorded] = recorded_in(app)
+    assert (recorded["user"], recorded["route"], recorded["status"]) == ("ann", f"{MLFLOW}/runs/update", status)
 
 
 def counted_in(app: FastAPI) -> dict[str, int]:
