@@ -25,6 +25,8 @@ class RequestTimes:
         async def timed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 match = self._routes.match(scope["method"], scope["path"])
+                if match is None and scope["method"] == "HEAD":  # the route of GET answers (`api.head`)
+                    match = self._routes.match("GET", scope["path"])
                 endpoint = match.route.template if match else UNMATCHED
                 self._histogram.observe(endpoint, time.perf_counter() - started)
             await send(message)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from prometheus_client import generate_latest
 
 from api import server
 from api.app import create_app
@@ -40,6 +41,14 @@ def test_head_is_get_without_its_body(http: TestClient, path: str) -> None:
     asked, got = http.head(path), http.get(path)
     assert (asked.status_code, asked.content) == (got.status_code, b"")
     assert asked.headers["content-length"] == got.headers["content-length"]
+
+
+def test_head_is_timed_as_the_route_that_answers_it(breakable: TestClient) -> None:
+    for path in ("/v1/addresses", "/no/such/path"):
+        breakable.head(path)
+    page = generate_latest(breakable.app.state.prometheus).decode()  # type: ignore[attr-defined]
+    for endpoint in ("/v1/addresses", "unmatched"):
+        assert f'hanzo_ml_api_request_duration_seconds_count{{endpoint="{endpoint}"}} 1.0' in page
 
 
 def test_head_of_a_log_that_is_followed_ends(http: TestClient) -> None:
