@@ -400,8 +400,8 @@ def test_so_is_the_page(http: TestClient, path: str) -> None:
     ("path", "methods"),
     [
         ("/api/2.0/mlflow/runs/create", "POST"),
-        ("/ajax-api/2.0/mlflow/registered-models/alias", "DELETE, GET, POST"),
-        ("/api/2.0/mlflow/logged-models/m-1", "DELETE, GET, PATCH"),
+        ("/ajax-api/2.0/mlflow/registered-models/alias", "DELETE, GET, HEAD, POST"),
+        ("/api/2.0/mlflow/logged-models/m-1", "DELETE, GET, HEAD, PATCH"),
         ("/health", "GET, HEAD"),
     ],
 )
