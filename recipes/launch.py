@@ -18,6 +18,8 @@ def sharding(recipe: Recipe) -> dict[str, Any]:
     """What hands a strategy to the libraries, by the name of their argument; none for ddp and one process."""
     if shards := fully_sharded(recipe):
         return {"distributed_config": shards}
+    if recipe.in_stages:
+        return {"pipeline": {"stages": recipe.stages, "micro_batches": recipe.gradient_accumulation}}
     if stage := zero_stage(recipe):
         return {"deepspeed": zero(recipe, stage, holds=recipe.dtype or "float32")}
     return {}
@@ -42,6 +44,14 @@ def trains_shards(recipe: Recipe) -> bool:
     On one process such a run saves and loads in the same form, for its place may be one of several again.
     """
     return recipe.method == "full" and recipe.distributed is not None and recipe.distributed.strategy == "fsdp"
+
+
+def saves_by_name(recipe: Recipe) -> bool:
+    """Whether a checkpoint has each weight and its moments by name, and not in the optimizer's own order.
+
+    So any number of processes reads what it needs, one as well; stages do so beside an adapter too.
+    """
+    return trains_shards(recipe) or recipe.in_stages
 
 
 def zero_stage(recipe: Recipe) -> int | None:

@@ -230,9 +230,23 @@ class Recipe(Frozen):
         return self.distributed.tensor_parallel if self.distributed else 1
 
     @property
+    def in_stages(self) -> bool:
+        """Whether the processes have some of the layers each (`recipes.pipeline`)."""
+        return self.distributed is not None and self.distributed.strategy == "pipeline"
+
+    @property
+    def stages(self) -> int:
+        return self.processes if self.in_stages else 1
+
+    @property
+    def together(self) -> int:
+        """How many processes compute the same rows: each with a part of every weight, or with some of the layers."""
+        return self.tensor_parallel * self.stages
+
+    @property
     def data_parallel(self) -> int:
-        """How many micro-batches are computed at once."""
-        return self.processes // self.tensor_parallel
+        """How many processes, or groups of them, have rows of their own."""
+        return self.processes // self.together
 
     def on(self, processes: int) -> Self:
         """The same effective batch on another number of processes: of as large nodes, where there are several and they come
@@ -250,7 +264,7 @@ class Recipe(Frozen):
         nodes = processes // shape.gpus_per_node if shape.num_nodes > 1 and processes % shape.gpus_per_node == 0 else 1
         on_a_node = processes // nodes
         tensor_parallel = gcd(self.tensor_parallel, on_a_node)
-        data_parallel = processes // tensor_parallel
+        data_parallel = 1 if self.in_stages else processes // tensor_parallel
         if rows < data_parallel:
             raise BadConfiguration(
                 f"recipe '{self.name}': the {rows} rows of a step are too few for {processes} processes: take "

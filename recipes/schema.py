@@ -172,7 +172,7 @@ class Hardware(Frozen):
 class Distributed(Frozen):
     """Shape of a multi-process job (specification row H1)."""
 
-    strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3"] = "ddp"
+    strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3", "pipeline"] = "ddp"
     num_nodes: int = Field(1, ge=1, le=MOST)
     gpus_per_node: int = Field(8, ge=1, le=MOST)
     # Left out where it is 1: runs that were made before there was this key keep their digests.

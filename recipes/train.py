@@ -14,7 +14,7 @@ import torch
 from transformers import PrinterCallback, set_seed
 
 from recipes.incidents import read_incidents
-from recipes.launch import trains_shards
+from recipes.launch import saves_by_name
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -28,6 +28,7 @@ from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.out_of_memory import is_out_of_memory
+from recipes.training.pipeline_trainer import PipelineTrainer
 from recipes.training.publishing import publish_trained, save_chosen
 from recipes.training.random_states import within_32_bits
 from recipes.training.resuming import MADE_WITH, is_over, made_with, owes_evaluation
@@ -72,7 +73,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     )
     trainer = build_trainer(job, course, material, model, ends, store, work, began)
     if group.size > 1:
-        set_seed(within_32_bits(recipe.seed + group.data_rank))  # other rows drop out others, on equal weights
+        set_seed(within_32_bits(recipe.seed + group.stream))  # other rows drop out others, on equal weights
     run(trainer, course, store, folder_of(job))
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
@@ -103,7 +104,8 @@ def build_trainer(
     told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
     written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
     order = SampleOrder(len(material.rows["train"]), recipe.seed, course.incidents.skipped)
-    trainer = ObjectiveTrainer(
+    kind = PipelineTrainer if recipe.stages > 1 else ObjectiveTrainer
+    trainer = kind(
         model=model,
         args=arguments(recipe, work, model, evaluate_first=evaluates_first),
         train_dataset=RowsOrNone(material.rows["train"]) if recipe.rows_per_step else material.rows["train"],
@@ -118,7 +120,7 @@ def build_trainer(
         metrics=metrics,
         meter=meter,
         group=group,
-        in_rows=trains_shards(recipe),
+        in_rows=saves_by_name(recipe),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

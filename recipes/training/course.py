@@ -52,7 +52,7 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     if group.leads:
         tell_fallback(recipe.computing_dtype)
     recipe = recipe.on(group.size)
-    group.tensor_parallel = recipe.tensor_parallel
+    group.together, group.in_stages = recipe.together, recipe.in_stages
     policy, uri = job.checkpoint, job.outputs["checkpoints"]
     checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
     with group.one_fetches():

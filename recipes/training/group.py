@@ -26,11 +26,12 @@ PATIENCE = timedelta(hours=2)
 class Group:
     """`rank` counts from 0 over all nodes, `local_rank` on one, where there are `on_this_node`.
 
-    Rank 0 leads: it logs, saves and publishes. `tensor_parallel` ranks that follow each other compute the same rows, and
-    have the same `data_rank`.
+    Rank 0 leads: it logs, saves and publishes. Ranks that follow each other compute the same rows `together`, and have the
+    same `data_rank`; `in_stages` each has other layers.
     """
 
-    tensor_parallel = 1
+    together = 1
+    in_stages = False
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, on_this_node: int = 1) -> None:
         self.rank = rank
@@ -45,11 +46,20 @@ class Group:
 
     @property
     def data_rank(self) -> int:
-        return self.rank // self.tensor_parallel
+        return self.rank // self.together
 
     @property
     def data_size(self) -> int:
-        return self.size // self.tensor_parallel
+        return self.size // self.together
+
+    @property
+    def stream(self) -> int:
+        """Which random numbers a process draws: what is computed twice drops out the same, and other layers do not."""
+        return self.rank if self.in_stages else self.data_rank
+
+    @property
+    def streams(self) -> int:
+        return self.size if self.in_stages else self.data_size
 
     def share(self, value: T) -> T:
         """The leader's value, in every process."""
@@ -62,6 +72,13 @@ class Group:
     def is_beside_leader(self) -> bool:
         """Whether this process sees the leader's folders: it runs on the same node, where it is not the leader itself."""
         return self.rank < self.on_this_node
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all, by rank, for the leader; none for the others."""
+        values: list[Any] | None = [value] * self.size if self.leads else None
+        if self.size > 1:
+            dist.gather_object(value, values, dst=0, group=self._control)
+        return values or []
 
     def any(self, flag: bool) -> bool:
         """Whether it is true in one of the processes."""

@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from bitsandbytes.nn.modules import Linear4bit
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from recipes import pipeline, tensor_parallel
 from recipes.architecture import Architecture
 from recipes.arithmetic import computing_dtype
 from recipes.launch import fully_sharded, zero_stage
 from recipes.memory import autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.tensor_parallel import untried
 from recipes.training import zero
+from recipes.training.stages import load_stage
 
 NF4_BLOCK = 64
 
@@ -29,7 +31,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     steps of 5e-6 (zen-72b-full) hardly one would arrive (Micikevicius et al. 2018, section 3.1; row H7).
 
     With strategy fsdp each process reads and holds its shard of the base model alone (FSDP2), or with tensor parallelism its
-    part of each weight, or a shard of that; an adapter is whole in each.
+    part of each weight, or a shard of that; an adapter is whole in each. With strategy pipeline it holds a stage.
     With deepspeed_zero3 each holds its part too. DeepSpeed makes the copies in float32 that it trains of all weights itself.
 
     Raises:
@@ -38,6 +40,14 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
     """
     refuse_what_cannot_be_cut(folder, recipe)
     dtype = computing_dtype(recipe.computing_dtype)
+    if recipe.stages > 1:
+        return load_stage(
+            folder,
+            dist.get_rank(),
+            recipe.stages,
+            dtype=torch.float32 if recipe.method == "full" else dtype,
+            adapt=lambda model: model if recipe.method == "full" else with_adapter(model, recipe),
+        )
     if shards := fully_sharded(recipe):
         shards["fsdp_mixed_precision"] &= dtype is torch.bfloat16
     with zero.spread_as_they_are_read(recipe, dtype):
@@ -68,9 +78,9 @@ def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
 
 
 def refuse_what_cannot_be_cut(folder: Path, recipe: Recipe) -> None:
-    if recipe.tensor_parallel > 1:
+    if recipe.together > 1:
         shape = Architecture.from_config(json.loads((folder / "config.json").read_text()))
-        if problem := untried(recipe, shape):
+        if problem := tensor_parallel.untried(recipe, shape) or pipeline.untried(recipe, shape):
             raise BadConfiguration(f"recipe '{recipe.name}': {problem}")
 
 

@@ -84,7 +84,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
             if self.stop.asked():
                 return self._break_off(first)
             own.append(self._part(some))
-        found = together(part for parts in group.collect(own)[:: group.tensor_parallel] for part in parts)
+        found = together(part for parts in group.collect(own)[:: group.together] for part in parts)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

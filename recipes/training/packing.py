@@ -68,6 +68,12 @@ def collate(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     follows there, [batch, places]: prompts and padding get no logits, which a large vocabulary makes costly.
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    following = batch["labels"][:, 1:]
+    places, following = learned(batch["labels"])
+    return batch | {"logits_to_keep": places, "shift_labels": following}
+
+
+def learned(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places before a token that is learned in any of the rows, and what follows there."""
+    following = labels[:, 1:]
     places = (following != IGNORED).any(dim=0).nonzero().squeeze(1)
-    return batch | {"logits_to_keep": places, "shift_labels": following[:, places]}
+    return places, following[:, places]

@@ -90,12 +90,13 @@ def own_part(tensor: torch.Tensor, name: str, files: RowFiles) -> torch.Tensor:
 
 
 def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group) -> None:
-    """What several processes hold alike, the first of them writes."""
+    """What several processes hold alike, the first of them writes; of stages, what the others do not have."""
     written: dict[str, torch.Tensor] = {}
+    before = {name for names in group.collect([*tensors])[: group.rank] for name in names} if group.in_stages else ()
     first_rows: dict[str, int] = {}
     for name, tensor in tensors.items():
         rows, first = own_rows(tensor)
-        if writes(tensor, group):
+        if writes(tensor, group) and name not in before:
             written[name] = rows
             first_rows |= {name: first} if rows.dim() else {}
     write_rows(written, stem, folder, group, first_rows)
@@ -118,9 +119,11 @@ def own_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def writes(tensor: torch.Tensor, group: Group) -> bool:
+    if group.in_stages:
+        return True
     if not tensor.dim() or not isinstance(tensor, DTensor):
         return group.leads
-    return tensor.device_mesh.size() == group.size or group.rank % group.tensor_parallel == 0
+    return tensor.device_mesh.size() == group.size or group.rank % group.together == 0
 
 
 def spread_like(weight: torch.Tensor, name: str, files: RowFiles) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
-from recipes.launch import trains_shards, zero_stage
+from recipes.launch import saves_by_name, zero_stage
 from recipes.recipe import Recipe
 from recipes.runner import say
 from recipes.schema import Artifact, BadConfiguration
@@ -15,6 +15,7 @@ from recipes.training import zero
 from recipes.training.group import Group
 from recipes.training.row_files import RowFiles
 from recipes.training.sharded import load_weights
+from recipes.training.stages import load_adapter
 
 
 def start_from(
@@ -25,8 +26,10 @@ def start_from(
         weights = store.fetch(start, cache)
     if zero_stage(recipe) == 3 and recipe.method == "full":
         zero.load_weights(model, weights, leads=group.leads)
-    elif trains_shards(recipe):
+    elif saves_by_name(recipe) and not isinstance(model, PeftModel):
         load_weights(model, weights)
+    elif recipe.stages > 1:
+        load_adapter(model, weights)
     else:
         copy_weights(model, f"input 'start' ({start.uri})", weights)
     say(f"starting from the weights of {start.uri}")

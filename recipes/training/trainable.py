@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+from recipes import pipeline, tensor_parallel
 from recipes.architecture import Architecture
 from recipes.known_architectures import known_shape
 from recipes.launch import trains_shards, zero_stage
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.tensor_parallel import untried
 
 
 def missing(recipe: Recipe) -> str | None:
@@ -30,7 +30,7 @@ def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
         return f"fsdp does not shard the moments of {recipe.optimizer}: use optimizer adamw"
     if distributed and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
         return f"{distributed.strategy} {problem}"
-    return untried(recipe, shape)
+    return tensor_parallel.untried(recipe, shape) or pipeline.untried(recipe, shape)
 
 
 def untried_with_deepspeed(recipe: Recipe) -> str | None:

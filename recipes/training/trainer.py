@@ -69,7 +69,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, train_dataset: object = None) -> OncePerProcess:
         batch = self.args.per_device_train_batch_size
         places = batch * self.args.gradient_accumulation_steps * self.group.data_size
-        return OncePerProcess(self.samples, places, batch, self.group.tensor_parallel)
+        return OncePerProcess(self.samples, places, batch, self.group.together)
 
     def _build_accelerator_args(self, **kwargs: object) -> dict[str, object]:
         """Without tensor parallelism: transformers and the sampler see to it, and on a CPU accelerate 1.15 refuses it."""
@@ -157,7 +157,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             group["lr"] = rate
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.in_rows and output_dir:
+        if self.in_rows and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             sharded.save_weights(self.model, Path(output_dir), self.group)
         elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
@@ -166,7 +166,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             super().save_model(output_dir, _internal_call)
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        if self.in_rows:
+        if self.in_rows and not isinstance(self.model, PeftModel):
             sharded.load_weights(self.model, Path(checkpoint))
         elif isinstance(self.model, PeftModel):
             # By way of the host: the libraries would read it onto the first GPU, those of all processes at once.
@@ -185,19 +185,20 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
-            drawn = self.args.seed + self.state.global_step * self.group.data_size + self.group.data_rank
+            drawn = self.args.seed + self.state.global_step * self.group.streams + self.group.stream
             set_seed(within_32_bits(drawn))
         else:
             super()._load_rng_state(checkpoint)
 
 
 def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:
+    at_once = recipe.gradient_accumulation if recipe.stages > 1 else 1  # stages have all of a step's at once
     made = TrainingArguments(
         output_dir=str(work / "trainer"),
         max_steps=recipe.max_steps,
-        per_device_train_batch_size=recipe.batch_size,
+        per_device_train_batch_size=recipe.batch_size * at_once,
         per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
+        gradient_accumulation_steps=recipe.gradient_accumulation // at_once,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=int(recipe.warmup_ratio * recipe.max_steps),
