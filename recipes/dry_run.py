@@ -8,6 +8,7 @@ at the real size, in seconds on any machine. Weights in NF4 are built in the typ
 import itertools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,20 @@ from recipes.activations import saved_bytes
 from recipes.architecture import Architecture
 from recipes.known_architectures import shape_of
 from recipes.launch import sharding, torchrun
-from recipes.memory import autocasts, forward_of, trained_tensors
+from recipes.memory import autocasts, budgets, forward_of, trained_tensors
+from recipes.pipeline import stage_of, stage_shapes
 from recipes.recipe import Recipe
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
 from recipes.training.model import with_adapter
+
+
+class TriedStage(Frozen):
+    """What one GPU has of a model in stages, and the bytes that it needs by the memory budget."""
+
+    parameters: int
+    parameters_expected: int
+    trainable: int
+    memory: int
 
 
 class Tried(Frozen):
@@ -41,6 +52,7 @@ class Tried(Frozen):
     kept_expected: int | None
     command: tuple[str, ...]
     sharding: dict[str, Any]
+    stages: tuple[TriedStage, ...] = ()
 
 
 def dry_run(recipe: Recipe) -> Tried:
@@ -68,7 +80,23 @@ def dry_run(recipe: Recipe) -> Tried:
         kept_expected=saved_bytes(forward_of(recipe, shape)) if measured else None,
         command=torchrun(recipe),
         sharding=sharding(recipe),
+        stages=tuple(stages_in(model, recipe, shape)) if recipe.stages > 1 else (),
     )
+
+
+def stages_in(model: Any, recipe: Recipe, shape: Architecture) -> Iterator[TriedStage]:
+    """By the rule that says of each weight which stage reads it."""
+    each = zip(stage_shapes(recipe, shape), budgets(recipe, shape), strict=True)
+    for rank, (expected, budget) in enumerate(each):
+        stage = stage_of(rank, recipe.stages, shape.num_hidden_layers, tied=shape.tie_word_embeddings)
+        own = [parameter for name, parameter in model.named_parameters() if stage.has(name)]
+        adapters = sum(parameter.numel() for parameter in own if parameter.requires_grad) if recipe.method != "full" else 0
+        yield TriedStage(
+            parameters=sum(parameter.numel() for parameter in own) - adapters,
+            parameters_expected=expected.parameters,
+            trainable=sum(parameter.numel() for parameter in own if parameter.requires_grad),
+            memory=int(budget.needed),
+        )
 
 
 def build(recipe: Recipe, shape: Architecture) -> Any:

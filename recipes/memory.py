@@ -11,6 +11,7 @@ from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.launch import fully_sharded, zero_stage
+from recipes.pipeline import micro_batches_held, stage_shapes
 from recipes.recipe import Recipe
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -61,7 +62,26 @@ class MemoryBudget:
 
 
 def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
-    """The budget of a recipe with a base model of that shape, for each GPU.
+    """The budget of a recipe with a base model of that shape, for each GPU; of stages, for that which needs most.
+
+    Raises:
+        BadConfiguration: an adapter's target is no module of this model.
+    """
+    return max(budgets(recipe, shape), key=lambda budget: budget.needed)
+
+
+def budgets(recipe: Recipe, shape: Architecture) -> list[MemoryBudget]:
+    """Of each stage; one, where every GPU needs as much."""
+    if recipe.stages == 1:
+        return [budget_of(recipe, shape)]
+    return [
+        budget_of(recipe, stage, held=micro_batches_held(recipe, rank), heads=stage.heads)
+        for rank, stage in enumerate(stage_shapes(recipe, shape))
+    ]
+
+
+def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool = True) -> MemoryBudget:
+    """Of a GPU that has the activations of `held` micro-batches at once, and computes logits where it `heads`.
 
     Sharding is that of ZeRO (Rajbhandari et al. 2020, section 3): ddp copies everything; zero2 shards gradients and
     optimizer states; zero3 and fsdp full_shard shard weights too, and gather a block's when it is computed. Beside a base
@@ -85,7 +105,8 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
     whole = strategy == "fsdp" and recipe.method != "full"  # an adapter, with all that belongs to it
     of_adapter = 1 if whole else of_weights
     of_states = shards if strategy in ("fsdp", "deepspeed_zero3", "deepspeed_zero2") and not whole else 1
-    forward = forward_of(recipe, part.model_copy(update={"vocab_size": shape.vocab_size}))  # logits are gathered
+    logits = shape.vocab_size if heads else 0
+    forward = forward_of(recipe, part.model_copy(update={"vocab_size": logits}))  # logits are gathered
     # Full DPO keeps the base beside what it trains, and spread as that is.
     reference = sizes if recipe.method == "full" and recipe.objective == "dpo" else 0
     parts = {
@@ -94,7 +115,7 @@ def memory_budget(recipe: Recipe, shape: Architecture) -> MemoryBudget:
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
         "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
-        "activations": float(saved_bytes(forward)),
+        "activations": float(held * saved_bytes(forward)),
         "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),
         "gathered": gathered_bytes(recipe, part) if of_weights > 1 else 0.0,
     }

@@ -48,9 +48,12 @@ class StageShape(Architecture):
 
 
 def stage_of(rank: int, stages: int, layers: int, *, tied: bool) -> Stage:
-    """As many layers in each stage, or one more in some."""
+    """As many layers in each, or one more in those of the middle: the ends have the embedding and the head besides."""
+    each, more = divmod(layers, stages)
+    longer = (stages - more) // 2
+    first, stop = (each * place + min(max(place - longer, 0), more) for place in (rank, rank + 1))
     return Stage(
-        layers=range(layers * rank // stages, layers * (rank + 1) // stages),
+        layers=range(first, stop),
         first=rank == 0,
         last=rank == stages - 1,
         tied=tied,
@@ -75,6 +78,11 @@ def runs_1f1b(recipe: Recipe) -> bool:
 def micro_batches_held(recipe: Recipe, rank: int) -> int:
     """Of how many micro-batches a stage has activations at once."""
     return recipe.stages - rank if runs_1f1b(recipe) else recipe.gradient_accumulation
+
+
+def share_at_work(recipe: Recipe) -> float:
+    """The part of a step in which a stage computes: it waits for its first micro-batch, and for others after its last."""
+    return recipe.gradient_accumulation / (recipe.gradient_accumulation + recipe.stages - 1)
 
 
 def untried(recipe: Recipe, shape: Architecture | None) -> str | None:

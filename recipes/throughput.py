@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recipes.architecture import Architecture
 from recipes.gpus import gpu_named
+from recipes.pipeline import share_at_work
 from recipes.recipe import Recipe
 
 
@@ -50,7 +51,7 @@ def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = T
 def assumed_flops(recipe: Recipe) -> Range | None:
     """Operations a second of all processes together, where nobody has measured; none for GPUs that are not known."""
     processes = recipe.processes
-    share = 1.0 if processes == 1 else SCALING
+    share = (1.0 if processes == 1 else SCALING) * share_at_work(recipe)
     if recipe.hardware.gpus == 0:
         cores = recipe.hardware.cpu or 1
         return Range(*(cores * share * value for value in (CORE_FLOPS.low, CORE_FLOPS.likely, CORE_FLOPS.high)))

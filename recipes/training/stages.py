@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -84,13 +85,19 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.requires_grad:
-                weight.copy_(files.read(name.replace(f".{model.active_adapter}.", ".")))
+                weight.copy_(files.read(stored_name(name, model)))
 
 
 def save_adapter(model: PeftModel, parts: list[dict[str, torch.Tensor]], folder: Path) -> None:
-    """The adapter of all stages, as the library saves it of one process."""
-    whole = {name: weight for part in parts for name, weight in part.items()}
-    model.save_pretrained(str(folder), state_dict=whole, save_embedding_layers=False)
+    """The adapter of all stages, as the library saves it of one process; itself it saves no layers but those it sees."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    whole = {stored_name(name, model): weight for part in parts for name, weight in part.items()}
+    save_file(whole, folder / ADAPTER, {"format": "pt"})
+
+
+def stored_name(name: str, model: PeftModel) -> str:
+    """In an adapter's file, which does not say what the adapter is called in a model."""
+    return name.replace(f".{model.active_adapter}.", ".")
 
 
 def trained_of(model: nn.Module) -> dict[str, torch.Tensor]:

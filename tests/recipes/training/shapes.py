@@ -15,4 +15,4 @@ def shape(strategy: str, processes: int) -> dict[str, Any]:
 
 def rows_at_once(strategy: str) -> int:
     """In a micro-batch, so that two processes take four rows for a step."""
-    return 4 if strategy == "tensor" else 2
+    return 4 if strategy in ("tensor", "pipeline") else 2

@@ -169,6 +169,7 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
         ("deepspeed_zero3", MIXED),
         ("tensor", FULL),
         ("hybrid", FULL),
+        ("pipeline", FULL),
     ],
 )
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(

@@ -1,0 +1,148 @@
+"""Training in stages: the numbers of one process, and a run that is killed goes on with another number of stages.
+
+That it goes on bit-exactly with as many is in `test_killed`, and as LocalCompute starts it in `test_processes`.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from recipes.base_model import folder_digest
+from recipes.schema import Job, Manifest, Result
+from recipes.store import MANIFEST
+from recipes.training.samples import SAMPLES_SEEN
+from tests.recipes.training.forks import Forks, forks
+from tests.recipes.training.place import Place, facts
+from tests.recipes.training.shapes import shape
+
+pytestmark = pytest.mark.slow
+
+FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
+MIXED = FULL | {"dtype": "bfloat16", "gradient_checkpointing": True}
+ADAPTER = {"lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
+WINDOW = 16
+"""Tokens that a layer of the model `qwen2` looks back over, where it is one of those that do not see all."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a run said of itself at each step."""
+
+    losses: list[float]
+    norms: list[float]
+    validation: list[float]
+    rates: list[float]
+
+
+@pytest.fixture(scope="module")
+def started(place: Place) -> Iterator[Forks]:
+    with forks(place) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def deeper(place: Place) -> dict[str, Any]:
+    """Five layers, of which the last ones see a window alone; the head is not the embedding."""
+    tiny = place.folder / "model"
+    kept = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"}
+    stated = {name: value for name, value in json.loads((tiny / "config.json").read_text()).items() if name in kept}
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+    config = AutoConfig.for_model("qwen2", num_hidden_layers=5, tie_word_embeddings=False, **stated, **windows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config)
+    folder = place.folder / "deeper"
+    model.bfloat16().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    return {"base_model": {"uri": folder.as_uri(), "sha256": folder_digest(folder)}}
+
+
+def job_of(place: Place, work: Path, stages: int | None, **settings: Any) -> Job:
+    """In one process without a strategy where no number of stages is given."""
+    changed = settings | ({"distributed": shape("pipeline", stages)} if stages else {})
+    job = place.job(work, changed)
+    return job.model_copy(update={"distributed": place.recipe.changed(changed).distributed})
+
+
+def numbers(place: Place, work: Path) -> Numbers:
+    checkpoint = place.checkpoints(work).latest()
+    assert checkpoint
+    log = json.loads((checkpoint[1] / "trainer_state.json").read_text())["log_history"]
+    keys = ("loss", "grad_norm", "eval_loss", "learning_rate")
+    return Numbers(*([entry[key] for entry in log if key in entry] for key in keys))
+
+
+def weights(place: Place, result: Result, cache: Path) -> dict[str, torch.Tensor]:
+    (trained,) = (made for role, made in result.artifacts.items() if role != "base")
+    (file,) = place.store.fetch(trained, cache).glob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize(
+    ("stages", "times", "model", "method", "tolerance"),
+    [
+        (2, 4, "tied", ADAPTER, 1e-4),
+        (2, 4, "tied", FULL, 1e-4),
+        (2, 1, "tied", FULL, 1e-4),
+        (3, 4, "qwen2", FULL, 1e-4),
+        (3, 2, "qwen2", ADAPTER | {"gradient_checkpointing": True}, 1e-4),
+        (3, 4, "qwen2", MIXED, 1e-2),
+    ],
+)
+def test_stages_compute_what_one_process_does_on_the_same_rows(
+    place: Place,
+    started: Forks,
+    deeper: dict[str, Any],
+    tmp_path: Path,
+    stages: int,
+    times: int,
+    model: str,
+    method: dict[str, Any],
+    tolerance: float,
+) -> None:
+    settings = {"batch_size": 4 // times, "gradient_accumulation": times, "max_steps": 6, "max_grad_norm": 2.0, **method}
+    settings |= deeper if model == "qwen2" else {}
+    works = [tmp_path / f"{tmp_path.name}-{name}" for name in ("one", "cut")]
+    one, cut = (started.train(job_of(place, work, of, **settings)) for work, of in zip(works, (None, stages), strict=True))
+    expected, found = (numbers(place, work) for work in works)
+    assert len(found.losses) == len(found.norms) == 6 and len(found.validation) == 3
+    assert found.losses == pytest.approx(expected.losses, rel=tolerance)
+    assert found.norms == pytest.approx(expected.norms, rel=10 * tolerance)
+    assert found.validation == pytest.approx(expected.validation, rel=tolerance)
+    assert found.rates == expected.rates
+    whole, parts = (weights(place, result, tmp_path / "cache") for result in (one, cut))
+    assert whole.keys() == parts.keys()
+    assert all((parts[name].float() - of.float()).norm() < tolerance * 10 * of.float().norm() for name, of in whole.items())
+
+
+@pytest.mark.parametrize("method", [ADAPTER, FULL], ids=["adapter", "full"])
+def test_a_run_that_is_killed_goes_on_with_fewer_and_with_more_stages(
+    place: Place, started: Forks, deeper: dict[str, Any], tmp_path: Path, method: dict[str, Any]
+) -> None:
+    """Equal within the rounding of sums whose order differs: each step has the rows that it has undisturbed."""
+    chance = random.Random(7)
+    settings: dict[str, Any] = {"batch_size": 1, "gradient_accumulation": 4, "max_steps": 14, "eval_steps": 7}
+    settings |= {**method, **deeper}
+    works = [tmp_path / f"{tmp_path.name}-{name}" for name in ("whole", "changing")]
+    whole = started.train(job_of(place, works[0], 2, **settings))
+    job = job_of(place, works[1], 2, **settings)
+    for stages, until in ((2, 3), (1, 6), (3, 9)):
+        there = place.recipe.changed({"distributed": shape("pipeline", stages)}).distributed
+        started.kill(job.model_copy(update={"distributed": there}), until, chance)
+    result = started.train(job)
+    assert (facts(result).resumed_from or 0) >= 8
+    losses = facts(result).losses
+    assert losses == pytest.approx(facts(whole).losses, rel=1e-4) and list(losses) == list(range(1, 15))
+    checkpoint = place.checkpoints(works[1]).latest()
+    assert checkpoint
+    assert Manifest.model_validate_json((checkpoint[1] / MANIFEST).read_bytes()).facts[SAMPLES_SEEN] == 14 * 4
+    ended, undisturbed = (weights(place, of, tmp_path / "cache") for of in (result, whole))
+    assert all((ended[name] - of).norm() < 1e-3 * of.norm() for name, of in undisturbed.items())
