@@ -93,13 +93,18 @@ class Pipeline:
         labels = batch["labels"]
         self._items = (labels[:, 1:] != IGNORED).sum()
         given = (batch["input_ids"],) if self.rank == 0 else ()
-        learns = {"target": labels} if self.rank == self.last else {}
+        target = labels if self.rank == self.last else None
         losses: list[torch.Tensor] = []
         # Off by itself, but around all micro-batches: else each of them holds copies of its own of the weights in 16 bits.
         with torch.autocast(self.device.type, enabled=False):
-            self._schedule.step(
-                *given, position_ids=batch["position_ids"], losses=losses, return_outputs=False, **learns
-            )
+            try:
+                self._schedule.step(
+                    *given, position_ids=batch["position_ids"], target=target, losses=losses, return_outputs=False
+                )
+            except RuntimeError as error:  # in the schedule's words, which do not say that memory ran out
+                if error.__cause__ is None:
+                    raise
+                raise error.__cause__ from None
         self._add_up_tied()
         return self._of_last(torch.stack([loss.detach() for loss in losses]).sum() if losses else None)
 

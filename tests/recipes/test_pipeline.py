@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cut(stages: int, name: str = "zen-72b-full", **changes: Any) -> Recipe:
-    shape = {"distributed": {"strategy": "pipeline", "gpus_per_node": stages}, "hardware": {"gpus": stages, "gpu_type": "nvidia-a100-80gb"}}
+    shape = {
+        "distributed": {"strategy": "pipeline", "gpus_per_node": stages},
+        "hardware": {"gpus": stages, "gpu_type": "nvidia-a100-80gb"},
+    }
     return Recipe.named(name).changed(shape | changes)
 
 
@@ -61,7 +64,10 @@ def test_each_weight_is_in_one_stage_and_a_tied_embedding_at_both_ends() -> None
         (cut(4, "zen-72b-qlora"), "strategy pipeline has not been tried beside weights in NF4: use ddp, or method lora"),
         (cut(4, optimizer="adamw_8bit"), "strategy pipeline keeps the moments of adamw, and not those of adamw_8bit"),
         (cut(4, batch_size=2, gradient_accumulation=4, rows_per_step=7), "micro-batches of equally many rows"),
-        (cut(29, "zen-7b-full"), "strategy pipeline cuts between the 28 layers of the base model: take 28 processes at most"),
+        (
+            cut(29, "zen-7b-full"),
+            "cuts between the 28 layers of the base model: take 28 processes at most",
+        ),
     ],
 )
 def test_what_has_not_been_tried_is_not_taken(recipe: Recipe, named: str) -> None:
