@@ -127,7 +127,9 @@ def test_stages_compute_what_one_process_does_on_the_same_rows(
     assert found.rates == expected.rates
     whole, parts = (weights(place, result, tmp_path / "cache") for result in (one, cut))
     assert whole.keys() == parts.keys()
-    assert all((parts[name].float() - of.float()).norm() < tolerance * 10 * of.float().norm() for name, of in whole.items())
+    off = {name: (parts[name].float() - of.float()).norm() / of.float().norm() for name, of in whole.items()}
+    # A bias of all keys changes no attention: only rounding moves it.
+    assert all(far < 10 * tolerance for name, far in off.items() if not name.endswith("k_proj.bias")), off
 
 
 @pytest.mark.parametrize("method", [ADAPTER, FULL], ids=["adapter", "full"])
