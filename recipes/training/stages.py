@@ -80,12 +80,16 @@ def config_of(stage: Stage, config: Any) -> Any:
 
 
 def load_adapter(model: PeftModel, folder: Path) -> None:
-    """Of an adapter that was saved as a whole, the weights of this stage."""
-    files = RowFiles([folder / ADAPTER])
+    """The weights of this stage, of an adapter that was saved whole. Raises BadConfiguration: it is of another model."""
+    files = RowFiles(sorted(folder.glob(ADAPTER)))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.requires_grad:
-                weight.copy_(files.read(stored_name(name, model)))
+            if not weight.requires_grad:
+                continue
+            stored = stored_name(name, model)
+            if files.shape(stored) != weight.shape:
+                raise BadConfiguration(f"the adapter in {folder} does not fit the recipe: {stored} is another shape")
+            weight.copy_(files.read(stored))
 
 
 def save_adapter(model: PeftModel, parts: list[dict[str, torch.Tensor]], folder: Path) -> None:

@@ -19,13 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recipes.base_model import folder_digest
 from recipes.recipe import Recipe
-from recipes.schema import Job, Manifest, Result
+from recipes.schema import BadConfiguration, Job, Manifest, Result
 from recipes.store import MANIFEST
 from recipes.training.group import Group
 from recipes.training.model import load_for_training
 from recipes.training.pipeline_schedule import Pipeline
 from recipes.training.samples import SAMPLES_SEEN
-from recipes.training.stages import causal_of
+from recipes.training.stages import causal_of, load_adapter
 from tests.recipes.training.forks import Forks, forks
 from tests.recipes.training.place import Place, facts
 from tests.recipes.training.shapes import shape
@@ -93,6 +93,13 @@ def weights(place: Place, result: Result, cache: Path) -> dict[str, torch.Tensor
     return load_file(file)
 
 
+def beside_adapter(place: Place, result: Result) -> dict[str, str]:
+    """What is published beside an adapter's weights, by its digest; nothing of a run that left no adapter."""
+    adapter = result.artifacts.get("adapter")
+    files = place.store.manifest(adapter).files if adapter else ()
+    return {file.path: file.sha256 for file in files if not file.path.endswith(".safetensors")}
+
+
 @pytest.mark.parametrize(
     ("stages", "times", "model", "method", "tolerance"),
     [
@@ -127,6 +134,7 @@ def test_stages_compute_what_one_process_does_on_the_same_rows(
     assert found.rates == expected.rates
     whole, parts = (weights(place, result, tmp_path / "cache") for result in (one, cut))
     assert whole.keys() == parts.keys()
+    assert beside_adapter(place, one) == beside_adapter(place, cut)
     off = {name: (parts[name].float() - of.float()).norm() / of.float().norm() for name, of in whole.items()}
     # A bias of all keys changes no attention: only rounding moves it.
     assert all(far < 10 * tolerance for name, far in off.items() if not name.endswith("k_proj.bias")), off
@@ -155,6 +163,17 @@ def test_a_run_that_is_killed_goes_on_with_fewer_and_with_more_stages(
     assert Manifest.model_validate_json((checkpoint[1] / MANIFEST).read_bytes()).facts[SAMPLES_SEEN] == 14 * 4
     ended, undisturbed = (weights(place, of, tmp_path / "cache") for of in (result, whole))
     assert all((ended[name] - of).norm() < 1e-3 * of.norm() for name, of in undisturbed.items())
+
+
+def test_an_adapter_of_another_size_is_refused(place: Place, tmp_path: Path) -> None:
+    adapted = [load_for_training(place.folder / "model", place.recipe.changed({"lora_rank": rank})) for rank in (4, 8)]
+    adapted[0].save_pretrained(tmp_path)
+    load_adapter(adapted[0], tmp_path)
+    with pytest.raises(BadConfiguration, match=r"does not fit the recipe: base_model\.model\..* is another shape"):
+        load_adapter(adapted[1], tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(BadConfiguration, match="does not fit the recipe"):
+        load_adapter(adapted[0], tmp_path)
 
 
 @pytest.fixture
