@@ -118,10 +118,10 @@ def test_the_share_of_the_gpu_s_peak_is_logged_for_each_step(runs: Runs) -> None
     assert all(0 < share < 1 for share in shares.values())
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL)])
+@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("pipeline", FULL)])
 def test_two_gpus_compute_what_one_does_on_the_same_rows(runs: Runs, strategy: str, method: dict[str, Any]) -> None:
-    """Their gradients travel over NCCL."""
-    both = on_gpus(2, strategy)
+    """Their gradients travel over NCCL, and between stages what one computes for the next."""
+    both = on_gpus(2, strategy) | ({"gradient_accumulation": 2} if strategy == "pipeline" else {})
     one = runs.train(runs.job(f"gpu-{strategy}-one", batch_size=4, **method, **on_gpus(1, strategy)))
     two = runs.train(runs.job(f"gpu-{strategy}-two", batch_size=2, **method, **both))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=1e-4)
