@@ -5,12 +5,16 @@ and one micro-batch runs through it. So module names, parameter counts and activ
 at the real size, in seconds on any machine. Weights in NF4 are built in the type that they compute in: shapes are the same.
 """
 
+import gc
 import itertools
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging
@@ -22,6 +26,7 @@ from recipes.launch import sharding, torchrun
 from recipes.memory import autocasts, budgets, forward_of, trained_tensors
 from recipes.pipeline import stage_of, stage_shapes
 from recipes.recipe import Recipe
+from recipes.runner import look_for_cycles
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
 from recipes.training.model import with_adapter
 
@@ -130,6 +135,7 @@ def kept_bytes(model: Any, recipe: Recipe) -> int:
 
 
 def main() -> None:
+    look_for_cycles()
     logging.set_verbosity_error()
     try:
         found = [dry_run(Recipe.load(Path(name)) if "." in name else Recipe.named(name)) for name in sys.argv[1:]]

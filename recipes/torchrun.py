@@ -6,10 +6,14 @@ of themselves in `exit.json` is taken back, because the job was killed, and can 
 another has failed was not killed: a configuration that is bad was tried twelve times.
 """
 
+import gc
 import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+
+if __name__ == "__main__":
+    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -43,6 +47,7 @@ def exit_code(codes: Sequence[int]) -> int:
 
 
 def main() -> None:
+    gc.enable()
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as error:

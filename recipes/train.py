@@ -5,10 +5,14 @@ number (weights, optimizer, schedule, random states, place in the data) is in th
 from the job.
 """
 
+import gc
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
 
 import torch
 from transformers import PrinterCallback, set_seed
