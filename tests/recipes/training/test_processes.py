@@ -146,12 +146,13 @@ class Weighing(Sft):
 def test_two_processes_compute_what_one_does_on_the_same_rows(
     runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
-    name = f"{strategy}-{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
-    one = runs.train(runs.job(f"{name}-one", batch_size=4, **method))
+    trained = f"{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
+    name = f"{strategy}-{trained}"
+    one = runs.train(runs.job(f"{trained}-one", batch_size=4, **method))  # trained once, and found by the other strategies
     two = runs.train(runs.job(f"{name}-two", batch_size=rows_at_once(strategy), distributed=shape(strategy, 2), **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
-    validation = [dict(runs.losses(f"{name}-{which}", "eval/loss")) for which in ("one", "two")]
+    validation = [dict(runs.losses(which, "eval/loss")) for which in (f"{trained}-one", f"{name}-two")]
     assert set(validation[0]) == {2, 4, 6, 8} and validation[1] == pytest.approx(validation[0], rel=tolerance)
     if strategy in CUT and tolerance < 1e-3:
         folders = [runs.place.store.fetch(made.artifacts["weights"], runs.folder / "cache") for made in (one, two)]
