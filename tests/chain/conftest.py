@@ -68,6 +68,8 @@ def parameters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "sequence_length": 256,
         "max_steps": STEPS,
         "eval_steps": STEPS // 2,
+        # Two threads that wait for one another, beside all that works for the stack, took four times a step's time.
+        "hardware": {"cpu": 1, "memory": "4Gi"},
         "checkpoint": {"interval": "1h", "interval_steps": 4, "keep_last": 3},
     }
 
