@@ -22,7 +22,8 @@ class DatasetDefinition(Frozen):
     name: str
     description: str = ""
     source: str | None = Field(
-        None, description="file or folder, relative to the definition, or an s3:// address; none where it is uploaded"
+        None,
+        description="file or folder, relative to the definition, or an s3:// or kafka:// address; none where it is uploaded",
     )
     format: Literal["jsonl", "parquet", "csv", "arrow", "text"] = "jsonl"
     contract: Contract = Contract()

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,8 +79,10 @@ def record_of(event: Event, prefix: str) -> Record:
 class Kafka:
     """The brokers. A producer that failed is given up with all that it still holds, so that nothing of it comes late."""
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, brokers: str, security: Mapping[str, str] | None = None) -> None:
+        """`security` is how they are signed in to, in librdkafka's words."""
         self._brokers = brokers
+        self._security = dict(security or {})
         self._producer: Producer | None = None
         self._trouble = ""
 
@@ -132,6 +134,7 @@ class Kafka:
                 "compression.type": "zstd",
                 "error_cb": self._note,
                 "log_level": 0,  # it would log every attempt to connect
+                **self._security,
             }
         )
         try:
@@ -214,7 +217,7 @@ def run(settings: Settings, stopped: threading.Event) -> None:
     if settings.stream.brokers is None:
         raise BadConfiguration("no Kafka: set stream.brokers, such as kafka:9092 (HANZO_ML_STREAM_BROKERS)")
     database = Database(settings.database_url, settings.database.connect_seconds)
-    kafka = Kafka(settings.stream.brokers)
+    kafka = Kafka(settings.stream.brokers, settings.stream.security)
     relay = Relay(database, kafka, settings.stream.topic_prefix)
     said = ""
     while not stopped.is_set():

@@ -108,15 +108,19 @@ class Storage(Section):
     kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
     buckets: Buckets = Buckets()
     import_from: tuple[str, ...] = Field(
-        (), description="s3:// and file:// addresses below which anybody may have this server fetch a dataset; none at first"
+        (),
+        description="addresses from which anybody may have this server fetch a dataset: s3:// and file://, with all below, "
+        "kafka://BROKER or kafka://BROKER/TOPIC; none at first",
     )
 
     @field_validator("import_from")
     @classmethod
     def are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
-            if not re.fullmatch(r"(s3://[^/]+|file:///[^/]).*", address):
-                raise ValueError(f"{address!r} is no address such as s3://BUCKET/FOLDER or file:///FOLDER")
+            if not re.fullmatch(r"(s3://[^/]+|file:///[^/]).*|kafka://[\w.:,-]+(/[\w.-]*)?", address):
+                raise ValueError(
+                    f"{address!r} is no address such as s3://BUCKET/FOLDER, file:///FOLDER or kafka://BROKER:9092"
+                )
         return value
 
     @model_validator(mode="after")
@@ -141,6 +145,13 @@ class Storage(Section):
 class Stream(Section):
     brokers: str | None = Field(None, description="Kafka brokers; events stay in the database when unset")
     topic_prefix: str = Field("hanzo.ml", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how all brokers are spoken to, those of datasets too (kafka:// of storage.import_from)"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = Field(None, description="with sasl_password, for the protocols SASL_PLAINTEXT and SASL_SSL")
+    sasl_password: SecretStr | None = None
+    ca_file: str | None = Field(None, description="certificates that the brokers' are signed by; the system's when unset")
 
     @field_validator("brokers")
     @classmethod
@@ -148,6 +159,27 @@ class Stream(Section):
         if value is not None and not re.fullmatch(r"[^\s,:/]+(:\d{1,5})?(,[^\s,:/]+(:\d{1,5})?)*", value):
             raise ValueError(f"{value!r} is no list of addresses such as kafka-0:9092,kafka-1:9092")
         return value
+
+    @model_validator(mode="after")
+    def belongs_to_its_protocol(self) -> Self:
+        """What is set and not used would be a connection without it."""
+        signs_in = self.security_protocol.startswith("SASL_")
+        if (self.sasl_username is not None, self.sasl_password is not None) != (signs_in, signs_in):
+            raise ValueError(
+                "security_protocol SASL_SSL or SASL_PLAINTEXT needs sasl_username and sasl_password, no other does"
+            )
+        if self.ca_file and not self.security_protocol.endswith("SSL"):
+            raise ValueError("ca_file needs security_protocol SSL or SASL_SSL")
+        return self
+
+    @property
+    def security(self) -> dict[str, str]:
+        """In librdkafka's words."""
+        found = {"security.protocol": self.security_protocol}
+        if self.sasl_username is not None and self.sasl_password is not None:
+            found |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username}
+            found["sasl.password"] = self.sasl_password.get_secret_value()
+        return found | ({"ssl.ca.location": self.ca_file} if self.ca_file else {})
 
 
 class Auth(Section):

@@ -13,7 +13,8 @@ from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
-from hanzo_ml.cli.upload import format_of, metadata_of, progress_line, send_address, send_files, send_query
+from hanzo_ml.cli.topic import continued
+from hanzo_ml.cli.upload import ADDRESSES, format_of, metadata_of, progress_line, send_address, send_files, send_query
 from hanzo_ml.credentials import authorization
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -30,13 +31,18 @@ Rejected = Annotated[bool, typer.Option("--rejected", help="What a preparation r
 def create(
     name: Annotated[str, typer.Option(help="Name of the dataset.")],
     path: Annotated[
-        str | None, typer.Option(help="A file or a folder; or s3://... or file://..., which the server fetches.")
+        str | None,
+        typer.Option(help="A file or a folder; or s3://..., file://... or kafka://BROKER/TOPIC, which the server fetches."),
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="jsonl, parquet, csv, arrow or text; by default what the files' endings say.")
     ] = None,
     sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
     database: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="NAME@VERSION", help="Of a topic, only what came after the messages of this version."),
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A tag to find it by; may be repeated.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; may be repeated.")] = None,
     as_json: AsJson = False,
@@ -46,12 +52,14 @@ def create(
         raise Refused("give --path, or --sql together with --database")
     if sql is not None and format is not None:
         raise Refused("--format says what the files at --path are: leave it out, the rows of --sql have no format")
+    if since is not None:
+        path = continued(str(path), find(since))
     extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
     found = "jsonl" if path is None else format or format_of(path)
     fields = {"name": name, "format": found, "tags": tag or [], "metadata": extra}
     if sql is not None and database is not None:
         made = send_query(database, sql, fields)
-    elif str(path).startswith(("s3://", "file://")):
+    elif str(path).startswith(ADDRESSES):
         made = send_address(str(path), fields)
     else:
         made = send_files(str(path), fields)
@@ -197,7 +205,11 @@ def lineage(reference: Reference, as_json: AsJson = False) -> None:
         show(found)
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    parents = [*(f"dataset {name}" for name in found["parents"]), *(each["name"] for each in found["made_from"])]
+    parents = [
+        *found["origins"],
+        *(f"dataset {name}" for name in found["parents"]),
+        *(each["name"] for each in found["made_from"]),
+    ]
     for parent in dict.fromkeys(parents):
         console.print(f"  ↑ {parent}")
     console.print(f"{found['dataset']}  (transform: {found['transform']})")

@@ -23,6 +23,8 @@ ENDINGS = {
     "arrow": (".arrow", ".feather", ".ipc", ".arrows"),
     "text": (".txt", ".text"),
 }
+ADDRESSES = ("s3://", "file://", "kafka://")
+"""How those begin that the server fetches."""
 COMPRESSED = ("", ".gz", ".zst")
 NEVER = httpx.Timeout(30.0, read=None, write=600.0)
 """How long the server may take to check what it got: as long as that takes."""
@@ -77,7 +79,7 @@ class Watched(io.RawIOBase):
 def send_files(name: str, fields: dict[str, Any]) -> Any:
     """Upload a file, or all of the format in a folder."""
     if "://" in name:
-        raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://... or file://...")
+        raise Refused(f"nothing is fetched from {name}: give a file of this machine, s3://..., file://... or kafka://...")
     path = Path(name)
     files = local_files(path, str(fields["format"]))
     total = sum(file.stat().st_size for file in files)
@@ -113,6 +115,8 @@ def format_of(path: str) -> str:
 
     Text is taken where it is asked for: anything can be read as that, JSON lines in a `.txt` too.
     """
+    if path.startswith("kafka://"):  # the name of a topic may end as anything
+        return "jsonl"
     folder = Path(path)
     names = (file.name for file in folder.rglob("*")) if folder.is_dir() else (path,)
     found = sorted({format for name in names for format in ENDINGS if format != "text" and has_format(name, format)})

@@ -70,6 +70,7 @@ def create_from(
     checked_metadata(wanted.metadata or {})
     format = format_of(wanted.format)
     refuse_doubles(files)
+    origins = tuple(file.origin for file in files if file.origin)
     place = place_of(wanted.organization, wanted.name)
     claims = ChunkClaims(database, wanted.organization, place)
     claims.release_dead(store)
@@ -78,7 +79,7 @@ def create_from(
     try:
         with chunk_store(store, claims, holder, place) as chunks:
             content = read_all(files, format, chunks, progress)
-        version, is_new = Publication(database, store, claims, wanted, content).commit(holder)
+        version, is_new = Publication(database, store, claims, wanted, content, origins).commit(holder)
     except BaseException:
         claims.release(store, holder)
         raise
@@ -102,6 +103,7 @@ class Publication:
     claims: ChunkClaims
     wanted: NewVersion
     content: Content
+    origins: Sequence[str]
 
     def commit(self, holder: str) -> tuple[DatasetVersion, bool]:
         """Manifests under the next number, then the row, in one short transaction. The id of the version is `holder`.
@@ -147,7 +149,11 @@ class Publication:
         return {"dataset": self.wanted.name, "organization": self.wanted.organization}
 
     def _source(self) -> Manifest:
-        return Manifest(kind="source", files=self.content.source, facts={**self._whose(), "format": self.wanted.format})
+        facts = {**self._whose(), "format": self.wanted.format, **self._whence()}
+        return Manifest(kind="source", files=self.content.source, facts=facts)
+
+    def _whence(self) -> dict[str, JsonValue]:
+        return {"origins": list(self.origins)} if self.origins else {}
 
     def _records(self, source: Artifact) -> Manifest:
         facts: dict[str, JsonValue] = {
@@ -174,7 +180,11 @@ class Publication:
             splits={},
             metadata=dict(self.wanted.metadata or {}),
             tags=list(self.wanted.tags),
-            lineage={"parent_datasets": list(self.wanted.parents), "transform": self.wanted.transform},
+            lineage={
+                "parent_datasets": list(self.wanted.parents),
+                "transform": self.wanted.transform,
+                **self._whence(),
+            },
             content_sha256=self.content.sha256,
             artifact=artifact,
         )

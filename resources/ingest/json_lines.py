@@ -15,6 +15,7 @@ BLOCK = 1 << 20
 LONGEST = 64 << 20
 """Bytes of a line: one that never ends would take all memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+decode = msgspec.json.Decoder().decode
 QUOTE = b"\\u0022"
 """A quote as some programs escape it. A canonical line has another form of it, whose quote makes up for one that is gone."""
 
@@ -41,30 +42,34 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
 
     With each record comes its canonical line, since that tells cheaply what the record has lost.
     """
-    decode = msgspec.json.Decoder().decode
     is_empty = True
     for number, raw in enumerate(lines_of(stream), start=1):
-        try:
-            row = decode(raw)
-        except (ValueError, RecursionError):
-            said = raw.removeprefix(BYTE_ORDER_MARK)
-            if not said or said.isspace():
-                continue
-            row = slowly(raw)
-        if is_empty and type(row) is not dict and is_document(raw):
+        said = raw.removeprefix(BYTE_ORDER_MARK)
+        if not said or said.isspace():
+            continue
+        found = record_in(raw)
+        if is_empty and isinstance(found, str) and is_document(raw):
             each = "." if raw.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{") else "'.[]'"
             yield Problem(f"is one JSON document over all its lines: write one object a line, as `jq -c {each} FILE` does")
             return
         is_empty = False
-        if type(row) is dict:
-            line = canonical_line(row)
-            # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
-            problem = lost(raw) if raw.count(b'"') != line.count(b'"') or QUOTE in raw else None
-            yield (row, line) if problem is None else Problem(problem, f"line {number}")
-        else:
-            yield Problem(row.reason if isinstance(row, Problem) else "not a JSON object", f"line {number}")
+        yield Problem(found, f"line {number}") if isinstance(found, str) else found
     if is_empty:
         yield Problem("is empty: a dataset needs at least one record")
+
+
+def record_in(raw: bytes) -> tuple[dict[str, Any], bytes] | str:
+    """The record that a line is, with its canonical line; or why it is none."""
+    try:
+        row = decode(raw)
+    except (ValueError, RecursionError):
+        row = slowly(raw)
+    if type(row) is not dict:
+        return row.reason if isinstance(row, Problem) else "not a JSON object"
+    line = canonical_line(row)
+    # Of a repeated key, the reader keeps the last value: the quotes of the others are gone. Some may have come, too.
+    problem = lost(raw) if raw.count(b'"') != line.count(b'"') or QUOTE in raw else None
+    return (row, line) if problem is None else problem
 
 
 def is_document(first: bytes) -> bool:

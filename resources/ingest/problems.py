@@ -28,6 +28,6 @@ class Problems:
         if len(self.first) < SHOWN:
             self.first.append(f"{file}, {problem.where}: {problem.reason}" if problem.where else f"{file} {problem.reason}")
 
-    def refusal(self) -> HanzoError:
+    def refusal(self, advice: str = "correct the file and create it again") -> HanzoError:
         more = f" (and {self.count - SHOWN} more)" if self.count > SHOWN else ""
-        return invalid(f"{'; '.join(self.first)}{more}. Nothing was stored: correct the file and create it again")
+        return invalid(f"{'; '.join(self.first)}{more}. Nothing was stored: {advice}")

@@ -1,11 +1,11 @@
-"""Raw files at an address: `file://` or `s3://`, of any bucket that the server's own keys may read (row B12).
+"""Raw files at an address: `file://`, `s3://` of any bucket that the server's own keys may read, or `kafka://` (row B12).
 
 Over HTTP only what the operator allows (`storage.import_from`): or whoever may create a dataset could read the server's own
 disk, and other organizations' buckets, by it.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,7 @@ from recipes.schema import StoreAddress
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.ingest.formats import ENDINGS, Format, has_format
 from resources.ingest.sources import SourceFile, local_files
+from resources.ingest.topic_address import SCHEME, is_granted, read_topic_address
 from resources.settings import Settings
 
 AWS = "https://s3.amazonaws.com"
@@ -25,7 +26,7 @@ CHUNK = 4 << 20
 
 
 def is_address(text: str) -> bool:
-    return text.startswith(("s3://", "file://"))
+    return text.startswith(("s3://", "file://", SCHEME))
 
 
 def allowed_files(settings: Settings, address: str, format: Format) -> list[SourceFile]:
@@ -36,17 +37,28 @@ def allowed_files(settings: Settings, address: str, format: Format) -> list[Sour
     """
     if not is_address(address):
         raise invalid(
-            f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3:// or file://"
+            f"{address[:100]!r} is no address that this server can fetch: give one that begins with s3://, file:// or "
+            "kafka://"
         )
-    allowed = any(lies_below(address, each) for each in settings.storage.import_from)
-    if not allowed or is_our_own(settings, address):
+    if not is_allowed(address, settings.storage.import_from) or is_our_own(settings, address):
         message = "This server fetches nothing from there: upload the files, or have its operator add storage.import_from"
         raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
     return files_at(settings, address, format)
 
 
+def is_allowed(address: str, allowed: Sequence[str]) -> bool:
+    if address.startswith(SCHEME):
+        return is_granted(read_topic_address(address), allowed)
+    return any(lies_below(address, each) for each in allowed)
+
+
 def is_our_own(settings: Settings, address: str) -> bool:
-    """Whether an address is where this server keeps what it stores, which is of all organizations."""
+    """Whether an address is where this server keeps what it stores, or tells what happens, which is of all organizations.
+
+    A topic is known by its name: the same brokers have many.
+    """
+    if address.startswith(SCHEME):
+        return read_topic_address(address).topic.startswith(f"{settings.stream.topic_prefix}.")
     if address.startswith("file://"):
         place = path_of(address).resolve()
         return place.is_relative_to(settings.home) or settings.home.is_relative_to(place)
@@ -75,6 +87,8 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
         if any(not (root / file.path).resolve().is_relative_to(root) for file in found if root.is_dir()):
             raise invalid("the folder holds links to files outside of it: copy them there")
         return found
+    if address.startswith(SCHEME):
+        return [messages_at(settings, address, format)]
     bucket_name, _, key = address.removeprefix("s3://").partition("/")
     if not bucket_name:
         raise invalid(f"{address} names no bucket: write s3://BUCKET/KEY")
@@ -90,6 +104,14 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
         raise invalid(f"there is no *{ENDINGS[format][0]} file at {address}")
     prefix = f"{key}/" if key else ""
     return [SourceFile(each.removeprefix(prefix), download(bucket, each, address)) for each in found_keys]
+
+
+def messages_at(settings: Settings, address: str, format: Format) -> SourceFile:
+    from resources.ingest.topic import topic_file  # librdkafka: few ask for it, and a server's start need not wait
+
+    if format is not Format.JSONL:
+        raise invalid(f"a topic's messages are read as jsonl, and not as {format}: leave the format out")
+    return topic_file(read_topic_address(address), settings.stream.security)
 
 
 def is_object(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> bool:

@@ -19,11 +19,15 @@ def unknown() -> State:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A raw file: `path` is relative to the dataset's source. `state` is another one once somebody has written to it."""
+    """A raw file: `path` is relative to the dataset's source. `state` is another one once somebody has written to it.
+
+    `origin` is where what it holds can be had again, of one that was made for us; it stands in the version's lineage.
+    """
 
     path: str
     open: Callable[[], AbstractContextManager[BinaryIO]]
     state: Callable[[], State] = unknown
+    origin: str | None = None
 
     @property
     def name(self) -> str:

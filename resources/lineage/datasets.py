@@ -29,10 +29,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it."""
+    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it.
+
+    `origins` are addresses at which a version's raw files could be had, of those that were made for it.
+    """
 
     parents: list[str]
     transform: object
+    origins: list[str]
     made_from: list[Made]
     children: list[str]
     made_into: list[Made]
@@ -43,6 +47,7 @@ def lineage(connection: Connection, version: DatasetVersion) -> Lineage:
     return Lineage(
         parents=list(version.lineage["parent_datasets"]),
         transform=version.lineage["transform"],
+        origins=list(version.lineage.get("origins", ())),
         made_from=[made(connection, artifact) for artifact in ancestors(connection, version.artifact)],
         children=[each.name.removeprefix("dataset ") for each in found if each.kind == "dataset"],
         made_into=[each for each in found if each.kind != "dataset"],

@@ -37,7 +37,9 @@ def create(
     settings: SettingsOf,
     caller: CallerOf,
     files: Annotated[list[UploadFile] | None, File()] = None,
-    source: Annotated[str | None, Form(description="s3:// or file:// address, below one that the server allows")] = None,
+    source: Annotated[
+        str | None, Form(description="s3://, file:// or kafka:// address, below one that the server allows")
+    ] = None,
     format: Annotated[str, Form()] = "jsonl",
     tags: Annotated[list[str] | None, Form()] = None,
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",

@@ -1,0 +1,140 @@
+"""`kafka://BROKER,BROKER/TOPIC?from=0:12,1:40&until=0:20,1:55`: messages of a Kafka topic, by partition (row B12).
+
+What belongs here: what an address says. What does not: asking the brokers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from resources.errors import invalid
+
+SCHEME = "kafka://"
+PORT = 9092
+BROKER = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?")
+TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+"""As Kafka allows them."""
+OFFSETS = re.compile(r"\d{1,9}:\d{1,18}(,\d{1,9}:\d{1,18})*")
+FORM = "write kafka://BROKER:9092/TOPIC, several brokers with commas between them"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Offsets of a partition; `until` is not included."""
+
+    partition: int
+    first: int
+    until: int
+
+
+@dataclass(frozen=True)
+class TopicAddress:
+    """`first` and `until` are by partition: where `until` names some, the others are not read."""
+
+    brokers: tuple[str, ...]
+    topic: str
+    first: Mapping[int, int]
+    until: Mapping[int, int] | None
+    skips_tombstones: bool
+
+    @property
+    def place(self) -> str:
+        return f"{SCHEME}{','.join(self.brokers)}/{self.topic}"
+
+    def pinned(self, ranges: Sequence[Range]) -> str:
+        """The address of exactly these messages: it means the same for as long as Kafka keeps them."""
+        first = offsets_text((each.partition, each.first) for each in ranges)
+        until = offsets_text((each.partition, each.until) for each in ranges)
+        return f"{self.place}?from={first}&until={until}{'&tombstones=skip' if self.skips_tombstones else ''}"
+
+
+def read_topic_address(address: str) -> TopicAddress:
+    """Raises 400 for what is no address of a topic."""
+    try:
+        parts = urlsplit(address)
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM}") from None
+    brokers = parts.netloc.split(",")
+    topic = parts.path.removeprefix("/").removesuffix("/")
+    if parts.fragment or not all(BROKER.fullmatch(broker) for broker in brokers) or not TOPIC.fullmatch(topic):
+        raise invalid(f"{address[:200]!r} is no address of a Kafka topic: {FORM}")
+    said = dict(query)
+    if unknown := sorted(said.keys() - {"from", "until", "tombstones"}):
+        raise invalid(f"a topic's address has no '{unknown[0][:100]}': it takes from, until and tombstones")
+    if len(said) < len(query):
+        raise invalid("a topic's address says something twice: give from, until and tombstones once each")
+    if said.get("tombstones", "skip") != "skip":
+        raise invalid("tombstones of a topic's address can only be skip: leave it out to refuse messages without a value")
+    return TopicAddress(
+        brokers=tuple(dict.fromkeys(with_port(broker) for broker in brokers)),
+        topic=topic,
+        first=read_offsets("from", said["from"]) if "from" in said else {},
+        until=read_offsets("until", said["until"]) if "until" in said else None,
+        skips_tombstones="tombstones" in said,
+    )
+
+
+def with_port(broker: str) -> str:
+    return broker.lower() if ":" in broker else f"{broker.lower()}:{PORT}"
+
+
+def read_offsets(name: str, text: str) -> dict[int, int]:
+    if not OFFSETS.fullmatch(text):
+        raise invalid(
+            f"{name} of a topic's address is PARTITION:OFFSET, several with commas between them, such as 0:12,1:40"
+        )
+    pairs = [pair.split(":") for pair in text.split(",")]
+    found = {int(partition): int(offset) for partition, offset in pairs}
+    if len(found) < len(pairs):
+        raise invalid(f"{name} of a topic's address names a partition twice: give one offset for each")
+    return found
+
+
+def offsets_text(offsets: Iterable[tuple[int, int]]) -> str:
+    return ",".join(f"{partition}:{offset}" for partition, offset in offsets)
+
+
+def is_granted(address: TopicAddress, allowed: Sequence[str]) -> bool:
+    """Whether every broker of an address is allowed for its topic: `kafka://BROKER` allows all topics of that one.
+
+    One broker that nobody allowed would be one that the server is made to call.
+    """
+    return all(any(grants(each, broker, address.topic) for each in allowed) for broker in address.brokers)
+
+
+def grants(allowed: str, broker: str, topic: str) -> bool:
+    if not allowed.startswith(SCHEME):
+        return False
+    brokers, _, granted = allowed.removeprefix(SCHEME).rstrip("/").partition("/")
+    return broker in map(with_port, brokers.split(",")) and granted in ("", topic)
+
+
+def ranges_of(address: TopicAddress, kept: Mapping[int, tuple[int, int]]) -> list[Range]:
+    """The offsets that an address means, of partitions of which Kafka keeps those from the first up to the second number.
+
+    Raises:
+        HanzoError: 400 where it names some that are not there, or no longer.
+    """
+    found = []
+    for partition in sorted({*address.first, *(kept if address.until is None else address.until)}):
+        if partition not in kept:
+            raise invalid(f"topic {address.topic} has no partition {partition}: correct from and until")
+        low, high = kept[partition]
+        first = address.first.get(partition, low)
+        until = high if address.until is None else address.until.get(partition, first)
+        if first < low and first < until:
+            raise invalid(
+                f"offsets {first} to {low - 1} of partition {partition} of topic {address.topic} are gone: Kafka keeps no "
+                f"message before {low}. Begin there (from={partition}:{low}), and so without them"
+            )
+        if max(first, until) > high:
+            raise invalid(
+                f"partition {partition} of topic {address.topic} ends at offset {high}, and {max(first, until)} is not "
+                "there yet: wait, or correct from and until. A topic that was deleted and made anew counts from 0 again"
+            )
+        if until < first:
+            raise invalid(f"partition {partition}: until {until} lies before from {first}: correct them")
+        found.append(Range(partition, first, until))
+    return found
