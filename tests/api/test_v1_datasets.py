@@ -369,6 +369,7 @@ def test_a_deleted_version_is_gone_and_one_in_use_stays(http: httpx.Client) -> N
         "http://169.254.169.254/latest/meta-data",
         "/etc/passwd",
         "gopher://x",
+        "kafka://127.0.0.1:1/orders",
         "",
     ],
 )
