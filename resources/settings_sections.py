@@ -175,7 +175,7 @@ class Stream(Section):
     @property
     def security(self) -> dict[str, str]:
         """In librdkafka's words."""
-        found = {"security.protocol": self.security_protocol}
+        found: dict[str, str] = {"security.protocol": self.security_protocol}
         if self.sasl_username is not None and self.sasl_password is not None:
             found |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username}
             found["sasl.password"] = self.sasl_password.get_secret_value()

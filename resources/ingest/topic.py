@@ -149,7 +149,7 @@ class Topic:
         self._consumer.assign([TopicPartition(self._address.topic, wanted.partition, wanted.first)])
         ended: int | None = None
         while (message := self._consumer.poll(ANSWERS_WITHIN_SECONDS)) is not None:
-            error, offset = message.error(), message.offset()
+            error, offset = message.error(), message.offset() or 0
             if error is None:
                 if offset < wanted.until:
                     yield message
