@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,14 +31,19 @@ class Example:
     labels: tuple[int, ...]
 
 
+def record_tokenizer(tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> RecordTokenizer:
+    """What makes the tokens of records, as preparation does."""
+    with TemporaryDirectory() as folder:
+        parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
+        write_frozen(tokenizer, Path(folder), parameters)
+        return RecordTokenizer(Path(folder), parameters)
+
+
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], system_prompt: str | None
 ) -> list[Tokens | Unfit]:
     """Each record's tokens in full length, as preparation makes them too; or why it has none."""
-    with TemporaryDirectory() as folder:
-        parameters = TokenizeParameters(tokenizer=tokenizer.name_or_path, system_prompt=system_prompt)
-        write_frozen(tokenizer, Path(folder), parameters)
-        encoder = RecordTokenizer(Path(folder), parameters)
+    encoder = record_tokenizer(tokenizer, system_prompt)
     return encoder.tokenize([record.row for record in records], [record.layout for record in records])
 
 
@@ -59,28 +64,49 @@ def encode(
     Raises:
         BadConfiguration: no record is left.
     """
-    if not records:
-        raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
-    examples = []
-    refused: list[Unfit] = []
-    cut = 0
-    for found in tokenize(tokenizer, records, system_prompt):
-        if isinstance(found, Unfit):
-            refused.append(found)
-        elif (tokens := found.cut(max_length)).teaches:
-            examples.append(example_of(tokens))
-            cut += len(tokens) < len(found)
-    if refused:
-        say(f"{len(refused)} of {len(records)} records left out: the first {refused[0]}")
-    if not examples and refused:
-        raise BadConfiguration(f"no record can be trained on: the first {refused[0]}")
-    if not examples:
-        raise BadConfiguration(f"no answer fits into sequence_length {max_length}: raise it in the recipe")
-    if left_out := len(records) - len(examples) - len(refused):
-        say(f"{left_out} of {len(records)} records {filled_by_prompts(max_length)}")
-    if cut:
-        say(f"{cut} of {len(records)} records {cut_at(max_length)}")
+    tally = Tally(max_length)
+    examples = [example_of(tokens) for tokens in tally.kept(tokenize(tokenizer, records, system_prompt) if records else ())]
+    tally.tell()
     return examples
+
+
+@dataclass
+class Tally:
+    """Cuts records at `max_length` tokens, and counts what becomes of them."""
+
+    max_length: int
+    records: int = 0
+    num_kept: int = 0
+    cut: int = 0
+    refused: int = 0
+    first_refused: Unfit | None = None
+
+    def kept(self, found: Iterable[Tokens | Unfit]) -> Iterator[Tokens]:
+        """Those that teach something."""
+        for each in found:
+            self.records += 1
+            if isinstance(each, Unfit):
+                self.refused += 1
+                self.first_refused = self.first_refused or each
+            elif (tokens := each.cut(self.max_length)).teaches:
+                self.num_kept += 1
+                self.cut += len(tokens) < len(each)
+                yield tokens
+
+    def tell(self) -> None:
+        """Say what was left out and cut. Raises BadConfiguration where nothing is left."""
+        if not self.records:
+            raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
+        if self.refused:
+            say(f"{self.refused} of {self.records} records left out: the first {self.first_refused}")
+        if not self.num_kept and self.refused:
+            raise BadConfiguration(f"no record can be trained on: the first {self.first_refused}")
+        if not self.num_kept:
+            raise BadConfiguration(f"no answer fits into sequence_length {self.max_length}: raise it in the recipe")
+        if left_out := self.records - self.num_kept - self.refused:
+            say(f"{left_out} of {self.records} records {filled_by_prompts(self.max_length)}")
+        if self.cut:
+            say(f"{self.cut} of {self.records} records {cut_at(self.max_length)}")
 
 
 def cut_at(length: int) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,16 @@ def record_of(row: Mapping[str, Any]) -> Record:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """One row a line."""
+    return list(json_lines(path))
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """One row a line. Only a newline ends one: JSON texts may hold the other separators that `splitlines` knows."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -60,14 +68,17 @@ def read_records(folder: Path) -> list[Record]:
     Raises:
         BadConfiguration: one has no layout that a model could be trained on; the message names its file and line.
     """
-    records = []
+    return list(each_record(folder))
+
+
+def each_record(folder: Path) -> Iterator[Record]:
+    """As `read_records`, without holding them."""
     for file in sorted(folder.glob("*.jsonl")):
-        for line, row in enumerate(read_json_lines(file), start=1):
+        for line, row in enumerate(json_lines(file), start=1):
             try:
-                records.append(record_of(row))
+                yield record_of(row)
             except Unfit as problem:
                 raise BadConfiguration(f"{file.name}, line {line}: the record {problem}") from None
-    return records
 
 
 def normalize(text: str) -> str:

@@ -14,8 +14,9 @@ from recipes.preparation.tokens import Tokens
 from recipes.recipe import Recipe
 from recipes.records import read_records, record_of
 from recipes.schema import BadConfiguration, Result
+from recipes.training.packed_rows import PackedRows
 from recipes.training.packing import pack
-from recipes.training.prepared_rows import PreparedRows, is_prepared
+from recipes.training.prepared_rows import is_prepared, prepared_rows
 from recipes.training.rows import packed
 from tests.recipes.preparation.place import Place, questions
 from tests.recipes.tiny_model import make_tokenizer
@@ -42,8 +43,8 @@ def rows_of(place: Place, prepared: Result) -> Any:
     split = prepared.artifacts["train"]
     folder = place.store.fetch(split, place.folder)
 
-    def rows(wanted: Recipe, tokenizer: Any = None) -> PreparedRows:
-        return PreparedRows(folder, place.store.manifest(split), tokenizer or make_tokenizer(), wanted, padding=0)
+    def rows(wanted: Recipe, tokenizer: Any = None) -> PackedRows:
+        return prepared_rows(folder, place.store.manifest(split), tokenizer or make_tokenizer(), wanted, padding=0)
 
     rows.folder = folder  # type: ignore[attr-defined]
     return rows
