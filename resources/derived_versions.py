@@ -187,7 +187,8 @@ def schema_of(schema: Mapping[str, str], parameters: PrepareParameters, facts: M
     for column in filled if isinstance(filled, dict) else ():
         made[column] = with_kind(made[column], NAMES[type(clean.fill[column])])
     for always_there in [*clean.fill, *clean.required]:
-        made[always_there] = made[always_there].removesuffix("?")
+        kinds = made[always_there].removesuffix("?").split("|")
+        made[always_there] = "|".join(kind for kind in kinds if kind != "null")
     for masked in retyped if isinstance(retyped, list) else ():
         made[str(masked)] = with_kind(made[str(masked)], "string")
     return made

@@ -103,6 +103,6 @@ def test_what_cannot_be_meant_is_refused(clean: dict[str, Any], said: str) -> No
 
 def test_the_schema_of_what_was_filled() -> None:
     parameters = PrepareParameters(clean=CleanParameters(required=("a",), fill={"b": "x", "c": 2, "d": True}))
-    parent = {"a": "string?", "b": "integer?", "c": "integer?", "d": "?", "e": "number?"}
+    parent = {"a": "null|string?", "b": "integer|null?", "c": "integer?", "d": "null", "e": "number?"}
     made = schema_of(parent, parameters, {"retyped": ["e"], "filled": {"b": 3, "d": 1}})
     assert made == {"a": "string", "b": "integer|string", "c": "integer", "d": "boolean", "e": "number|string?"}
