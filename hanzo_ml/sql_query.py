@@ -1,6 +1,6 @@
 """The rows of a SQL query as JSON lines: read where the database can be reached, and never by a statement that writes.
 
-Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.columnar`):
+Of SQLite and PostgreSQL. Values are in the forms that datasets have for those of Arrow (`resources.ingest.column_values`):
 decimals, dates and times are texts, binary values base64.
 """
 

@@ -31,3 +31,8 @@ class Problems:
     def refusal(self, advice: str = "correct the file and create it again") -> HanzoError:
         more = f" (and {self.count - SHOWN} more)" if self.count > SHOWN else ""
         return invalid(f"{'; '.join(self.first)}{more}. Nothing was stored: {advice}")
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, for a refusal: the rest is for those who know the library."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
