@@ -16,11 +16,8 @@ def format_names(version: ModelVersion, made: Mapping[str, Artifact], quantizati
 
     def name(kind: str, digest: str) -> str:
         quantized = f"{kind}-{quantization.lower()}"
-        names = (
-            kind,
-            quantized,
-            f"{quantized}-{digest[:8]}",
-        )  # the last where another release computes the last bits otherwise
+        of_these_bytes = f"{quantized}-{digest[:8]}"  # another release may compute the last bits otherwise
+        names = (kind, quantized, of_these_bytes)
         return next(name for name in names if name not in version.artifacts or there.get(name) == digest)
 
     return {name(kind, artifact.digest): artifact for kind, artifact in made.items()}

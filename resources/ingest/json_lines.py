@@ -44,10 +44,9 @@ def json_records(stream: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes] | Pr
     """
     is_empty = True
     for number, raw in enumerate(lines_of(stream), start=1):
-        said = raw.removeprefix(BYTE_ORDER_MARK)
-        if not said or said.isspace():
-            continue
         found = record_in(raw)
+        if isinstance(found, str) and not raw.removeprefix(BYTE_ORDER_MARK).strip():
+            continue
         if is_empty and isinstance(found, str) and is_document(raw):
             each = "." if raw.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{") else "'.[]'"
             yield Problem(f"is one JSON document over all its lines: write one object a line, as `jq -c {each} FILE` does")
