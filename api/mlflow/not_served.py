@@ -30,6 +30,7 @@ NOT_SERVED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("prompt-optimization", "genai", "jobs"), "jobs of its own kind"),
         **dict.fromkeys(("assistant", "demo"), "assistant and no demo"),
         "mcp-servers": "MCP servers",
+        "skills": "skills",
     },
 }
 """By the version of the API, what comes after `/mlflow/`, and what a user calls it. Workspaces are not among them: for these

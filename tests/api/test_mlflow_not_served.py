@@ -56,6 +56,8 @@ def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) 
         ("/api/3.0/mlflow/datasets/create", "evaluation datasets"),
         ("/api/3.0/mlflow/scorers/register", "scorers"),
         ("/api/3.0/mlflow/gateway/secrets/create", "AI gateway"),
+        ("/api/3.0/mlflow/skills", "skills"),
+        ("/api/3.0/mlflow/skills/greeting/versions", "skills"),
     ],
 )
 def test_what_is_not_here_is_named(http: TestClient, path: str, what: str) -> None:
