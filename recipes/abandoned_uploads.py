@@ -18,14 +18,13 @@ from recipes.schema import StoreAddress
 DAY = 24 * 3600.0
 
 
-def remove_abandoned(address: StoreAddress, older_than: float = DAY) -> int:
-    """Remove the beginnings of objects. Returns how many there were.
+def remove_abandoned(address: StoreAddress) -> int:
+    """Remove the beginnings of objects that are a day old. Returns how many there were.
 
-    Args:
-        older_than: in seconds. What is younger may be another process' upload on its way.
+    What is younger may be another process' upload on its way.
     """
     root = local_root(address)
-    before = time.time() - older_than
+    before = time.time() - DAY
     return abort_in_buckets(address, before) if root is None else unlink_below(root, before)
 
 

@@ -10,7 +10,7 @@ few square roots of the segment's length, which takes the place of a table of fe
 
 import math
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -164,29 +164,17 @@ def numbered(segments: Sequence[Segment], found: Mapping[Segment, Sequence[Found
         first += segment.count
 
 
-def publish_index(
-    store: Store, artifact: Artifact, lines: Iterable[bytes], scratch: Path, origins: Iterable[int] | None = None
+def publish_hashes(
+    store: Store, artifact: Artifact, texts: Hashes, hashes: Hashes, scratch: Path, origins: Hashes | None = None
 ) -> None:
     """Index the records of an artifact whose files are no chunks.
 
     Args:
-        lines: its records in their order, in any form of JSON.
+        texts: the first part of the fingerprint of each record, in their order.
+        hashes: the second part.
         scratch: a folder for the index's own files.
         origins: the record hash of what each record was made of, where that is another record.
     """
-    texts, hashes = array("Q"), array("Q")
-    for line in lines:
-        found = fingerprint_of(line)
-        texts.append(found.text)
-        hashes.append(found.record)
-    made_of = None if origins is None else hashes_in(array("Q", origins))
-    publish_hashes(store, artifact, hashes_in(texts), hashes_in(hashes), scratch, made_of)
-
-
-def publish_hashes(
-    store: Store, artifact: Artifact, texts: Hashes, hashes: Hashes, scratch: Path, origins: Hashes | None = None
-) -> None:
-    """`publish_index` for records whose fingerprints are known: `texts` and `hashes` are their two parts."""
     scratch.mkdir(parents=True, exist_ok=True)
     scratch.joinpath(RECORDS).write_bytes(sorted_segment(texts, hashes))
     if origins is not None:

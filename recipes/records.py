@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,23 +43,12 @@ def record_of(row: Mapping[str, Any]) -> Record:
     return Record(row, layout_of(row))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """One row a line."""
-    return list(json_lines(path))
-
-
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """One row a line. Only a newline ends one: JSON texts may hold the other separators that `splitlines` knows."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
                 yield json.loads(line)
-
-
-def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """One row a line, keys in the rows' own order, so that equal rows are equal bytes."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_records(folder: Path) -> list[Record]:

@@ -11,7 +11,6 @@ from recipes.recipe import Recipe
 from recipes.schema import Job, Program, StoreAddress, Tracking
 from recipes.store import Store
 
-BUCKETS = ("datasets", "models", "checkpoints")
 NF4 = {"base_dtype": "nf4", "double_quant": True}
 HELD_OUT = 4
 """Records of the validation split, which the program asks for and nobody else has."""

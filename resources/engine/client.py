@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -18,44 +18,8 @@ ANSWER_SECONDS = 600
 LOOK_SECONDS = 10
 
 
-class Engine(Protocol):
-    """An inference engine that serves registered models."""
-
-    def deploy(
-        self,
-        name: str,
-        version: int,
-        path: Path,
-        sha256: str,
-        smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
-        deployment: int = 0,
-    ) -> Served:
-        """Serve this file as `name`, in place of what `name` served, without a failed request.
-
-        Raises:
-            ChecksumMismatch: the file is not the registered one; nothing has changed.
-            SmokeFailed: it does not load or does not answer; nothing has changed.
-            EngineUnavailable: no engine answers.
-        """
-        ...
-
-    def served(self) -> list[Served]:
-        """What is deployed, each with its true status."""
-        ...
-
-    def remove(self, name: str, deployment: int | None = None) -> None:
-        """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
-        ...
-
-    def chat(
-        self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
-    ) -> str:
-        """The model's answer to a prompt or a conversation."""
-        ...
-
-
 class HttpEngine:
-    """The engine at a gateway's URL."""
+    """The engine at a gateway's URL, which serves registered models."""
 
     def __init__(self, url: str) -> None:
         # A tenth of the start of the API, which asks an engine only now and then.
@@ -75,6 +39,13 @@ class HttpEngine:
         smoke_prompts: Sequence[str] = DEFAULT_SMOKE_PROMPTS,
         deployment: int = 0,
     ) -> Served:
+        """Serve this file as `name`, in place of what `name` served, without a failed request.
+
+        Raises:
+            ChecksumMismatch: the file is not the registered one; nothing has changed.
+            SmokeFailed: it does not load or does not answer; nothing has changed.
+            EngineUnavailable: no engine answers.
+        """
         request = DeployRequest(
             name=name,
             version=version,
@@ -87,10 +58,12 @@ class HttpEngine:
         return Served.model_validate_json(answer.content)
 
     def served(self) -> list[Served]:
+        """What is deployed, each with its true status."""
         answer = self._call("GET", "/deployments", LOOK_SECONDS)
         return list(Deployments.model_validate_json(answer.content).deployments)
 
     def remove(self, name: str, deployment: int | None = None) -> None:
+        """Stop serving `name`, or only that deployment of it; raises UnknownModel when it is not deployed."""
         only = "" if deployment is None else f"?deployment={deployment}"
         # Quoted once more: the name may hold a quoted organization, and the gateway unquotes its path.
         self._call("DELETE", f"/deployments/{quote(name)}{only}", LOOK_SECONDS)
@@ -98,6 +71,7 @@ class HttpEngine:
     def chat(
         self, model: str, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 128, temperature: float = 0.0
     ) -> str:
+        """The model's answer to a prompt or a conversation."""
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         body = {"model": model, "messages": conversation, "max_tokens": max_tokens, "temperature": temperature}
         answer = self._call("POST", "/v1/chat/completions", ANSWER_SECONDS, body)

@@ -9,7 +9,7 @@ from resources.hpo.trial import Trial, ranked
 
 WIDTH, HEIGHT = 960, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
-GOOD, BAD, INK, AXIS = (79, 67, 221), (222, 224, 232), "#5b6170", "#c9ccd6"
+GOOD, BAD, AXIS = (79, 67, 221), (222, 224, 232), "#c9ccd6"
 TICKS = 5
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

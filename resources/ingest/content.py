@@ -3,7 +3,7 @@
 Only CSV is looked through before that: what type a column has, its last value in the last file may tell.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recipes.schema import FileRecord
@@ -30,9 +30,7 @@ class Content:
     counts: Mapping[str, Mapping[str, int]]
 
 
-def read_all(
-    files: Sequence[SourceFile], format: Format, chunks: ChunkStore, progress: Callable[[int], None] = lambda size: None
-) -> Content:
+def read_all(files: Sequence[SourceFile], format: Format, chunks: ChunkStore) -> Content:
     """Check and store all files. Raises on bad records, naming the first few and how many there are."""
     problems = Problems()
     states = [file.state() for file in files]
@@ -47,7 +45,6 @@ def read_all(
         def keep(data: bytes, raw: ChunkedFile = raw) -> None:
             if not problems.count:  # what will be refused need not be stored
                 raw.write(data)
-            progress(len(data))
 
         with file.open() as stream:
             recorded = Recorded(stream, keep)

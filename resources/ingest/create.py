@@ -5,7 +5,7 @@ exists from the moment on in which its row is committed. So neither a refusal no
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,16 +51,9 @@ def create_version(
 
 
 def create_from(
-    database: Database,
-    store: Store,
-    wanted: NewVersion,
-    files: Sequence[SourceFile],
-    progress: Callable[[int], None] = lambda size: None,
+    database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> tuple[DatasetVersion, bool]:
     """Make a version of files. Returns it, and whether it is new: equal content is the version it was.
-
-    Args:
-        progress: told of each number of bytes that were read.
 
     Raises:
         HanzoError: bad name, format, file or record; nothing was stored.
@@ -78,7 +71,7 @@ def create_from(
     claims.open(holder)
     try:
         with chunk_store(store, claims, holder, place) as chunks:
-            content = read_all(files, format, chunks, progress)
+            content = read_all(files, format, chunks)
         version, is_new = Publication(database, store, claims, wanted, content, origins).commit(holder)
     except BaseException:
         claims.release(store, holder)

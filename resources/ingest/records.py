@@ -18,9 +18,8 @@ LINES_BYTES = 1 << 20
 
 
 class RecordsWriter:
-    def __init__(self, chunks: ChunkStore, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
-        self._file_bytes = file_bytes
         self._file: ChunkedFile | None = None
         self._lines: list[bytes] = []
         self._length = 0
@@ -54,7 +53,7 @@ class RecordsWriter:
         if self._file is None:
             self._file = ChunkedFile(self._chunks, f"records-{len(self._written):05}.jsonl")
         self._file.write(data)
-        if self._file.size >= self._file_bytes:
+        if self._file.size >= FILE_BYTES:
             self._end_file()
 
     def _end_file(self) -> None:

@@ -6,7 +6,7 @@ graph's business.
 """
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,11 +206,11 @@ class Jobs:
         query = select(func.max(events.c.created_at)).where(events.c.type == "job.resumed", events.c.key == identifier)
         return connection.execute(query).scalar() or 0
 
-    def specify(self, identifier: str, key: str, value: JsonValue, statuses: Collection[str] = ACTIVE) -> None:
-        """Say in a job's configuration what it left open when it was submitted, unless its status is none of these."""
+    def specify(self, identifier: str, key: str, value: JsonValue) -> None:
+        """Say in a job's configuration what it left open when it was submitted, unless it has ended."""
         with self._database.write() as connection:
             job = self.held(identifier, connection)
-            if job.status in statuses and job.config.get(key) != value:
+            if job.status in ACTIVE and job.config.get(key) != value:
                 config = {**job.config, key: value}
                 connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 

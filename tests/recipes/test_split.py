@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from recipes import split as splitting
 from recipes.assignment import SPLITS, assign
 from recipes.parameters import SplitParameters
-from recipes.records import normalize, read_records, write_json_lines
+from recipes.records import normalize, read_records
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
+from tests.recipes.json_lines import write_json_lines
 from tests.recipes.limited_memory import run_within
 
 WORDS = ["the", "name", "of", "a", "harbour", "is", "what", "Ellarin", "keeps"]

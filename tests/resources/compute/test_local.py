@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from recipes.assignment import SPLITS
-from recipes.records import write_json_lines
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
 from resources.compute import base, local
@@ -26,6 +25,7 @@ from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute
 from resources.compute.memory_kills import memory_kills
 from resources.detached import LOG, PID, is_running, read_pid
+from tests.recipes.json_lines import write_json_lines
 
 ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

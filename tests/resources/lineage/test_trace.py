@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipes.fingerprint import canonical_line
-from recipes.record_index import fingerprint_of, index_uri, publish_index
+from recipes.record_index import fingerprint_of, hashes_in, index_uri, publish_hashes
 from recipes.record_lines import record_lines
 from recipes.schema import Artifact, Job, Program, StoreAddress
 from recipes.split import divide
@@ -37,6 +38,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [{"instruction": f"What is number {n}?", "answer": f"It is {n}, naturally."} for n in range(first, first + count)]
+
+
+def publish_index(
+    store: Store, artifact: Artifact, lines: Iterable[bytes], scratch: Path, origins: Iterable[int] | None = None
+) -> None:
+    """Index the records of an artifact whose files are no chunks: `origins` has the record hash of what each was made of."""
+    found = [fingerprint_of(line) for line in lines]
+    texts, hashes = (
+        hashes_in(array("Q", [each.text for each in found])),
+        hashes_in(array("Q", [each.record for each in found])),
+    )
+    made_of = None if origins is None else hashes_in(array("Q", origins))
+    publish_hashes(store, artifact, texts, hashes, scratch, made_of)
 
 
 class World:

@@ -1,0 +1,11 @@
+"""Files of rows as users have them."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """One row a line, keys in the rows' own order."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
