@@ -1,6 +1,6 @@
 """A command job as it is submitted and as it is handed to compute: its source files as an artifact, its keys as a job.
 
-What belongs here: what becomes of the job file. What may stand in it is `recipes.command_job`.
+What belongs here: what becomes of the job file. What may stand in it is `recipes.command.job`.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import shlex
 import uuid
 from typing import Any
 
-from recipes.command_job import CommandJob
+from recipes.command.job import CommandJob
 from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, StoreAddress, Tracking
 from recipes.store import Store
 from resources.lineage.record import record

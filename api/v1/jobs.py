@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
-from recipes.command_job import CommandJob
+from recipes.command.job import CommandJob
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
 from recipes.store import Store

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from api.v1 import jobs
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
-from recipes.command_job import MAX_CODE_BYTES
+from recipes.command.job import MAX_CODE_BYTES
 from recipes.store import Store
 from resources.command_jobs import asked_of
 from resources.metadata.database import Database

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import exit_code
-from tests.recipes.test_command import ROOT, House
+from tests.recipes.command.test_program import ROOT, House
 
 SAYS = """
 import json, os, pathlib, signal, sys, time

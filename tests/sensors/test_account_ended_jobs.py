@@ -7,7 +7,7 @@ import pytest
 
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import make_plan
-from recipes.command_job import CommandJob
+from recipes.command.job import CommandJob
 from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
 from resources.metadata.totals import read_totals

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets.command import PARTITIONS
-from recipes.command_job import CommandJob
+from recipes.command.job import CommandJob
 from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
 from resources.metadata.jobs import JobRecord

@@ -11,8 +11,8 @@ from resources.compute.base import MachineFailed, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.retry_dead_runs import FAILURE_REASON, MAX_AGAIN, RETRIES, RETRY_OF, SETTLED, retry_dead_runs
-from tests.recipes.test_command import House as Commands
-from tests.recipes.test_command import house as commands
+from tests.recipes.command.test_program import House as Commands
+from tests.recipes.command.test_program import house as commands
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 
 __all__ = ["commands", "house", "repository"]  # fixtures

@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from recipes.command_job import CommandJob
+from recipes.command.job import CommandJob
 from resources.command_jobs import submit_command
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.sensors.test_decisions import House, house, keys, repository

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from recipes.command_job import Script
+from recipes.command.job import Script
 from recipes.schema import BadConfiguration, Distributed, Job, Program, seconds_of
 from resources.compute.kubernetes.names import object_name
 from resources.settings_sections import Scheduler

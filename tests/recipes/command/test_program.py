@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from recipes import command, machine
+from recipes import machine
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command import own_copy
-from recipes.command_job import CommandJob
-from recipes.command_states import States
+from recipes.command import environment, storing
+from recipes.command.folders import own_copy
+from recipes.command.job import CommandJob
+from recipes.command.states import States
 from recipes.job_processes import MARK, end_processes, is_of, processes
 from recipes.schema import Artifact, BadConfiguration, Job, StoreAddress
 from recipes.store import Store
@@ -29,7 +30,7 @@ from resources.compute.local import LocalCompute
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 ID = uuid.uuid4().hex
 """Of the job of every test in this process: another process that tests has another, and neither ends the other's."""
@@ -157,7 +158,7 @@ def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
         compute.run(job, house.follower)
     assert reason in str(failed.value)
     assert house.said().count("begun") == 1
-    assert "recipes/command.py" not in "\n".join(house.lines), "no traceback of ours"
+    assert "recipes/command/" not in "\n".join(house.lines), "no traceback of ours"
 
 
 def test_a_file_that_cannot_be_published_is_told_of(compute: LocalCompute, house: House) -> None:
@@ -196,7 +197,7 @@ def test_a_command_uses_the_gpus_that_its_environment_names(monkeypatch: pytest.
         (tmp_path / index).mkdir()
         (tmp_path / index / "information").write_text("Model: A100")
     visible = {None: 3, "": 0, "-1": 0, "1": 1, "0,GPU-1f": 2}
-    assert {given: command.gpus_here(given) for given in visible} == visible
+    assert {given: environment.gpus_here(given) for given in visible} == visible
 
 
 class Leaving:
@@ -224,9 +225,9 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
     problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After 17 minutes without a store, or at once in a full one, a command failed that had done all its work."""
-    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(storing, "STORE_PAUSES", (0.0, 0.0, 0.0))
     leaving = Leaving([problem] * 20)
-    assert command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
+    assert storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
     assert capsys.readouterr().out.count(f"what the command left in {tmp_path} cannot be stored, and is tried again") == 20
 
 
@@ -234,15 +235,15 @@ def test_what_an_ended_command_left_is_stored_however_long_the_store_takes_nothi
 def test_one_that_is_asked_to_stop_tries_for_its_grace(
     grace: float, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "STORE_PAUSES", (0.0, 0.0, 3600.0))
-    monkeypatch.setattr(command, "STOPPING_PAUSE", 0.0)
-    monkeypatch.setattr(command, "GRACE_SECONDS", grace)
+    monkeypatch.setattr(storing, "STORE_PAUSES", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr(storing, "STOPPING_PAUSE", 0.0)
+    monkeypatch.setattr(storing, "GRACE_SECONDS", grace)
     leaving = Leaving([FULL] * 8, stop_at=3)
     if grace:
-        assert command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
+        assert storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop) == {}
     else:
         with pytest.raises(StoreFull, match="no space is left"):
-            command.patiently(leaving.leave, tmp_path, leaving.asked_to_stop)
+            storing.patiently(leaving.leave, tmp_path, leaving.asked_to_stop)
     assert leaving.tries == tries
 
 

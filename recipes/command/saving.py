@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command_look import Stamp, changed, look, look_at
-from recipes.command_states import States
-from recipes.command_taking import NoRoom, Taken, Taking
+from recipes.command.look import Stamp, changed, look, look_at
+from recipes.command.states import States
+from recipes.command.taking import NoRoom, Taken, Taking
 from recipes.runner import say
 from recipes.schema import Artifact, Manifest
 from recipes.store import MANIFEST
@@ -42,7 +42,7 @@ class Ended(Exception):
 
 
 class Saving:
-    """Of one command, beside it in a thread. Of one that runs on several nodes: `recipes.command_together`.
+    """Of one command, beside it in a thread. Of one that runs on several nodes: `recipes.command.together`.
 
     Args:
         folder: where the command leaves what it needs to go on.

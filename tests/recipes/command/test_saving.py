@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes import command_saving, command_taking
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command_look import changed, look
-from recipes.command_saving import Saving, pause
-from recipes.command_states import States
+from recipes.command import saving, taking
+from recipes.command.look import changed, look
+from recipes.command.saving import Saving, pause
+from recipes.command.states import States
 from recipes.schema import Manifest, StoreAddress
 from recipes.store import MANIFEST, Store, sha256_of
 
@@ -270,7 +270,7 @@ def test_a_file_that_changes_while_it_is_sent_makes_no_mixed_state(
     store.then["a"] = step
     try:
         machine.looks()
-    except command_saving.Moved as moved:
+    except saving.Moved as moved:
         machine.saving.rewritten |= moved.rewritten
     expected = {} if way == "write" else {"a": "1", "b": "1"}
     assert brought(store, tmp_path / "other") == expected
@@ -306,7 +306,7 @@ def test_files_that_are_written_over_together_are_copied_together(machine: Machi
             machine.write(name, "22")
 
     store.then["a"] = step
-    with pytest.raises(command_saving.Moved) as moved:
+    with pytest.raises(saving.Moved) as moved:
         machine.looks()
     assert moved.value.rewritten == set("abcd")
 
@@ -321,7 +321,7 @@ def test_a_file_that_may_not_be_read_is_left_out_and_said_once(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return sha256_of(path)
 
-    monkeypatch.setattr(command_taking, "sha256_of", read)  # root, who tests, may read all
+    monkeypatch.setattr(taking, "sha256_of", read)  # root, who tests, may read all
     for name in ("key", "step"):
         machine.write(name, name)
     machine.looks()
@@ -377,7 +377,7 @@ def test_copies_that_leave_a_tenth_of_the_disk_are_made(
 def test_of_a_folder_that_never_rests_it_takes_what_it_finds(
     machine: Machine, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_saving, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(saving, "PATIENCE_SECONDS", -1.0)
     machine.write("step", "1")
     machine.write("log", "one\n")
     store.then["log"] = lambda: machine.write("log", "one\ntwo\n")
@@ -434,10 +434,10 @@ def test_a_command_that_ends_while_its_files_are_read_waits_for_no_more_than_one
         machine.saving.end()
         return sha256_of(path)
 
-    monkeypatch.setattr(command_taking, "sha256_of", end)
+    monkeypatch.setattr(taking, "sha256_of", end)
     for name in "abc":
         machine.write(name, name)
-    with pytest.raises(command_saving.Ended):
+    with pytest.raises(saving.Ended):
         machine.looks()
     assert (read, store.sent) == (["a"], [])
 

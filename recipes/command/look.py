@@ -1,6 +1,6 @@
 """What a look at a command's checkpoints folder finds: which files lie there, and which have changed since the look before.
 
-Nothing is read, and nothing is decided here: when a state is made is `recipes.command_saving`.
+Nothing is read, and nothing is decided here: when a state is made is `recipes.command.saving`.
 """
 
 import errno

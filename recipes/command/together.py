@@ -1,6 +1,6 @@
 """Publishes what a command leaves on several nodes, as one state of all their parts (rows H2, I1, I3, I15).
 
-A state is there when each node's part is, and all parts are of one moment (`recipes.command_nodes`): of shards of two steps
+A state is there when each node's part is, and all parts are of one moment (`recipes.command.nodes`): of shards of two steps
 no script goes on. What a node alone has newer is not published, as that of a machine that died.
 """
 
@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.command_look import Stamp, changed
-from recipes.command_nodes import MADE, NOT, PART, POLL_SECONDS, SAME, STILL, TAKEN, Asked, Nodes
-from recipes.command_parts import bring_part, is_taken, prefix_of, whole_of
-from recipes.command_saving import PATIENCE_SECONDS, Ended, Moved, Saving, every
-from recipes.command_states import States
+from recipes.command.look import Stamp, changed
+from recipes.command.nodes import MADE, NOT, PART, POLL_SECONDS, SAME, STILL, TAKEN, Asked, Nodes
+from recipes.command.parts import bring_part, is_taken, prefix_of, whole_of
+from recipes.command.saving import PATIENCE_SECONDS, Ended, Moved, Saving, every
+from recipes.command.states import States
 from recipes.runner import Restart, say
 from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact

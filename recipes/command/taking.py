@@ -1,6 +1,6 @@
 """Takes the files that a state is made of out of the folder that a command writes to: as links where those can be made.
 
-What lies in the folder is `recipes.command_look`; when it is taken, and whether it is a state, `recipes.command_saving`.
+What lies in the folder is `recipes.command.look`; when it is taken, and whether it is a state, `recipes.command.saving`.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from os.path import realpath
 from pathlib import Path
 
-from recipes.command_look import NOT_THERE, Stamp
+from recipes.command.look import NOT_THERE, Stamp
 from recipes.schema import FileRecord
 from recipes.store import sha256_of
 

@@ -10,7 +10,7 @@ from recipes.job_processes import PROCESSES, processes
 from recipes.machine import read_machine
 from resources.compute.base import JobFailed
 from resources.compute.local import LocalCompute
-from tests.recipes.test_command import ID, House, compute, house, until
+from tests.recipes.command.test_program import ID, House, compute, house, until
 
 __all__ = ["compute", "house"]  # fixtures
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from recipes.command_look import Stamp, look_at
+from recipes.command.look import Stamp, look_at
 from recipes.schema import Artifact, FileRecord, Manifest
 from recipes.store import Store
 

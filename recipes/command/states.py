@@ -1,7 +1,7 @@
 """What a command left in its checkpoints folder, as states in the store: each in a folder of its own, none over another.
 
 A state is there once its manifest is, which comes last: an upload that is broken off leaves those before it as they were
-(rows I8, I15). What belongs here: where states lie, and which stay. When one is made: `recipes.command_saving`.
+(rows I8, I15). What belongs here: where states lie, and which stay. When one is made: `recipes.command.saving`.
 """
 
 import re

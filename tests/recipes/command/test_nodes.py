@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from recipes import command_nodes, command_together
 from recipes.buckets import StoreFull
-from recipes.command_nodes import Nodes
-from recipes.command_parts import bring_part
-from recipes.command_states import States
-from recipes.command_together import Together
+from recipes.command.nodes import TAKEN, Nodes
+from recipes.command.parts import bring_part
+from recipes.command.states import States
+from recipes.command.together import Apart, StoreUnavailable, Together
 from recipes.schema import Job, Manifest, Result
-from tests.recipes.test_command import ROOT, House, house, until
-from tests.recipes.test_command_saving import PLACE, Small, Watched
+from tests.recipes.command.test_program import ROOT, House, house, until
+from tests.recipes.command.test_saving import PLACE, Small, Watched
 
 __all__ = ["house"]  # a fixture
 
@@ -30,8 +29,8 @@ NODES = 2
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_nodes, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(command_together, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("recipes.command.nodes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("recipes.command.together.POLL_SECONDS", 0.01)
 
 
 class Node:
@@ -134,7 +133,7 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
 
     def meanwhile(word: str, of: int | None = None) -> dict[str, set[int]]:
         said = wait_for(word, of)
-        if word == command_nodes.TAKEN:
+        if word == TAKEN:
             second.write(shard="1 of 3")
         return said
 
@@ -153,14 +152,14 @@ def test_parts_of_two_steps_make_no_state(store: Watched, tmp_path: Path) -> Non
 
 def test_a_part_alone_is_no_state(store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine dies as the command ends on the other."""
-    monkeypatch.setattr(command_together, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr("recipes.command.together.LAST_SECONDS", 0.05)
     first, second = nodes = gang(store, tmp_path)
     first.write(shard="0 of 1")
     second.write(shard="1 of 1")
     one_state(nodes)
     first.write(shard="0 of 2")
     first.saving.end(lambda: True)
-    with pytest.raises(command_together.Apart, match="other nodes did not end"):
+    with pytest.raises(Apart, match="other nodes did not end"):
         first.saving.publish()
     second.saving.end(lambda: True)
     assert brought(store, tmp_path) == [{"shard": "0 of 1"}, {"shard": "1 of 1"}]
@@ -195,7 +194,7 @@ def test_where_one_part_finds_no_room_there_is_no_state_until_it_does(tmp_path: 
             try:
                 node.saving.publish()
                 return
-            except (StoreFull, command_together.StoreUnavailable):
+            except (StoreFull, StoreUnavailable):
                 assert node.states.newest() is None
                 small.room = 1 << 20
 

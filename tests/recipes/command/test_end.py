@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.command_end import KEPT_BYTES, Tail, killed_by, last_words
+from recipes.command.end import KEPT_BYTES, Tail, killed_by, last_words
 
 OF_TORCHRUN = """\
 [rank1]: Traceback (most recent call last):
