@@ -152,6 +152,8 @@ def complete(base: Path, out: Path) -> None:
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
         config["rope_theta"] = rope["rope_theta"]  # older runtimes (Candle) read only this key
+    # Training turns it off, in some strategies on the very model that is saved; whoever generates wants what the base has.
+    config["use_cache"] = read_json(base / "config.json").get("use_cache", True)
     for key in PATH_KEYS:
         config.pop(key, None)
     (out / "config.json").write_bytes(canonical_json(config))

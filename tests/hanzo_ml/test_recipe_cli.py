@@ -37,10 +37,11 @@ def test_show_prints_what_makes_the_same_recipe_again(tmp_path: Path) -> None:
 def test_check_tries_a_recipe_of_one_s_own(tmp_path: Path) -> None:
     text = run(NOWHERE, "recipe", "show", "smollm2-135m-lora").stdout
     path = tmp_path / "mine.yaml"
-    path.write_text(text.replace("name: smollm2-135m-lora", "name: mine"))
+    path.write_text(text.replace("name: smollm2-135m-lora", "name: mine") + "image: me/mine:3f2a9c1\n")
     done = run(NOWHERE, "recipe", "check", str(path))
     assert done.returncode == 0, done.stderr
     assert "134,515,008, trained 4,884,480 in 210 modules" in done.stdout
+    assert "image        me/mine:3f2a9c1\n" in done.stdout
     path.write_text(text.replace("gpus: 0", "gpuz: 0"))
     line = path.read_text().splitlines().index("  gpuz: 0") + 1
     assert f"{path}, line {line}: unknown key 'hardware.gpuz'" in refusal(run(NOWHERE, "recipe", "check", str(path)))

@@ -83,6 +83,17 @@ def test_the_files_are_those_of_the_model_in_one_process(base: Path, trained: An
     assert json.loads(written["config.json"])["dtype"] == dtype
 
 
+def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_path: Path) -> None:
+    model = whole(base, full("bfloat16"), None)
+    model.config.use_cache = False  # as the library's trainer leaves it
+    for name, stated in (("silent", {}), ("on", {"use_cache": True}), ("off", {"use_cache": False})):
+        of = shutil.copytree(base, tmp_path / f"base-{name}")
+        config = {key: value for key, value in json.loads((base / "config.json").read_text()).items() if key != "use_cache"}
+        (of / "config.json").write_text(json.dumps(config | stated))
+        save_trained(model, of, full("bfloat16"), tmp_path / name)
+        assert json.loads((tmp_path / name / "config.json").read_text())["use_cache"] is (name != "off")
+
+
 def test_a_model_of_many_files_is_split_as_transformers_splits_it(trained: Any, tmp_path: Path) -> None:
     checkpoint = spread(trained, tmp_path / "checkpoint", 3)
     with torch.device("meta"):
