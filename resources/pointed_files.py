@@ -5,7 +5,6 @@ read but what describes it: weights may have hundreds of GB, and are told with t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
 
@@ -28,6 +27,7 @@ from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_version_sources import LOGGED_MODEL, Sourced, files_of_model, is_stored
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion, find_version
+from resources.metadata.registry.registry import Pointed
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch
@@ -36,18 +36,6 @@ from resources.run_facts import facts_of
 
 MOST_FILES = 500
 """Of a folder, to be looked up one by one: a model has ten or a hundred."""
-
-
-@dataclass(frozen=True)
-class Pointed:
-    """What is known; the rest is empty."""
-
-    architecture: str = ""
-    base_model: str = ""
-    method: str = ""
-    artifacts: Mapping[str, LoggedFiles] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    training_config: Mapping[str, object] = field(default_factory=dict)
 
 
 def pointed_at(database: Database, store: Store, sourced: Sourced, organization: str) -> Pointed:

@@ -25,9 +25,9 @@ from resources.metadata.registry.model_version_sources import (
     download_uri,
 )
 from resources.metadata.registry.registered_models import RegisteredModels
-from resources.metadata.registry.registry import Pointer, Registry
+from resources.metadata.registry.registry import Pointed, Pointer, Registry
 from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
-from resources.pointed_files import Pointed, pointed_at
+from resources.pointed_files import pointed_at
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
 

@@ -323,7 +323,7 @@ def test_what_is_listed_is_listed_whole(server: ServerProcess, cli: Cli) -> None
     model = ModelKey("default", "often registered")
     with database.write() as connection:
         Registry(database).ensure_model(connection, model)
-        pointer = Pointer("s3://hanzo-models/x", "ann")
+        pointer = Pointer(source="s3://hanzo-models/x", created_by="ann")
         for _ in range(2):
             Registry(database).create(model, pointer, connection=connection)
         row = dict(connection.execute(select(model_versions).where(model.of(model_versions)).limit(1)).mappings().one())

@@ -50,11 +50,23 @@ from resources.metadata.tables import registered_models as models
 from resources.metadata.tracking_rules import checked_text, printable
 from resources.metadata.transactions import writing
 
-__all__ = ["STAGES", "ModelVersion", "Pointer", "Registration", "Registry"]
+__all__ = ["STAGES", "ModelVersion", "Pointed", "Pointer", "Registration", "Registry"]
 
 
 @dataclass(frozen=True)
-class Pointer:
+class Pointed:
+    """What is known of files that a client points at; the rest is empty."""
+
+    architecture: str = ""
+    base_model: str = ""
+    method: str = ""
+    artifacts: Mapping[str, LoggedFiles] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    training_config: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer(Pointed):
     """A version that a client registers: files that lie somewhere already. Its source is checked before it gets here."""
 
     source: str
@@ -64,12 +76,6 @@ class Pointer:
     run_link: str = ""
     description: str = ""
     label: str = ""
-    architecture: str = ""
-    base_model: str = ""
-    method: str = ""
-    artifacts: Mapping[str, LoggedFiles] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    training_config: Mapping[str, object] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
