@@ -105,8 +105,17 @@ def is_to_be_tried_again(run: dg.DagsterRun, control_plane: ControlPlane) -> boo
     partition = run.tags.get(PARTITION_TAG)
     if partition is None or not steps_of(run) <= WHAT_FOLLOWS:
         return False
-    reason = control_plane.jobs.read(partition).reason
-    return run.run_id in reason and reason.endswith(AGAIN)
+    return promises_again(control_plane.jobs.read(partition).reason, run.run_id)
+
+
+def told(cause: str, again: bool) -> str:
+    """What a job says of what follows its training. `promises_again` reads it."""
+    return f"what follows its training failed: {cause}{AGAIN if again else ''}"
+
+
+def promises_again(reason: str, run_id: str) -> bool:
+    """Whether a job says of this run's failure (`cause_of`) that it is tried again."""
+    return run_id in reason and reason.endswith(AGAIN)
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
@@ -154,8 +163,8 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
         if job.status in ACTIVE and is_since(instance, run, resumed_at):
             control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")
     elif run.run_id not in job.reason:  # told already: its log is not read at every look
-        again = AGAIN if retries_of(run) < MAX_AGAIN and errors_of(instance, run) & OF_MACHINE else ""
-        control_plane.jobs.fail_evaluation(partition, f"what follows its training failed: {cause_of(instance, run)}{again}")
+        again = retries_of(run) < MAX_AGAIN and not errors_of(instance, run).isdisjoint(OF_MACHINE)
+        control_plane.jobs.fail_evaluation(partition, told(cause_of(instance, run), again))
 
 
 def failures_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterEvent]:
