@@ -31,11 +31,11 @@ from resources.metadata.tracking.run_data import require_active
 from resources.metadata.tracking.run_models import write_run_models
 from resources.metadata.tracking.run_states import generated_name
 from resources.metadata.tracking_rules import check_length, checked_text, printable
-from resources.metadata.transactions import insert_into, reading, writing
+from resources.metadata.transactions import insert_into
 
 
 class LoggedModels:
-    """Logged models in a database. Every method joins the transaction of `connection` where one is given."""
+    """Logged models in a database. Each method is a transaction of its own."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,7 +50,6 @@ class LoggedModels:
         source_run_id: str = "",
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
-        connection: Connection | None = None,
     ) -> ModelDetails:
         """A new model that waits for its files: `pending`. Without a name it is given one."""
         checked_model_name(name)
@@ -58,7 +57,7 @@ class LoggedModels:
         check_length("source_run_id", checked_text(source_run_id, "source_run_id"), 256)
         new_params = dict(checked_pair(key, value) for key, value in (params or {}).items())
         new_tags = dict(checked_pair(key, value) for key, value in (tags or {}).items())
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             experiment = self._experiments.get(experiment_id, connection=writer)
             check_active(experiment)
             model = _new(experiment, name or generated_name(), model_type, source_run_id or None)
@@ -68,55 +67,55 @@ class LoggedModels:
             emit(writer, "models", "logged_model.created", model.id, _event(model))
             return load_details(writer, [model])[0]
 
-    def get(self, model_id: str, *, allow_deleted: bool = False, connection: Connection | None = None) -> LoggedModel:
-        with reading(self._database, connection) as reader:
+    def get(self, model_id: str, *, allow_deleted: bool = False) -> LoggedModel:
+        with self._database.read() as reader:
             model = _get(reader, model_id)
         if model.lifecycle_stage == "deleted" and not allow_deleted:
             raise no_model(model_id)
         return model
 
-    def details(self, model: LoggedModel, *, connection: Connection | None = None) -> ModelDetails:
+    def details(self, model: LoggedModel) -> ModelDetails:
         """What was logged about a model."""
-        with reading(self._database, connection) as reader:
+        with self._database.read() as reader:
             return load_details(reader, [model])[0]
 
-    def finalize(self, model_id: str, status: str, *, connection: Connection | None = None) -> ModelDetails:
+    def finalize(self, model_id: str, status: str) -> ModelDetails:
         """Say what became of the upload of a model's files: one of `STATUSES`."""
         if status not in STATUSES:
             raise invalid(f"Invalid value '{printable(status)}' for parameter 'status': use one of {', '.join(STATUSES)}")
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             changed = _change(writer, _get(writer, model_id), status=status)
             return load_details(writer, [changed])[0]
 
-    def delete(self, model_id: str, *, connection: Connection | None = None) -> None:
+    def delete(self, model_id: str) -> None:
         """Hide a model. Its files and what was logged about it stay."""
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             _change(writer, _get(writer, model_id), lifecycle_stage="deleted")
 
-    def set_tags(self, model_id: str, tags: Mapping[str, str], *, connection: Connection | None = None) -> ModelDetails:
+    def set_tags(self, model_id: str, tags: Mapping[str, str]) -> ModelDetails:
         new = dict(checked_pair(key, value) for key, value in tags.items())
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             model = _get(writer, model_id)
             _write_tags(writer, model_id, new)
             return load_details(writer, [model])[0]
 
-    def delete_tag(self, model_id: str, key: str, *, connection: Connection | None = None) -> None:
-        with writing(self._database, connection) as writer:
+    def delete_tag(self, model_id: str, key: str) -> None:
+        with self._database.write() as writer:
             _get(writer, model_id)
             tag = (logged_model_tags.c.model_id == model_id) & (logged_model_tags.c.key == checked_text(key, "key"))
             if writer.execute(delete(logged_model_tags).where(tag)).rowcount == 0:
                 raise not_found(f"No tag with key '{printable(key)}' found for model with ID '{model_id}'.")
 
-    def log_params(self, model_id: str, params: Mapping[str, str], *, connection: Connection | None = None) -> None:
+    def log_params(self, model_id: str, params: Mapping[str, str]) -> None:
         """Add params. The same value again changes nothing, another value is refused, as for runs."""
         new = dict(checked_pair(key, value) for key, value in params.items())
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             _get(writer, model_id)
             _write_params(writer, model_id, new)
 
-    def log_outputs(self, run_id: str, steps: Mapping[str, int], *, connection: Connection | None = None) -> None:
+    def log_outputs(self, run_id: str, steps: Mapping[str, int]) -> None:
         """Say that a run made models, each at a step."""
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             require_active(writer, run_id)
             write_run_models(writer, run_id, "output", steps)
 

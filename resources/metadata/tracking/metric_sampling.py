@@ -13,7 +13,6 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from resources.metadata.database import Database
 from resources.metadata.tables import latest_metrics, metrics
 from resources.metadata.tracking_rules import MetricPoint, checked_text
-from resources.metadata.transactions import reading
 
 BY_STEP = (metrics.c.step, metrics.c.timestamp, metrics.c.value, metrics.c.is_nan)
 """The order of the primary key: the database reads it off, without sorting."""
@@ -47,21 +46,17 @@ class MetricSampling:
         key: str,
         limit: int,
         steps: Steps | None = None,
-        *,
-        connection: Connection | None = None,
     ) -> list[PointOfRun]:
         """At most `limit` points of each run, run by run as they were asked for, in the order of steps."""
         checked_text(key, "metric_key")
-        with reading(self._database, connection) as reader:
+        with self._database.read() as reader:
             return [
                 PointOfRun(run_id, point)
                 for run_id in run_ids
                 for point in _sample(reader, checked_text(run_id, "run_ids"), key, limit, steps)
             ]
 
-    def first_points(
-        self, run_ids: Sequence[str], key: str, limit: int, *, connection: Connection | None = None
-    ) -> list[PointOfRun]:
+    def first_points(self, run_ids: Sequence[str], key: str, limit: int) -> list[PointOfRun]:
         """At most `limit` points of all these runs together, by run and time (`get-history-bulk`)."""
         ids = [checked_text(run_id, "run_id") for run_id in run_ids]
         query = (
@@ -71,7 +66,7 @@ class MetricSampling:
             .order_by(latest_metrics.c.run_id, metrics.c.timestamp, metrics.c.step, metrics.c.value, metrics.c.is_nan)
             .limit(limit)
         )
-        with reading(self._database, connection) as reader:
+        with self._database.read() as reader:
             return [PointOfRun(run_id, MetricPoint(key, *point)) for run_id, *point in reader.execute(query)]
 
 

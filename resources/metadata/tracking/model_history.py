@@ -4,14 +4,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from resources.errors import invalid
 from resources.metadata.database import Database
 from resources.metadata.tables import run_tags
 from resources.metadata.tracking.run_data import require_active, write_tags
 from resources.metadata.tracking_rules import checked_text
-from resources.metadata.transactions import writing
 
 HISTORY_TAG = "mlflow.log-model.history"
 
@@ -22,10 +21,10 @@ class ModelHistory:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def append(self, run_id: str, entry: Mapping[str, Any], *, connection: Connection | None = None) -> None:
+    def append(self, run_id: str, entry: Mapping[str, Any]) -> None:
         """Add a model to a run's history. The tag may become longer than a client's own may be, as in MLflow."""
         stored = select(run_tags.c.value).where(run_tags.c.run_id == run_id, run_tags.c.key == HISTORY_TAG)
-        with writing(self._database, connection) as writer:
+        with self._database.write() as writer:
             # Locks the run's row, so that no other writer appends to the same list meanwhile.
             require_active(writer, run_id)
             history = parsed(run_id, writer.execute(stored).scalar())
