@@ -15,7 +15,7 @@ MAX_LENGTH = 1_000_000
 TOKEN = re.compile(
     rf"\s*(?:(?P<string>'[^']*'|\"[^\"]*\")|(?P<number>{NUMBER.pattern}(?![\w.]))"
     r"|(?P<operator><=|>=|<>|==|!=|=|<|>)|(?P<mark>[(),])"
-    r"|(?P<name>(?:[A-Za-z_][\w\-/]*|`[^`]*`)(?:\.(?:`[^`]*`|\"[^\"]*\"|[\w\-/.]+))?))"
+    r"|(?P<name>(?:[A-Za-z_][\w\-/]*|`[^`]*`)(?:\.(?:`[^`]*`|\"[^\"]*\"|'[^']*'|[\w\-/.]+))?))"
 )
 
 
@@ -64,4 +64,4 @@ def as_name(token: Token) -> Token:
 
 
 def unquoted(name: str) -> str:
-    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in '`"' else name
+    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "`\"'" else name

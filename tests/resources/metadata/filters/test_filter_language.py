@@ -90,10 +90,11 @@ def test_a_filter_has_a_limit() -> None:
 
 
 def test_a_name_may_be_quoted_whole_or_in_parts() -> None:
-    quoted = "`params`.`learning rate` = 'x' and metrics.\"a b\" > 1 and attributes.`Run name` = 'y'"
+    quoted = "`params`.`learning rate` = 'x' and metrics.\"a b\" > 1 and tags.'c d' = 'z' and attributes.`Run name` = 'y'"
     assert parse_filter(quoted, RUN_GRAMMAR) == [
         Condition("param", "learning rate", "=", "x"),
         Condition("metric", "a b", ">", 1.0),
+        Condition("tag", "c d", "=", "z"),
         Condition("attribute", "name", "=", "y"),
     ]
 
