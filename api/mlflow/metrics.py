@@ -1,11 +1,13 @@
 """Metrics over MLflow's API: one at a time, in batches with params and tags, and their history."""
 
+import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator
 
 from api.auth.own_run import own_run
 from api.dependencies import TrackingOf
@@ -30,8 +32,17 @@ class LogMetric(MetricBody, OfRun):
     key: Required
 
 
+def as_text(value: Any) -> Any:
+    """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != math.inf
+    return str(value) if is_number else value
+
+
 class Pair(Tag):
+    """In a batch a number is a value too, as FastTrackML takes it. MLflow's server keeps an empty text in its place."""
+
     key: Required
+    value: Annotated[str, BeforeValidator(as_text)] = ""
 
 
 class LogBatch(OfRun):

@@ -50,3 +50,36 @@ def test_both_spellings_in_one_message_are_refused(http: TestClient, path: str, 
     answer = http.post(f"{M}/runs/{path}", json={"run_id": run_id, "key": "k", "value": "1", "timestamp": 1, **both})
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert "provide only one of them" in answer.json()["message"]
+
+
+def test_a_number_is_a_param_or_a_tag_of_a_batch_by_its_text(http: TestClient) -> None:
+    """FastTrackML's tests send numbers here. MLflow's server takes them too, and keeps an empty text: that loses them."""
+    run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    sent = {"int": 123, "float": 123.45, "whole": 1.0, "small": 1e-07, "negative": -4, "large": 12345678901234567890}
+    pairs = [{"key": key, "value": value} for key, value in sent.items()]
+    body = {"run_id": run_id, "params": pairs, "tags": pairs}
+    for _ in range(2):
+        answer = http.post(f"{M}/runs/log-batch", json=body)
+        assert (answer.status_code, answer.json()) == (200, {})
+    data = http.get(f"{M}/runs/get", params={"run_id": run_id}).json()["run"]["data"]
+    expected = {key: str(value) for key, value in sent.items()}
+    assert {each["key"]: each["value"] for each in data["params"]} == expected
+    assert {each["key"]: each["value"] for each in data["tags"]}.items() >= expected.items()
+
+
+@pytest.mark.parametrize("kind", ["params", "tags"])
+@pytest.mark.parametrize("value", [True, [1], {"a": 1}])
+def test_what_has_no_one_text_is_no_param_or_tag_of_a_batch(http: TestClient, kind: str, value: Any) -> None:
+    run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    answer = http.post(f"{M}/runs/log-batch", json={"run_id": run_id, kind: [{"key": "k", "value": value}]})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert f"for parameter '{kind}[0].value' supplied" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("path", ["log-parameter", "set-tag"])
+def test_a_number_is_none_on_its_own(http: TestClient, path: str) -> None:
+    """MLflow's server refuses it there, and its tests say so."""
+    run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    answer = http.post(f"{M}/runs/{path}", json={"run_id": run_id, "key": "k", "value": 41})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "Invalid value 41 for parameter 'value' supplied" in answer.json()["message"]
