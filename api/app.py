@@ -54,7 +54,7 @@ from api.run_artifacts import RunArtifacts
 from api.ui import files, graphql, sign_in, static_files
 from api.ui.read_only import ReadOnlyPages
 from api.unexpected import AnswersUnexpected
-from api.v1 import audit, estimate, events, heartbeats, hpo, jobs, models, pipelines, replay
+from api.v1 import audit, estimate, events, features, heartbeats, hpo, jobs, models, pipelines, replay
 from api.v1 import experiments as v1_experiments
 from api.v1 import runs as v1_runs
 from api.v1.datasets import change as dataset_changes
@@ -112,6 +112,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     dataset_downloads.links,
     dataset_changes.router,
     dataset_checks.router,
+    features.router,
     jobs.router,
     estimate.router,
     hpo.router,

@@ -129,7 +129,7 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
         program=Program.PREPARE,
         inputs={"dataset": parent.artifact},
         parameters=dict(parameters),  # type: ignore[arg-type]  # what pydantic dumps as JSON is JSON
-        outputs=outputs_at(place),
+        outputs=outputs_at(place, with_features=derivation.parameters.features is not None),
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
         work_dir=control_plane.work_dir(*work),

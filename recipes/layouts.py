@@ -37,6 +37,10 @@ class Unfit(ValueError):
     """A record has no layout that a model could be trained on; the message says why."""
 
 
+class NoLayout(Unfit):
+    """It has the keys of none: a row of a table, as far as anybody knows."""
+
+
 def layout_of(row: Mapping[str, Any]) -> Layout:
     """The layout of a record, whose values are checked.
 
@@ -53,7 +57,7 @@ def layout_of(row: Mapping[str, Any]) -> Layout:
                     if not isinstance(row[key], str) or not row[key].strip():
                         raise Unfit(f"'{key}' must be a text that is not empty")
             return layout
-    raise Unfit(f"has none of {', '.join(Layout)}")
+    raise NoLayout(f"has none of {', '.join(Layout)}")
 
 
 def check_conversation(messages: Any) -> None:

@@ -108,6 +108,57 @@ class CleanParameters(Frozen):
         return [(f"clean.{setting}", column) for setting, columns in named.items() for column in columns]
 
 
+class ColumnFeature(Frozen):
+    """What a column becomes: its category as numbers, or its number on another scale."""
+
+    encode: Literal["one_hot", "ordinal"] | None = None
+    normalize: Literal["standard", "min_max"] | None = None
+
+    @model_validator(mode="after")
+    def is_one_of_them(self) -> Self:
+        if (self.encode is None) == (self.normalize is None):
+            raise ValueError(
+                "write encode: one_hot or ordinal for a category, or normalize: standard or min_max for a number"
+            )
+        return self
+
+
+class FeatureParameters(Frozen):
+    """Columns -> numbers that a model and whoever asks it compute alike (specification rows C5, C6).
+
+    Categories and scales are those of the training records, aggregates are over all records of one key.
+    """
+
+    key: str | None = Field(None, description="column that says whom a record is about: what features are asked for by")
+    columns: dict[str, ColumnFeature] = {}
+    aggregate: dict[str, tuple[Literal["count", "sum", "mean", "std", "min", "max"], ...]] = {}
+
+    @model_validator(mode="after")
+    def something_is_computed(self) -> Self:
+        if not self.columns and not any(self.aggregate.values()):
+            raise ValueError("nothing is computed: give columns, aggregate or both")
+        if self.aggregate and self.key is None:
+            raise ValueError("aggregate needs key: the column whose equal values are aggregated over")
+        if taken := self.columns.keys() & set(self.aggregates):
+            raise ValueError(f"the column '{min(taken)}' has the name of an aggregate: rename it")
+        return self
+
+    @property
+    def aggregates(self) -> dict[str, tuple[str, str]]:
+        """Name of a feature -> the column and the function that it is."""
+        return {f"{column}.{function}": (column, function) for column, all in self.aggregate.items() for function in all}
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(setting, column) of each column that is named."""
+        key = [("features.key", self.key)] if self.key is not None else []
+        return [
+            *key,
+            *(("features.columns", column) for column in self.columns),
+            *(("features.aggregate", column) for column in self.aggregate),
+        ]
+
+
 class FilterParameters(Frozen):
     """Which records stay (specification rows C2 and D1). Lengths are in tokens, before a record is cut."""
 
@@ -152,10 +203,11 @@ class AugmentParameters(Frozen):
 
 
 class PrepareParameters(Frozen):
-    """Make a version of another: clean, filter, mask, tokenize, split, shuffle (specification rows C1-C4, C6)."""
+    """Make a version of another: clean, filter, mask, tokenize, split, compute features, shuffle (rows C1-C6)."""
 
     # Left out where it is not set: what was prepared before there was this key keeps its place and its digest.
     clean: CleanParameters | None = Field(None, exclude_if=lambda value: value is None)
+    features: FeatureParameters | None = Field(None, exclude_if=lambda value: value is None)
     tokenize: TokenizeParameters | None = None
     filter: FilterParameters = FilterParameters()
     augment: AugmentParameters = AugmentParameters()

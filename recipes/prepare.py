@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
+from recipes.preparation import fitting
 from recipes.preparation.delivery import TOGETHER, Delivery, deliver
 from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.pipeline import REJECTED, Prepared, run
@@ -26,7 +28,7 @@ from recipes.preparation.tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
 from recipes.runner import main, say
-from recipes.schema import Artifact, Job, Result
+from recipes.schema import Artifact, FileRecord, Job, Result
 from recipes.store import Store
 
 TABLES = 3
@@ -45,7 +47,7 @@ def prepare(
     range_bytes: int = RANGE_BYTES,
     part_bytes: int = PART_BYTES,
 ) -> Result | None:
-    """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`.
+    """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
     A split's folder holds its records as JSON lines and, where they were tokenized, the same records in the same order as
     Arrow files with the columns of `recipes.preparation.tokens.TOKEN_FIELDS`. It lies below the dataset's, whose files are
@@ -92,8 +94,13 @@ def prepare(
         work_digest=job.work_digest,
         artifacts=artifacts,
         metrics={name: float(count) for name, count in prepared.records.items()},
-        facts={**facts_of(prepared), "content_sha256": delivery.content()},
+        facts={**facts_of(prepared), "content_sha256": delivery.content(features_of(store, artifacts))},
     )
+
+
+def features_of(store: Store, artifacts: Mapping[str, Artifact]) -> Sequence[FileRecord]:
+    """The files that a version's features are served by: other ones make another version of the same records."""
+    return store.manifest(artifacts["features"]).files if "features" in artifacts else ()
 
 
 def leave(job: Job, store: Store, given: str) -> None:
@@ -169,6 +176,9 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: De
     rejected.mkdir(exist_ok=True)
     shutil.copy(plan.work / REJECTED, rejected)
     inputs = {"dataset": job.inputs["dataset"].digest}
+    if plan.parameters.features is not None:
+        folder, place = plan.work / fitting.FOLDER, job.outputs["features"]
+        artifacts["features"] = store.publish(folder, place, "features", inputs=inputs, facts=facts)
     artifacts["rejected"] = store.publish(rejected, job.outputs["rejected"], "rejected", inputs=inputs, facts=facts)
     return artifacts
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 from sqlalchemy import Connection
 
+from recipes.features import COLUMN
 from recipes.parameters import CleanParameters, PrepareParameters
 from recipes.schema import Artifact, Manifest, Result
 from recipes.store import BrokenArtifact, Store
@@ -28,10 +29,16 @@ TOLD = ("rejected", "masked", "oversampled", "leaked", "truncated", "retyped", "
 """What a version says of its preparation; the result of one that an earlier release ended has not all."""
 
 
-def outputs_at(place: str) -> dict[str, str]:
+def outputs_at(place: str, *, with_features: bool = False) -> dict[str, str]:
     """Where a preparation leaves what it makes: the splits below the records, which are those of all splits."""
     records = f"{place}{DATASET_SUFFIX}"
-    return {"dataset": records, **{name: f"{records}/{name}" for name in SPLITS}, "rejected": f"{place}/rejected"}
+    features = {"features": f"{place}/features"} if with_features else {}
+    return {
+        "dataset": records,
+        **{name: f"{records}/{name}" for name in SPLITS},
+        "rejected": f"{place}/rejected",
+        **features,
+    }
 
 
 def storage_path_of(records: str) -> str:
@@ -47,6 +54,10 @@ def refuse_unknown_columns(wanted: PrepareParameters, parent: DatasetVersion) ->
     named = [("split.group_by", wanted.split.group_by), ("split.column", wanted.split.column)]
     if wanted.clean is not None:
         named += wanted.clean.columns
+    if wanted.features is not None:
+        named += wanted.features.named
+        if COLUMN in parent.schema:
+            raise invalid(f"dataset {parent.reference} has a column '{COLUMN}': prepare the version that it was made of")
     if wanted.augment.oversample_minority and "class_column" in wanted.augment.model_fields_set:
         named.append(("augment.class_column", wanted.augment.class_column))
     for setting, column in named:
@@ -179,7 +190,7 @@ def version_of(derivation: Derivation, result: Result, datasets: Datasets, conne
 
 def schema_of(schema: Mapping[str, str], parameters: PrepareParameters, facts: Mapping[str, JsonValue]) -> dict[str, str]:
     """Records are cleaned, filtered and masked: their columns stay, but a card number that was stored as a number is a text
-    now, and a column that was filled, or required, is always there.
+    now, and a column that was filled, or required, is always there; and so are features that were asked for.
     """
     made = dict(schema)
     clean = parameters.clean or CleanParameters()
@@ -191,7 +202,7 @@ def schema_of(schema: Mapping[str, str], parameters: PrepareParameters, facts: M
         made[always_there] = "|".join(kind for kind in kinds if kind != "null")
     for masked in retyped if isinstance(retyped, list) else ():
         made[str(masked)] = with_kind(made[str(masked)], "string")
-    return made
+    return made if parameters.features is None else {**made, COLUMN: NAMES[dict]}
 
 
 def with_kind(kinds: str, another: str) -> str:

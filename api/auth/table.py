@@ -140,6 +140,8 @@ NEEDS: dict[P, tuple[str, ...]] = {
         "POST /v1/datasets/trace",
         "GET /v1/datasets/{dataset_id}/checks",
         "GET /v1/datasets/{dataset_id}/report",
+        "GET /v1/features/{name}/{key}",
+        "POST /v1/features/{name}/transform",
     ),
     P.DATASETS_WRITE: (
         "POST /v1/datasets",
@@ -219,6 +221,7 @@ QUESTIONS = frozenset(
         "POST /login",
         "POST /logout",
         "POST /v1/datasets/trace",
+        "POST /v1/features/{name}/transform",
         "POST /v1/jobs/estimate",
         *NOT_SERVED,
     }
@@ -238,6 +241,8 @@ LOGGING = frozenset(
     }
 )
 """What a training script calls many times a second: audited by count (see `api.audit`)."""
+SERVING = frozenset({"GET /v1/features/{name}/{key}", "POST /v1/features/{name}/transform"})
+"""Reads of what is in a dataset that a model's server asks for many times a second: audited by count too."""
 CHECKS_ITSELF = frozenset(
     {
         "GET /graphql",
@@ -363,7 +368,8 @@ def spellings(route: str) -> list[str]:
 
 def rule(permission: P, route: str) -> Rule:
     writes = not route.startswith("GET ") and route not in QUESTIONS
-    audit = Audit.COUNTED if route in LOGGING else Audit.EACH if writes or route.startswith(OPENS_A_DATASET) else Audit.NONE
+    counted = route in LOGGING or route in SERVING
+    audit = Audit.COUNTED if counted else Audit.EACH if writes or route.startswith(OPENS_A_DATASET) else Audit.NONE
     return Rule(
         permission=permission,
         audit=audit,

@@ -11,6 +11,7 @@ from rich.console import Console
 from hanzo_ml import checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
+from hanzo_ml.cli.features import features
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
 from hanzo_ml.cli.topic import continued
@@ -19,6 +20,7 @@ from hanzo_ml.credentials import authorization
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
+app.command()(features)
 
 Records = Annotated[bool, typer.Option("--records", help="The records as JSON lines, instead of the files as uploaded.")]
 Split = Annotated[

@@ -14,7 +14,9 @@ from hanzo_ml.cli.waiting import ended_job
 
 def prepare(
     reference: Reference,
-    config: Annotated[Path, typer.Option(help="A YAML file: tokenize, filter, augment, split; name, workers, pods.")],
+    config: Annotated[
+        Path, typer.Option(help="A YAML file: clean, tokenize, filter, features, augment, split; name, workers.")
+    ],
     wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
     as_json: AsJson = False,
 ) -> None:

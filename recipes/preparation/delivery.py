@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,8 @@ class Delivery:
         shutil.rmtree(scratch)
         return artifact
 
-    def content(self) -> str:
-        """Of a version, tells whether another holds the same: the SHA-256 of those of all files, of tokens too."""
-        hashes = [file.sha256 for split in SPLITS for file in self._files[split]]
+    def content(self, beside: Iterable[FileRecord] = ()) -> str:
+        """Of a version, tells whether another holds the same: the SHA-256 of those of all files, of tokens too, and of those
+        `beside` them."""
+        hashes = [file.sha256 for files in (*(self._files[split] for split in SPLITS), beside) for file in files]
         return hashlib.sha256("".join(hashes).encode()).hexdigest()

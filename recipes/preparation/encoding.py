@@ -111,7 +111,8 @@ class Encoder:
                     kept.append(place)
             tokens: list[Tokens] = []
             if self._tokenizer is not None:
-                encoded = self._tokenizer.tokenize([rows[place] for place in kept], [layouts[place] for place in kept])
+                known = [layout for place in kept if (layout := layouts[place])]  # all: rows of tables are not tokenized
+                encoded = self._tokenizer.tokenize([rows[place] for place in kept], known)
                 fitting = []
                 for place, result in zip(kept, encoded, strict=True):
                     ready = self._fitted(lines[place], result)
@@ -124,8 +125,8 @@ class Encoder:
                 kept = fitting
             yield self._batch(batch, [rows[place] for place in kept], kept, tokens)
 
-    def _reject(self, line: int, row: dict[str, Any], layout: Layout) -> Reject | None:
-        if self._problems:
+    def _reject(self, line: int, row: dict[str, Any], layout: Layout | None) -> Reject | None:
+        if self._problems and layout:  # a row of a table has no text
             text = said(row, layout)
             for reason, problem in self._problems:
                 if detail := problem(text):

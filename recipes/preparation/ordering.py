@@ -23,6 +23,8 @@ STAGE = "scatter"
 SLICES = "slices"
 PARTS = "parts"
 DECIDED = "decided"
+COMPUTED = "computed"
+"""Where features were asked for: the encoded records with them."""
 KEY = "key"
 KNOWN_BY = "known_by"
 """Of each record of a part: the hash of what it was made of, and its own fingerprint's two, for the index."""
@@ -40,7 +42,7 @@ def scatter(plan: Plan, parts: Parts, index: int) -> None:
     starts_file = plan.place(STAGE, index, "npy")
     if starts_file.is_file():
         return
-    table = open_table(plan.place(encoding.STAGE, index, "arrow"))
+    table = open_table(plan.place(COMPUTED if plan.parameters.features else encoding.STAGE, index, "arrow"))
     splits, copies = np.load(plan.place(DECIDED, index, "npy"))
     rows = np.repeat(np.arange(len(table)), copies)
     split = splits[rows].astype(np.int64)

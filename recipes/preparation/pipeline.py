@@ -1,8 +1,9 @@
 """The stages of a preparation, one after the other; within a stage the workers of all pods share its units.
 
-read (range) -> distinct -> encode (range) -> decide -> scatter (range) -> gather (part)
+read (range) -> distinct -> encode (range) -> decide -> features -> scatter (range) -> gather (part)
 
-What only the whole dataset can tell (distinct, decide) the first pod finds out, from a few columns that the others give it.
+What only the whole dataset can tell (distinct, decide, what features are fitted to) the first pod finds out, from a few
+columns that the others give it.
 """
 
 import json
@@ -19,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recipes.assignment import SPLITS, assign, leaks, named, refuse_no_groups
-from recipes.preparation import encoding, ordering, reading
+from recipes.preparation import encoding, fitting, ordering, reading
 from recipes.preparation.deciding import Decisions, oversample
 from recipes.preparation.delivery import delivered
 from recipes.preparation.draws import together
@@ -94,12 +95,28 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
         give(pods, [*(plan.place(DECIDED, index, "npy") for index in ranges), plan.work / PARTS_FILE])
     take(pods, [*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE])
     parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
+    if plan.parameters.features is not None:
+        add_features(plan, workers, pods, own)
     share(workers, "sorted", scatter, [(plan, parts, index) for index in own])
     exchange(plan, pods, parts, own)
     first, end = pods.run_of(sum(parts), pods.rank)
     wanted = [number for number in range(first, end) if not pods.has(delivered(plan, number))]
     share(workers, "written", gather, [(plan, parts, number) for number in wanted], of="parts")
     return parts, prepared
+
+
+def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
+    """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.fit_all`."""
+    share(workers, "fitted", fitting.fit, [(plan, index) for index in own])
+    for index in own:
+        give(pods, fitting.fitted_files(plan, index))
+    if pods.rank == 0:
+        for index in range(len(plan.ranges)):
+            take(pods, fitting.fitted_files(plan, index))
+        fitting.fit_all(plan)
+        give(pods, fitting.files_of(plan))
+    take(pods, fitting.files_of(plan))
+    share(workers, "computed", fitting.compute, [(plan, index) for index in own])
 
 
 def is_given(plan: Plan, pods: Pods, index: int) -> bool:

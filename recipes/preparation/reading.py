@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from recipes.features import check
 from recipes.fingerprint import canonical_line, fingerprints, record_hash
-from recipes.layouts import KEYS, Layout, Unfit, layout_of, question, said, tools_of
-from recipes.parameters import CleanParameters
+from recipes.layouts import KEYS, Layout, NoLayout, Unfit, layout_of, question, said, tools_of
+from recipes.parameters import CleanParameters, PrepareParameters
 from recipes.preparation.cleaning import Unclean, cleaned
 from recipes.preparation.draws import draws
 from recipes.preparation.near_duplicates import Signer
@@ -25,7 +26,8 @@ from recipes.preparation.tables import open_table, write_table
 STAGE = "read"
 BATCH, BATCH_BYTES = 2048, 1 << 20
 """Lines that are looked at together: so many, or so many bytes of them."""
-LAYOUTS = tuple(Layout)
+LAYOUTS: tuple[Layout | None, ...] = (*Layout, None)
+"""None is a row of a table, from which features are computed and no model learns."""
 CODES = {layout: code for code, layout in enumerate(LAYOUTS)}
 
 SCHEMA = pa.schema(
@@ -122,8 +124,9 @@ class Reader:
         near = plan.parameters.filter.near_dedup
         self.signer = Signer(near) if near else None
         self.masking = plan.parameters.augment.mask_pii
-        clean = plan.parameters.clean
-        self.cleaning = masked_fill(clean) if clean is not None and self.masking else clean
+        self.cleaning = cleaning_of(plan.parameters)
+        self.features = plan.parameters.features
+        self.takes_tables = self.features is not None and plan.parameters.tokenize is None
         self.seed = plan.parameters.split.seed
         self.line = 0
         self.masked: Counter[str] = Counter()
@@ -152,8 +155,10 @@ class Reader:
                 if self.cleaning is not None:
                     row = cleaned(row, self.cleaning, self.filled)
                     line = canonical_line(row)
-                layout = layout_of(row)
-                read = question(row, layout)
+                layout = self._layout(row)
+                read = question(row, layout) if layout else line.decode()
+                if self.features is not None:
+                    check(self.features, row)
                 if kinds:
                     found, before = self.masked.total(), row
                     row = mask(row, self.masked, kinds)
@@ -162,7 +167,9 @@ class Reader:
                         self.retyped.update(
                             column for column, value in row.items() if type(value) is not type(before[column])
                         )
-                known_by = digest(row, layout)  # here, where a text of tools that is no JSON since it was masked is rejected
+                        self._refuse_masked(before, row)
+                # Here, where a text of tools that is no JSON since it was masked is rejected.
+                known_by = digest(row, layout, line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
                 continue
@@ -173,8 +180,8 @@ class Reader:
                 self.rejects.append(Reject(self.line, "no layout", str(error)))
                 continue
             if self.signer is not None:
-                self.signer.add(said(row, layout))
-            if (now := question(row, layout)) != read:
+                self.signer.add(said(row, layout) if layout else line.decode())
+            if (now := question(row, layout) if layout else line.decode()) != read:
                 asked_now[len(rows)] = now
             asked.append(read)
             numbers.append(self.line)
@@ -191,6 +198,28 @@ class Reader:
         columns = [numbers, layouts, records, digests, sources, own, said_hashes, drawn, drawn_now]
         return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
+    def _layout(self, row: dict[str, Any]) -> Layout | None:
+        try:
+            return layout_of(row)
+        except NoLayout:
+            if self.takes_tables:
+                return None
+            raise
+
+    def _refuse_masked(self, before: dict[str, Any], row: dict[str, Any]) -> None:
+        """Raises Unclean where a column of the features is personal data: all such customers would be one."""
+        for _, column in self.features.named if self.features is not None else ():
+            if row.get(column) != before.get(column):
+                raise Unclean(
+                    "masked feature", f"'{column}' is personal data: set augment.mask_pii to false, or name another column"
+                )
+
+
+def cleaning_of(parameters: PrepareParameters) -> CleanParameters | None:
+    """How records are cleaned, with the values that they are filled with as these go on."""
+    clean = parameters.clean
+    return masked_fill(clean) if clean is not None and parameters.augment.mask_pii else clean
+
 
 def masked_fill(clean: CleanParameters) -> CleanParameters:
     """What records are filled with, masked as they are: only lines in which something was suspected are looked at again."""
@@ -198,8 +227,11 @@ def masked_fill(clean: CleanParameters) -> CleanParameters:
     return clean.model_copy(update={"fill": mask(clean.fill, Counter(), kinds)}) if kinds else clean
 
 
-def digest(row: dict[str, Any], layout: Layout) -> bytes:
-    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them."""
+def digest(row: dict[str, Any], layout: Layout | None, line: bytes) -> bytes:
+    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them; for rows of
+    tables, which are their lines, where all of it is the same."""
+    if layout is None:
+        return hashlib.blake2b(line, digest_size=16, person=b"TABLE").digest()
     if layout is Layout.MESSAGES:
         content = json.dumps(row["messages"], sort_keys=True, ensure_ascii=False).encode()
         if tools := tools_of(row):  # left out where there are none: a digest stays what it was before there were tools

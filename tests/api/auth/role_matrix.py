@@ -145,6 +145,8 @@ ar    POST /v1/datasets/{dataset}/prepare
 ar    POST /v1/datasets/{dataset}/checks
 ar    PATCH /v1/datasets/{dataset}
 a     DELETE /v1/datasets/{dataset}
+arv   GET /v1/features/{name}/{key}
+arv   POST /v1/features/{name}/transform
 narvj GET /v1/dataset-files
 """
 """The last is a signed link, which is its own permission."""

@@ -170,6 +170,8 @@ NAME_NOTHING = re.compile(
 """Routes without an object in the request: probes, pages, what makes something new, and what lists or searches."""
 RECIPE = "smollm2-135m-lora"
 NAME_IN_THEIR_OWN_WAY = {
+    "GET /v1/features/{}/{}",
+    "POST /v1/features/{}/transform",
     "POST /v1/jobs/estimate",
     "POST /v1/models/{}/versions",
     "POST /v1/models/register",

@@ -93,7 +93,7 @@ class Place:
             program=Program.PREPARE,
             inputs={"dataset": self.dataset},
             parameters=parameters,
-            outputs=outputs_at("s3://hanzo-ml/datasets/d/prepared"),
+            outputs=outputs_at("s3://hanzo-ml/datasets/d/prepared", with_features="features" in parameters),
             result_uri="s3://hanzo-ml/datasets/d/prepared/result.json",
             store=self.store.address,
             work_dir=str(self.folder / "work"),

@@ -1,0 +1,164 @@
+"""/v1/features: what a prepared version has of a key, and the same numbers for rows that nobody prepared (row C5)."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from recipes.parameters import PrepareParameters
+from recipes.prepare import prepare
+from recipes.schema import Hardware, Job, Program
+from recipes.store import Store
+from resources.derived_versions import Derivation, add_prepared, outputs_at
+from resources.features import table_at
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.tables import dataset_versions
+from resources.settings import Settings
+
+FEATURES = {
+    "key": "customer",
+    "columns": {"plan": {"encode": "one_hot"}, "age": {"normalize": "standard"}},
+    "aggregate": {"spend": ["mean", "max", "count"]},
+}
+ROWS: list[dict[str, Any]] = [
+    {"customer": f"c/{n % 7}", "plan": ("free", "pro")[n % 2], "age": 20 + n / 3, "spend": n / 7, "job_id": n}
+    for n in range(60)
+]
+Make = Callable[..., DatasetVersion]
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    table_at.cache_clear()  # the store is emptied for each test, whose versions have the same places
+    database = Database(settings.database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def store(settings: Settings) -> Store:
+    return Store(settings.store)
+
+
+@pytest.fixture
+def make(http: TestClient, database: Database, store: Store, tmp_path: Path) -> Make:
+    """Prepares as the asset graph does."""
+    raw = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+    assert http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", raw)}).status_code == 201
+
+    def made(**sections: Any) -> DatasetVersion:
+        parent, parameters = Datasets(database).read("d@1", "default"), PrepareParameters.model_validate(sections)
+        place = f"s3://hanzo-ml/datasets/d/prepared-{len(Datasets(database).list('default'))}"
+        job = Job(
+            id="p",
+            program=Program.PREPARE,
+            inputs={"dataset": parent.artifact},
+            parameters=parameters.model_dump(mode="json"),
+            outputs=outputs_at(place, with_features=parameters.features is not None),
+            result_uri=f"{place}/result.json",
+            store=store.address,
+            work_dir=str(tmp_path / "work"),
+            cache_dir=str(tmp_path / "cache"),
+            hardware=Hardware(cpu=1),
+        )
+        result = prepare(job, store, tmp_path / "work")
+        assert result is not None
+        version, is_new = add_prepared(database, store, Derivation(parent, "d", parameters, "u"), result)
+        assert is_new
+        return version
+
+    return made
+
+
+def test_a_version_answers_what_it_was_made_with(http: TestClient, make: Make) -> None:
+    version = make(features=FEATURES)
+    assert version.schema["features"] == "object" and version.metadata["rejected"] == {}
+    lines = http.get(f"/v1/datasets/{version.id}/preview", params={"n": 1000}).text.splitlines()
+    prepared = [json.loads(line) for line in lines]
+    assert len(prepared) == len(ROWS)
+    raw = [ROWS[row["job_id"]] for row in prepared]
+    answer = http.post("/v1/features/d/transform", json=raw)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"dataset": "d@2", "features": [row["features"] for row in prepared]}
+    last = {row["customer"]: row["features"] for row in sorted(prepared, key=lambda row: row["job_id"])}
+    for key, features in last.items():
+        found = http.get(f"/v1/features/d/{key.replace('/', '%2F')}")
+        assert found.json() == {"dataset": "d@2", "key": key, "features": features}
+
+
+def test_the_newest_version_with_features_answers_unless_another_is_asked_for(http: TestClient, make: Make) -> None:
+    make(features=FEATURES)
+    make(features={**FEATURES, "columns": {}})
+    make(filter={"dedup": False}, clean={"fill": {"customer": "nobody"}}, features={"columns": FEATURES["columns"]})
+    assert http.get("/v1/features/d/c/1", params={"version": 3}).json()["features"].keys() == {
+        "spend.mean",
+        "spend.max",
+        "spend.count",
+    }
+    assert "age" in http.get("/v1/features/d/c/1", params={"version": 2}).json()["features"]
+    newest = http.get("/v1/features/d/c/1")
+    assert (newest.status_code, newest.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "d@4 have no `key`: POST rows to .../transform instead" in newest.json()["message"]
+    assert http.post("/v1/features/d/transform", json=ROWS[:1]).json()["dataset"] == "d@4"
+
+
+def test_what_is_wrong_is_told(http: TestClient, make: Make) -> None:
+    make(features=FEATURES)
+    transform = "/v1/features/d/transform"
+    for method, path, body, status, words in (
+        ("GET", "/v1/features/d/nobody", None, 404, "no record of dataset d@2 has this key in 'customer'"),
+        ("GET", "/v1/features/d/c/1?version=1", None, 404, "dataset d@1 has no features: ask for another version"),
+        ("GET", "/v1/features/d/c/1?version=9", None, 404, "there is no dataset 'd@9'"),
+        ("GET", "/v1/features/e/c", None, 404, "no version of a dataset 'e' has features: prepare one with a section"),
+        ("POST", transform, [ROWS[0], {"age": "old"}], 400, "row 2: 'age' is no number"),
+        ("POST", transform, {"age": 1}, 400, "list"),
+        ("POST", transform, [1], 400, "dictionary"),
+        ("POST", transform, [{}] * 1001, 400, "1000"),
+    ):
+        answer = http.request(method, path, json=body)
+        assert answer.status_code == status and words in answer.json()["message"], (path, answer.text)
+    unknown = http.post(transform, json=[{}]).json()["features"]
+    expected = {"plan=free": 0, "plan=pro": 0, "age": None, "spend.mean": None, "spend.max": None, "spend.count": 0}
+    assert unknown == [expected]
+
+
+def test_another_organization_s_features_are_not_there(http: TestClient, make: Make, database: Database) -> None:
+    make(features=FEATURES)
+    with database.write() as connection:
+        connection.execute(update(dataset_versions).values(organization="rival"))
+    for answer in (http.get("/v1/features/d/c/1?version=2"), http.post("/v1/features/d/transform", json=[{}])):
+        assert answer.status_code == 404, answer.text
+
+
+def test_a_version_that_is_deleted_takes_its_features_with_it(http: TestClient, make: Make, store: Store) -> None:
+    version = make(features=FEATURES)
+    assert len(store.list(f"{version.storage_path}features")) == 4
+    assert http.get("/v1/features/d/c/1").status_code == 200
+    assert http.delete(f"/v1/datasets/{version.id}").status_code == 200
+    assert http.get("/v1/features/d/c/1").status_code == 404
+    assert store.list(version.storage_path) == []
+
+
+def test_files_that_were_lost_are_told(http: TestClient, make: Make, store: Store) -> None:
+    version = make(features=FEATURES)
+    store.remove(f"{version.storage_path}features/online.jsonl")
+    answer = http.get("/v1/features/d/c/1")
+    assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
+
+
+def test_a_column_that_is_not_there_and_one_that_is_too_many_are_refused(http: TestClient, make: Make) -> None:
+    version = make(features=FEATURES)
+    raw = http.get("/v1/datasets").json()["datasets"][0]["id"]
+    body = {"features": {"key": "custom", "columns": {"age": {"normalize": "standard"}}}}
+    answer = http.post(f"/v1/datasets/{raw}/prepare", json=body)
+    assert answer.status_code == 400
+    assert "no record of dataset d@1 has the column 'custom' of features.key: it has age" in answer.json()["message"]
+    again = http.post(f"/v1/datasets/{version.id}/prepare", json={"features": FEATURES})
+    assert again.status_code == 400 and "d@2 has a column 'features'" in again.json()["message"]
+    wrong = http.post(f"/v1/datasets/{raw}/prepare", json={"features": {"columns": {"age": {"normalize": "log"}}}})
+    assert wrong.status_code == 400 and "features.columns.age.normalize" in wrong.json()["message"]
