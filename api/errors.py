@@ -155,6 +155,8 @@ def first_problem(problems: Sequence[Any]) -> str:
     where = parameter_path(problem["loc"][1:])
     if problem["type"] == "json_invalid":
         return f"Malformed JSON in the request body: {problem['ctx']['error']}"
+    if not where and problem["type"] in ("list_type", "too_long"):
+        return f"Bad Request. The request body must be a JSON list of rows: {problem['msg']}"
     if not where:
         return "Bad Request. Content-Type must be application/json, and the request body a JSON object"
     if problem["type"] in ("missing", "string_too_short"):

@@ -29,6 +29,7 @@ ROWS: list[dict[str, Any]] = [
     {"customer": f"c/{n % 7}", "plan": ("free", "pro")[n % 2], "age": 20 + n / 3, "spend": n / 7, "job_id": n}
     for n in range(60)
 ]
+"""One of the columns has the name of what requests name elsewhere: it is the user's own."""
 Make = Callable[..., DatasetVersion]
 
 
@@ -116,8 +117,8 @@ def test_what_is_wrong_is_told(http: TestClient, make: Make) -> None:
         ("GET", "/v1/features/d/c/1?version=9", None, 404, "there is no dataset 'd@9'"),
         ("GET", "/v1/features/e/c", None, 404, "no version of a dataset 'e' has features: prepare one with a section"),
         ("POST", transform, [ROWS[0], {"age": "old"}], 400, "row 2: 'age' is no number"),
-        ("POST", transform, {"age": 1}, 400, "list"),
-        ("POST", transform, [1], 400, "dictionary"),
+        ("POST", transform, {"age": 1}, 400, "The request body must be a JSON list of rows"),
+        ("POST", transform, [1], 400, "Invalid value 1"),
         ("POST", transform, [{}] * 1001, 400, "1000"),
     ):
         answer = http.request(method, path, json=body)
