@@ -6,6 +6,7 @@ else it should be. Whoever has no records has the count 0, and null for all else
 """
 
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,6 +21,9 @@ STATE, ONLINE, INDEX = "features.json", "online.jsonl", "online.index"
 COLUMN = "features"
 """Of a record that was prepared: the column with its features."""
 MOST = sys.float_info.max
+
+WRITTEN = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*", re.ASCII)
+"""A number as a text."""
 
 Features = dict[str, float | int | None]
 
@@ -120,11 +124,15 @@ def key_of(wanted: FeatureParameters, row: Mapping[str, Any]) -> str | None:
 
 
 def number_of(value: Any, column: str) -> float | None:
-    """A JSON number as 64 bits, of which zero has one sign; None where there is none. Raises Unclean."""
+    """A number as 64 bits, of which zero has one sign; None where there is none. Raises Unclean.
+
+    Also one that is written as a text: a single cell of a table that is no number makes texts of its whole column.
+    """
     if is_missing(value):
         return None
+    is_none = isinstance(value, bool) or (isinstance(value, str) and not WRITTEN.fullmatch(value))
     try:
-        number = math.nan if isinstance(value, bool | str) else float(value) + 0.0
+        number = math.nan if is_none else float(value) + 0.0
     except (TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

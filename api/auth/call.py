@@ -50,8 +50,10 @@ class Call:
         )
 
     def _objects(self) -> tuple[str, ...]:
-        run_id = self.state.get("run_id")
+        run_id, dataset_id = self.state.get("run_id"), self.state.get("dataset_id")
         run = (str(Reference(Kind.RUN, str(run_id))),) if run_id else ()
+        if dataset_id:  # found by its name
+            return (str(Reference(Kind.DATASET, str(dataset_id))),)
         # Each logged metric comes by here, and names its run alone.
         return tuple(nsmallest(MAX_OBJECTS, {*map(str, self.references), *run})) if self.references else run
 

@@ -263,7 +263,8 @@ class Guard:
         if call.is_counted:
             return
         # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
-        if call.caller is None or status >= 500 or (counted and status >= 400):
+        noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
+        if call.caller is None or noted:
             self._trail.count(call.audited(status))
         else:
             await self._trail.record(call.audited(status, call.duration_ms), counted=counted)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
@@ -17,9 +17,12 @@ Version = Annotated[int | None, Query(ge=1, le=999_999_999, description="by defa
 
 
 @router.get("/{name}/{key:path}")
-def get(name: str, key: str, database: DatabaseOf, store: StoreOf, caller: CallerOf, version: Version = None) -> Response:
+def get(
+    request: Request, name: str, key: str, database: DatabaseOf, store: StoreOf, caller: CallerOf, version: Version = None
+) -> Response:
     """The features of a key, as its last record in the version has them."""
     found = version_with_features(database, name, caller.organization, version)
+    request.state.dataset_id = found.id  # for the audit log
     with reading(f"dataset {found.reference}"):
         features = looked_up(store, found, key)
     return JSONResponse({"dataset": found.reference, "key": key, "features": features})
@@ -27,6 +30,7 @@ def get(name: str, key: str, database: DatabaseOf, store: StoreOf, caller: Calle
 
 @router.post("/{name}/transform")
 def transform(
+    request: Request,
     name: str,
     rows: Annotated[list[dict[str, Any]], Body(max_length=MOST_ROWS)],
     database: DatabaseOf,
@@ -36,6 +40,7 @@ def transform(
 ) -> Response:
     """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""
     found = version_with_features(database, name, caller.organization, version)
+    request.state.dataset_id = found.id  # for the audit log
     with reading(f"dataset {found.reference}"):
         features = features_of(store, found).of_rows(rows)
     return JSONResponse({"dataset": found.reference, "features": features})

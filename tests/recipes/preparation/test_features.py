@@ -127,9 +127,11 @@ def test_what_was_never_seen_has_a_declared_answer(tmp_path: Path) -> None:
 
 def test_what_is_no_number_is_rejected_with_its_line(tmp_path: Path) -> None:
     rows = table(100)
-    rows[3]["age"], rows[5]["spend"], rows[7]["plan"], rows[9]["customer"], rows[11]["age"] = "old", "1", {}, [], True
+    rows[3]["age"], rows[5]["spend"], rows[7]["plan"], rows[9]["customer"], rows[11]["age"] = "old", "1,5", {}, [], True
+    rows[13]["spend"] = " 1.5e1 "
     place = Place(tmp_path, rows)
     result = place.prepare({"features": FEATURES})
+    assert Served(place, result).find(rows[13]["customer"])["spend.count"] >= 1
     assert result.facts["rejected"] == {"no category": 2, "no number": 3}
     told = {reject["line"]: reject["detail"] for reject in place.rows(result, "rejected")}
     assert told[4].startswith("'age' is no number") and told[6].startswith("'spend' is no number")
