@@ -22,7 +22,7 @@ from tests.api.auth.conftest import SignedIn
 from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
 
-PARAMETERS_THAT_NAME_NO_OBJECT = {"name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
+PARAMETERS_THAT_NAME_NO_OBJECT = {"key", "name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
 """`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
