@@ -388,6 +388,30 @@ while True: time.sleep(0.01)
     assert house.state() is not None, "what it saved is published"
 
 
+STORE_GOES_AWAY = """
+import os, pathlib
+(pathlib.Path(os.environ["HANZO_ML_CHECKPOINTS"]) / "step").write_text("7")
+objects = pathlib.Path(os.environ["OBJECTS"])
+objects.rename(objects.with_name("away"))
+objects.write_text("no folder")
+print("done")
+"""
+
+
+def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: LocalCompute, house: House) -> None:
+    """All it did is done: it neither starts again nor loses what it left."""
+    objects = house.folder / "objects"
+    job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
+    compute.submit(job)
+    until("a try that failed", lambda: "cannot be stored, and is tried again" in compute.log(job, 0)[0])
+    os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGTERM)
+    objects.unlink()
+    objects.with_name("away").rename(objects)
+    result = until("its result", lambda: compute.result(job))
+    assert house.store.get_bytes(f"{result.artifacts['checkpoints'].uri}/step") == b"7"
+    assert compute.log(job, 0)[0].count("done") == 1
+
+
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
     compute = LocalCompute(source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
     job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
