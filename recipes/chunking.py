@@ -26,7 +26,7 @@ class Chunker:
     """Cuts what is pushed into chunks. The cuts depend on the bytes alone, and not on the pieces in which they came."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(2 * MAX)
+        self._buffer = bytearray()  # which grows to `2 * MAX`: of a hundred thousand small files each would clear as much
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._hashes = np.empty((2, BLOCK // 4 + WINDOW), np.uint32)
@@ -37,7 +37,7 @@ class Chunker:
         rest = memoryview(data)
         while rest:
             if self._end == len(self._buffer):
-                self._move_to_front()
+                self._make_room(len(rest))
             taken = min(len(rest), len(self._buffer) - self._end)
             self._view[self._end : self._end + taken] = rest[:taken]
             self._end += taken
@@ -50,10 +50,13 @@ class Chunker:
         while self._start < self._end:
             yield self._take()
 
-    def _move_to_front(self) -> None:
-        length = self._end - self._start
-        self._view[:length] = bytes(self._view[self._start : self._end])
-        self._start, self._end = 0, length
+    def _make_room(self, wanted: int) -> None:
+        left = bytes(self._view[self._start : self._end])
+        if len(self._buffer) < 2 * MAX:
+            self._buffer = bytearray(min(max(len(left) + wanted, 2 * len(self._buffer)), 2 * MAX))
+            self._view = memoryview(self._buffer)
+        self._view[: len(left)] = left
+        self._start, self._end = 0, len(left)
 
     def _take(self) -> bytes:
         begin = self._start

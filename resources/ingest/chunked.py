@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipes.chunking import Chunker
 from recipes.chunks import chunk_uri
@@ -17,6 +17,8 @@ from resources.metadata.chunk_claims import ChunkClaims
 
 BATCH_BYTES = 8 << 20
 """What is claimed together, and with `Chunker`'s buffer the memory of a file that is written."""
+BATCH_CHUNKS = 500
+"""The most that are claimed together: on SQLite nobody else writes meanwhile."""
 UPLOADS = 8
 """Threads: two of them at most hash and cut a file, the others have a chunk on its way to the store each."""
 
@@ -30,11 +32,25 @@ class ChunkStore:
     holder: str
     place: str
     pool: ThreadPoolExecutor
+    waiting: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, chunks: dict[str, bytes]) -> None:
         """Store chunks by their SHA-256. Those that are there are not sent again; one that was damaged there is mended."""
         self.claims.claim(self.holder, chunks)
         list(self.pool.map(self._put_one, chunks.items()))
+
+    def put_soon(self, chunks: dict[str, bytes]) -> None:
+        """Store what files end with, those of many files together: one by one, to claim them was most of what a small file
+        took. Only one thread may.
+        """
+        self.waiting.update(chunks)
+        if len(self.waiting) >= BATCH_CHUNKS or sum(map(len, self.waiting.values())) >= BATCH_BYTES:
+            self.put_waiting()
+
+    def put_waiting(self) -> None:
+        if self.waiting:
+            self.put(self.waiting)
+            self.waiting.clear()
 
     def _put_one(self, chunk: tuple[str, bytes]) -> None:
         sha256, data = chunk
@@ -45,8 +61,11 @@ class ChunkStore:
 
 @contextmanager
 def chunk_store(store: Store, claims: ChunkClaims, holder: str, place: str) -> Iterator[ChunkStore]:
+    """Every file that was closed is in the store once this has ended."""
     with ThreadPoolExecutor(UPLOADS, thread_name_prefix="chunks") as pool:
-        yield ChunkStore(store, claims, holder, place, pool)
+        chunks = ChunkStore(store, claims, holder, place, pool)
+        yield chunks
+        chunks.put_waiting()
 
 
 class ChunkedFile:
@@ -72,11 +91,11 @@ class ChunkedFile:
         self._behind = self._chunks.pool.submit(self._take, data)
 
     def close(self) -> FileRecord:
-        """Store what is left. The whole file is in the store when this returns."""
+        """Store what is left, or have it stored with what the next files end with."""
         self._catch_up()
         for chunk in self._chunker.finish():
             self._add(chunk)
-        self._flush()
+        self._chunks.put_soon(self._batch)
         return FileRecord(path=self._path, sha256=self._digest.hexdigest(), size=self.size, chunks=tuple(self._found))
 
     def _catch_up(self) -> None:

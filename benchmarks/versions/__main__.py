@@ -4,7 +4,8 @@ Makes a version of generated records, one with 1 % of them replaced in one place
 each is split as the stack would split it. Versions and splits are made by processes of their own, on SQLite and a folder.
 Raw files and canonical records are stored both, and splitting puts a copy together: have four times the corpus free.
 
-Usage: `python -m benchmarks.versions [--gigabytes 10] [--folder FOLDER]`.
+Usage: `python -m benchmarks.versions [--gigabytes 10] [--folder FOLDER]`, or `python -m benchmarks.versions --files
+1000,10000,100000 [--folder FOLDER]` for what versions of so many files cost (`benchmarks.versions.many_files`).
 """
 
 import argparse
@@ -19,6 +20,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.versions import many_files
+from benchmarks.versions.many_files import BUCKETS
 from recipes.assignment import SPLITS
 from recipes.schema import Job, Program, StoreAddress
 from recipes.split import divide
@@ -28,7 +31,6 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 
 ALL = "s3://hanzo-ml/datasets"
-BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 BLOCK = 1000
 """Records that are replaced together: 1 MB."""
 PLACES = 10
@@ -124,6 +126,7 @@ def measure(folder: Path, blocks: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=10)
+    parser.add_argument("--files", help="numbers of files, such as 1000,10000: measure these, and no large corpus")
     parser.add_argument("--folder", type=Path, help="where the files are made, and removed again")
     for part in PARTS:
         parser.add_argument(f"--{part}", type=Path, help=argparse.SUPPRESS)
@@ -133,6 +136,9 @@ def main() -> None:
             run(folder)
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
             return
+    if options.files:
+        many_files.measure([int(count) for count in options.files.split(",")], options.folder)
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure(Path(folder), max(100, round(options.gigabytes * 1000)))
 

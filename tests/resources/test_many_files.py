@@ -1,0 +1,98 @@
+"""A version of many files: what is kept of each is little, and the database is not asked for each."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from hanzo_ml import checkout as checkouts
+from hanzo_ml.checkout import Part, RemoteFile, checkout
+from recipes import chunking
+from recipes.chunking import Chunker
+from recipes.record_lines import record_lines
+from resources.dataset_deletion import delete_version
+from resources.ingest.chunked import BATCH_CHUNKS
+from resources.ingest.create import create_version
+from resources.metadata.database import Database
+from resources.metadata.datasets import DatasetVersion
+from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.resources.test_dataset_storage import chunks, in_folder
+
+__all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
+FEW, MANY = 20, BATCH_CHUNKS + 20
+
+
+def statements(database: Database, folder: Path, count: int) -> tuple[int, DatasetVersion]:
+    """How many the database executes while a version of so many files is made; and the version."""
+    raw = folder / f"of-{count}"
+    raw.mkdir()
+    for number in range(count):
+        (raw / f"{number:04}.jsonl").write_text(f'{{"of": {count}, "number": {number}}}\n')
+    asked: list[str] = []
+
+    def keep(*told: object) -> None:
+        asked.append(str(told[2]))
+
+    event.listen(database.engine, "before_cursor_execute", keep)
+    version, _ = create_version(database, in_folder(folder), name=f"of-{count}", path=raw, user="u", organization="default")
+    event.remove(database.engine, "before_cursor_execute", keep)
+    return len(asked), version
+
+
+def test_files_are_claimed_together_and_not_one_by_one(database: Database, tmp_path: Path) -> None:
+    few, _ = statements(database, tmp_path, FEW)
+    many, version = statements(database, tmp_path, MANY)
+    # One batch more of them, and no more: a transaction, its claims, and whatever a driver says around it.
+    assert many - few <= 8
+    store = in_folder(tmp_path)
+    assert len(list(record_lines(store, version.artifact))) == MANY
+    delete_version(database, store, version.id, "u")
+    assert len(chunks(store)) == FEW + 2  # each file of the other one, its records and their index
+
+
+def test_a_small_file_takes_no_buffer_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(size: int = 0) -> bytearray:
+        made.append(size)
+        return bytearray(size)
+
+    monkeypatch.setattr(chunking, "bytearray", counted, raising=False)
+    chunker = Chunker()
+    assert [*chunker.push(b"small"), *chunker.finish()] == [b"small"]
+    assert sum(made) < chunking.MIN
+
+
+def test_a_checkout_opens_one_client_for_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real client, with answers of its own: it is counted how often one is made."""
+    bodies = {f"http://server/{number}": f"{number}\n".encode() for number in range(FEW)}
+    files = [remote(url, body, 1 + number % 2) for number, (url, body) in enumerate(bodies.items())]
+    clients = []
+    httpx = checkouts.httpx
+
+    def answer(request: "checkouts.httpx.Request") -> "checkouts.httpx.Response":
+        asked = request.url.params.get("part")
+        body = bodies[str(request.url.copy_with(query=None))]
+        return httpx.Response(200, stream=httpx.ByteStream(body[parts_of(body)[int(asked)]] if asked else body))
+
+    class Counted(httpx.Client):
+        def __init__(self, **options: object) -> None:
+            clients.append(self)
+            super().__init__(**{**options, "transport": httpx.MockTransport(answer)})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkouts.httpx, "Client", Counted)
+    checkout(lambda: files, tmp_path / "to", "mark")
+    assert len(clients) == 1
+    assert {(tmp_path / "to" / file.path).read_bytes() for file in files} == set(bodies.values())
+
+
+def parts_of(body: bytes) -> list[slice]:
+    return [slice(0, 1), slice(1, len(body))]
+
+
+def remote(url: str, body: bytes, count: int) -> RemoteFile:
+    pieces = [body] if count == 1 else [body[part] for part in parts_of(body)]
+    where = [url] if count == 1 else [f"{url}?part={number}" for number in range(count)]
+    found = [Part(at, hashlib.sha256(piece).hexdigest(), len(piece)) for at, piece in zip(where, pieces, strict=True)]
+    return RemoteFile(url.rpartition("/")[2], hashlib.sha256(body).hexdigest(), len(body), found)
