@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from resources.metadata.outbox import Event, emit
 from resources.metadata.tables import events
@@ -57,11 +57,12 @@ def calls_of(
     limit: int = 100,
 ) -> list[Event]:
     """The calls of an organization in the order in which they were recorded; `since` in milliseconds."""
-    query = select(events).where(
-        events.c.topic == TOPIC, events.c.seq > after, events.c.payload["organization"].as_string() == organization
-    )
-    if since is not None:
-        query = query.where(events.c.created_at >= since)
+    query = select(events).where(events.c.topic == TOPIC, events.c.payload["organization"].as_string() == organization)
+    if since is None:
+        query = query.where(events.c.seq > after)
+    else:
+        # One bound: of two SQLite takes the first. And of a sum no index is taken: calls come in the order of `seq`.
+        query = query.where(events.c.seq >= first_since(since, after), events.c.created_at + 0 >= since)
     if user is not None:
         # Key and type are what an index finds: the rest of the log, of all users, is not read for it.
         query = query.where(
@@ -70,3 +71,18 @@ def calls_of(
     if type is not None:
         query = query.where(events.c.type == type)
     return [Event(**row) for row in connection.execute(query.order_by(events.c.seq).limit(limit)).mappings()]
+
+
+def first_since(since: int, after: int) -> ColumnElement[int]:
+    """The `seq` of the first event since a time, of those after `after` and of any topic; NULL where there is none.
+
+    Mostly it is the very next one, or all that are since that time are few. Clocks are set back, so that a later event may
+    have an earlier time: the first is not the one with the earliest time, but the least of a range of the index by time.
+    """
+    following = select(events.c.seq, events.c.created_at).where(events.c.seq > after)
+    next_one = following.order_by(events.c.seq).limit(1).subquery()
+    at_once = select(next_one.c.seq).where(next_one.c.created_at >= since).scalar_subquery()
+    # Of a sum no index knows the least, nor what is beyond a bound: else both databases go through all events by their `seq`.
+    number = events.c.seq + 0
+    among = select(func.min(number)).where(events.c.created_at >= since, number > after).scalar_subquery()
+    return func.coalesce(at_once, among)

@@ -48,5 +48,6 @@ events = Table(
     Column("created_at", BigInteger, nullable=False),
     Index("events_by_type", "type", "seq"),
     Index("events_by_key", "key", "type", "seq"),
+    Index("events_by_time", "created_at", "seq"),
     sqlite_autoincrement=True,
 )

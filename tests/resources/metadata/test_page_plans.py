@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select, update
 
 from resources.metadata.audit import AuditedCall, calls_of, record
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from resources.metadata.tables import events
 
 
 def plans(database: Database, ask: Callable[[], object]) -> str:
@@ -78,3 +79,23 @@ def test_the_calls_of_one_user_are_found_among_those_of_all(database: Database) 
     assert found("ann", type="artifact.broken") == []
     plan = plans(database, lambda: found("bob"))
     assert "events_by_key" in plan and not sorts(plan), plan
+
+
+def test_calls_since_a_time_are_found_without_those_before_it(database: Database) -> None:
+    times = [1000, 2000, 9000, 3000, 4000, 5000]  # the third while the clock was wrong
+    with database.write() as connection:
+        record(connection, [AuditedCall("ann", "o", (), "POST", "/v1/jobs", (), 201, "c", 1.0) for _ in times])
+        numbers = list(connection.execute(select(events.c.seq).order_by(events.c.seq)).scalars())
+        for seq, time in zip(numbers, times, strict=True):
+            connection.execute(update(events).where(events.c.seq == seq).values(created_at=time))
+
+    def found(since: int, after: int = 0, user: str | None = None) -> list[int]:
+        with database.read() as connection:
+            return [call.created_at for call in calls_of(connection, "o", since=since, after=after, user=user, limit=2)]
+
+    assert (found(0), found(2000), found(3000), found(4500)) == ([1000, 2000], [2000, 9000], [9000, 3000], [9000, 5000])
+    assert (found(3000, after=numbers[2]), found(4500, after=numbers[2], user="ann")) == ([3000, 4000], [5000])
+    assert (found(9001), found(5000, after=numbers[5])) == ([], [])
+    plan = plans(database, lambda: found(4500))
+    assert "events_by_time" in plan, plan
+    assert "events_pkey" in plan or not sorts(plan), plan  # PostgreSQL sorts what little there is
