@@ -20,12 +20,12 @@ from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
 from resources.hpo.refusals import check_objective, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Scalar
-from resources.hpo.trial import ranked
+from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.sweep_rows import Snapshot
-from resources.metadata.sweeps import MAX_PAGE, Sweeps
+from resources.metadata.sweep_rows import JobState, Snapshot
+from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
 from resources.settings_sections import Hpo, Quota
 
@@ -134,9 +134,16 @@ def get(sweep_id: str, database: DatabaseOf) -> Response:
 
 
 @router.get("/{sweep_id}/trials")
-def trials(sweep_id: str, database: DatabaseOf) -> Response:
-    """All trials, in their order."""
-    return JSONResponse({"trials": trials_json(Sweeps(database).snapshot(sweep_id))})
+def trials(
+    sweep_id: str,
+    database: DatabaseOf,
+    limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
+    page_token: str | None = None,
+) -> Response:
+    """Trials, in their order."""
+    found, token = Sweeps(database).trials(sweep_id, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"trials": [trial_json(trial, job) for trial, job in found], **following})
 
 
 @router.post("/{sweep_id}/cancel")
@@ -147,7 +154,7 @@ def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> Response:
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    sweep, told = snapshot.sweep, trials_json(snapshot)
+    sweep, told = snapshot.sweep, list(map(trial_json, snapshot.trials, snapshot.jobs))
     best = next(iter(ranked(snapshot.trials, sweep.config.objective.direction)), None)
     counts: dict[str, int] = {}
     for trial in told:
@@ -172,15 +179,13 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def trials_json(snapshot: Snapshot) -> list[dict[str, Any]]:
+def trial_json(trial: Trial, job: JobState) -> dict[str, Any]:
     """A trial whose job waits still is queued."""
-    return [
-        {
-            **asdict(trial),
-            "params": dict(trial.params),
-            "run_id": trial.job_id,
-            "status": "queued" if trial.status == "running" and job_status == "queued" else trial.status,
-            "reason": trial.reason or job_reason,
-        }
-        for trial, (job_status, job_reason) in zip(snapshot.trials, snapshot.jobs, strict=True)
-    ]
+    status, reason = job
+    return {
+        **asdict(trial),
+        "params": dict(trial.params),
+        "run_id": trial.job_id,
+        "status": "queued" if trial.status == "running" and status == "queued" else trial.status,
+        "reason": trial.reason or reason,
+    }

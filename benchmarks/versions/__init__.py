@@ -1,1 +1,1 @@
-"""What versions cost: the bytes of one that changes little of a large corpus, and what many files add to whatever is done."""
+"""What versions cost: the bytes of one that changes little of a large corpus, and what many files add to each thing."""

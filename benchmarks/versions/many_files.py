@@ -1,7 +1,7 @@
 """What a version costs that has many files: of each thing that is done with one, time, memory, statements to the database.
 
-Ten terabytes in files of 100 MB are 100,000 files. What they hold is read at the speed of the disk; what is kept of each must
-not grow faster than their number. So the files here are small, of two records: the figures are those of a file.
+Ten terabytes in files of 100 MB are 100,000 files. What they hold is read at the speed of the disk; what is kept of each
+must not grow faster than their number. So the files here are small, of two records: the figures are those of a file.
 """
 
 import json

@@ -37,7 +37,7 @@ def results(
 ) -> None:
     """How a sweep stands, and its best trials."""
     sweep = call("GET", f"/v1/hpo/{sweep_id}")
-    trials = call("GET", f"/v1/hpo/{sweep_id}/trials")["trials"]
+    trials = list(pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))
     best = ordered(trials, sweep["objective"]["direction"])[:top]
     if as_json:
         show({**sweep, "results": best})

@@ -82,7 +82,7 @@ def first_since(since: int, after: int) -> ColumnElement[int]:
     following = select(events.c.seq, events.c.created_at).where(events.c.seq > after)
     next_one = following.order_by(events.c.seq).limit(1).subquery()
     at_once = select(next_one.c.seq).where(next_one.c.created_at >= since).scalar_subquery()
-    # Of a sum no index knows the least, nor what is beyond a bound: else both databases go through all events by their `seq`.
+    # Of a sum no index knows the least, nor what is beyond a bound: else both databases go through all by their `seq`.
     number = events.c.seq + 0
     among = select(func.min(number)).where(events.c.created_at >= since, number > after).scalar_subquery()
     return func.coalesce(at_once, among)

@@ -1,14 +1,15 @@
 """A sweep and its trials as they stand: the rows, and how they are read and told of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, Select, or_, select
 
-from resources.errors import not_found
+from resources.errors import HanzoError, not_found
 from resources.hpo.config import SweepConfig
 from resources.hpo.trial import Trial
+from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.tables import experiments, runs, sweep_trials, sweeps
 from resources.metadata.tables import jobs as job_table
 
@@ -28,6 +29,11 @@ class Sweep:
     ended_at: int | None
 
 
+TRIAL = tuple(field.name for field in fields(Trial))
+JobState = tuple[str, str]
+"""Status and reason of a trial's job."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A sweep, its trials by number, and the status and reason of each one's job.
@@ -39,7 +45,7 @@ class Snapshot:
     experiment_id: int
     is_deleted: bool
     trials: tuple[Trial, ...]
-    jobs: tuple[tuple[str, str], ...]
+    jobs: tuple[JobState, ...]
 
 
 def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
@@ -53,20 +59,38 @@ def read_snapshot(identifier: str, connection: Connection) -> Snapshot:
     )
     row = connection.execute(of_sweep).mappings().first()
     if row is None:
-        raise not_found(f"there is no sweep '{identifier}': see `hanzo-ml hpo list`")
+        raise no_sweep(identifier)
     found = dict(row)
     experiment_id, is_deleted = int(found.pop("experiment_id")), bool(found.pop("is_deleted"))
-    columns = (*(sweep_trials.c[field.name] for field in fields(Trial)), job_table.c.status, job_table.c.reason)
-    names = (*(field.name for field in fields(Trial)), "job_status", "job_reason")
-    of_trials = (
-        select(*(column.label(name) for column, name in zip(columns, names, strict=True)))
-        .join(job_table, job_table.c.id == sweep_trials.c.job_id)
-        .where(sweep_trials.c.sweep_id == identifier)
-        .order_by(sweep_trials.c.number)
-    )
-    trials = [dict(row) for row in connection.execute(of_trials).mappings()]
-    states = tuple((row.pop("job_status"), row.pop("job_reason")) for row in trials)
-    return Snapshot(sweep_of(found), experiment_id, is_deleted, tuple(Trial(**row) for row in trials), states)
+    trials = [trial_of(row) for row in connection.execute(trials_of(identifier).order_by(sweep_trials.c.number))]
+    told, states = tuple(trial for trial, _ in trials), tuple(state for _, state in trials)
+    return Snapshot(sweep_of(found), experiment_id, is_deleted, told, states)
+
+
+def read_trials(
+    identifier: str, connection: Connection, limit: int, page_token: str | None
+) -> tuple[list[tuple[Trial, JobState]], str | None]:
+    """Trials by their numbers, and where the next page begins. Raises HanzoError where there is no such sweep."""
+    if connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is None:
+        raise no_sweep(identifier)
+    order = Keyset([SortKey(sweep_trials.c.number, True, int)], ("trials", identifier))
+    rows = connection.execute(order.page(trials_of(identifier), limit, page_token)).all()
+    return [trial_of(row) for row in rows[:limit]], order.next_token(rows, limit)
+
+
+def trials_of(identifier: str) -> Select[Any]:
+    columns = (*(sweep_trials.c[name] for name in TRIAL), job_table.c.status, job_table.c.reason)
+    joined = select(*columns).join(job_table, job_table.c.id == sweep_trials.c.job_id)
+    return joined.where(sweep_trials.c.sweep_id == identifier)
+
+
+def trial_of(row: Sequence[Any]) -> tuple[Trial, JobState]:
+    """A row of `trials_of`, which may have more columns at its end."""
+    return Trial(**dict(zip(TRIAL, row, strict=False))), (row[len(TRIAL)], row[len(TRIAL) + 1])
+
+
+def no_sweep(identifier: str) -> HanzoError:
+    return not_found(f"there is no sweep '{identifier}': see `hanzo-ml hpo list`")
 
 
 def sweep_of(row: Mapping[Any, Any]) -> Sweep:

@@ -21,7 +21,7 @@ from resources.metadata.database import Database
 from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.jobs import ENDED, Jobs
 from resources.metadata.outbox import emit, now_ms
-from resources.metadata.sweep_rows import Snapshot, Sweep, event_of, read_snapshot, row_of, sweep_of
+from resources.metadata.sweep_rows import JobState, Snapshot, Sweep, event_of, read_snapshot, read_trials, row_of, sweep_of
 from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import runs, sweep_trials, sweeps
 from resources.metadata.tracking.run_data import RunData
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_PAGE = 100
 """Of sweeps, each with all its trials."""
+MAX_TRIALS = 1000
 STATUSES = ("running", "completed", "failed", "cancelled")
 PARENT_TAG = "mlflow.parentRunId"
 SWEEP_KEY, START_KEY = "sweep", "start"
@@ -117,6 +118,13 @@ class Sweeps:
         """The sweep as it stands."""
         with self._database.read() as connection:
             return read_snapshot(identifier, connection)
+
+    def trials(
+        self, identifier: str, *, limit: int = MAX_TRIALS, page_token: str | None = None
+    ) -> tuple[list[tuple[Trial, JobState]], str | None]:
+        """`read_trials` in a transaction of its own."""
+        with self._database.read() as connection:
+            return read_trials(identifier, connection, limit, page_token)
 
     def take(self, before: Snapshot, step: Step) -> bool:
         """Do what was decided of `before`: trials, their jobs and runs, and all events in one transaction.

@@ -68,6 +68,11 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert found["config"]["base_config"]["dataset"] == dataset
     trials = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"]
     assert [trial["number"] for trial in trials] == [0, 1, 2, 3]
+    page = ask(server, "GET", f"/v1/hpo/{sweep}/trials?limit=3")
+    rest = ask(server, "GET", f"/v1/hpo/{sweep}/trials?limit=3&page_token={page['next_page_token']}")
+    assert page["trials"] + rest["trials"] == trials and len(page["trials"]) == 3 and "next_page_token" not in rest
+    ask(server, "GET", f"/v1/hpo/{sweep}/trials?page_token=nonsense", 400)
+    ask(server, "GET", "/v1/hpo/none/trials", 404)
     job = ask(server, "GET", f"/v1/jobs/{trials[0]['job_id']}")
     assert (job["config"]["recipe"], job["config"]["dataset"]) == ("zen-7b-lora", dataset)
     assert ask(server, "GET", f"/v1/runs/{trials[0]['run_id']}")["tags"]["mlflow.parentRunId"] == sweep
