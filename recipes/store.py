@@ -55,8 +55,10 @@ class Store(Objects):
     def put_manifest(self, uri: str, manifest: Manifest) -> Artifact:
         """Make an artifact of files that are in the store already."""
         uri = uri.rstrip("/")
-        self.put_bytes(f"{uri}/{MANIFEST}", manifest.to_bytes())
-        return Artifact(kind=manifest.kind, uri=uri, digest=manifest.digest, size_bytes=manifest.size_bytes)
+        written = manifest.to_bytes()
+        self.put_bytes(f"{uri}/{MANIFEST}", written)
+        digest = hashlib.sha256(written).hexdigest()
+        return Artifact(kind=manifest.kind, uri=uri, digest=digest, size_bytes=manifest.size_bytes)
 
     def find(self, uri: str) -> Artifact | None:
         """The artifact whose manifest lies at `uri`, if one does."""

@@ -1,6 +1,7 @@
 """A version of many files: what is kept of each is little, and the database is not asked for each."""
 
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hanzo_ml.checkout import Part, RemoteFile, checkout
 from recipes import chunking
 from recipes.chunking import Chunker
 from recipes.record_lines import record_lines
+from recipes.schema import Chunk, FileRecord, Manifest, canonical_json
 from resources.dataset_deletion import delete_version
 from resources.ingest.chunked import BATCH_CHUNKS
 from resources.ingest.create import create_version
@@ -96,3 +98,16 @@ def remote(url: str, body: bytes, count: int) -> RemoteFile:
     where = [url] if count == 1 else [f"{url}?part={number}" for number in range(count)]
     found = [Part(at, hashlib.sha256(piece).hexdigest(), len(piece)) for at, piece in zip(where, pieces, strict=True)]
     return RemoteFile(url.rpartition("/")[2], hashlib.sha256(body).hexdigest(), len(body), found)
+
+
+def test_a_manifest_is_written_without_a_second_form_of_all_its_files(tmp_path: Path) -> None:
+    pieces = (Chunk(sha256="0" * 64, size=1),)
+    files = tuple(FileRecord(path=f"{number:05}.jsonl", sha256="f" * 64, size=1, chunks=pieces) for number in range(5000))
+    manifest = Manifest(kind="source", files=files, inputs={"b": "1", "a": "2"}, facts={"files": [], "zoë": {"é": None}})
+    assert manifest.to_bytes() == canonical_json(manifest.model_dump(mode="json"))
+    tracemalloc.start()
+    artifact = in_folder(tmp_path).put_manifest("s3://hanzo-ml/datasets/d/1/source", manifest)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * len(manifest.to_bytes())
+    assert artifact.digest == hashlib.sha256(manifest.to_bytes()).hexdigest() == manifest.digest
