@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import event
 
-from api.v1.datasets.download import file_json, source_of
+from api.v1.datasets.download import file_json, listing, source_of
 from api.v1.datasets.messages import versions_json
 from recipes.assignment import SPLITS
 from recipes.preparation.plan import cut
@@ -84,8 +84,7 @@ def preview(place: Place) -> None:
 def addresses(place: Place) -> None:
     """What `checkout` asks for first."""
     source = source_of(place.database, place.version(1))
-    files = [file_json(source, file, lambda uri, _: uri) for file in place.store.manifest(source).files]
-    json.dumps(files)
+    listing({"url": None}, (file_json(source, file, lambda uri, _: uri) for file in place.store.manifest(source).files))
 
 
 def checkout(place: Place) -> None:

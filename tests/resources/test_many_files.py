@@ -1,18 +1,21 @@
 """A version of many files: what is kept of each is little, and the database is not asked for each."""
 
 import hashlib
+import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
 
+from api.v1.datasets.download import file_json, listing
 from hanzo_ml import checkout as checkouts
 from hanzo_ml.checkout import Part, RemoteFile, checkout
 from recipes import chunking
 from recipes.chunking import Chunker
 from recipes.record_lines import record_lines
-from recipes.schema import Chunk, FileRecord, Manifest, canonical_json
+from recipes.schema import Artifact, Chunk, FileRecord, Manifest, canonical_json
 from resources.dataset_deletion import delete_version
 from resources.ingest.chunked import BATCH_CHUNKS
 from resources.ingest.create import create_version
@@ -111,3 +114,21 @@ def test_a_manifest_is_written_without_a_second_form_of_all_its_files(tmp_path: 
     tracemalloc.stop()
     assert peak < 3 * len(manifest.to_bytes())
     assert artifact.digest == hashlib.sha256(manifest.to_bytes()).hexdigest() == manifest.digest
+
+
+def test_addresses_are_told_without_a_second_form_of_all_files(tmp_path: Path) -> None:
+    piece = Chunk(sha256="0" * 64, size=1)
+    files = [FileRecord(path=f"é{number:05}.jsonl", sha256="f" * 64, size=1, chunks=(piece,)) for number in range(5000)]
+    source = Artifact(kind="source", uri="s3://hanzo-ml/datasets/d/1/source", digest="0" * 64, size_bytes=5000)
+
+    def told(file: FileRecord) -> dict[str, Any]:
+        return file_json(source, file, lambda uri, _: f"https://server/{uri}")
+
+    written = listing({"dataset": "d@1", "url": None}, map(told, files))
+    assert json.loads(written) == {"dataset": "d@1", "url": None, "files": [told(file) for file in files]}
+    assert json.loads(listing({"url": "u"}, iter(()))) == {"url": "u", "files": []}
+    tracemalloc.start()
+    listing({"dataset": "d@1"}, map(told, files))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * len(written)

@@ -7,15 +7,16 @@ record says, and somebody would have to remove it. Here they go by, a chunk at a
 A file may lie in parts: put one behind the other in their order, they are the file, whose SHA-256 proves it.
 """
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, VerifiedFilesOf
 from api.file_response import SAFE, bounds, wanted_part
@@ -64,10 +65,12 @@ def download(
         link = Link(caller.organization, uri, expires_at)
         return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
 
-    files = [file_json(artifact, file, address) for file in store.manifest(artifact).files]
-    only = files[0]["parts"][0]["url"] if len(files) == 1 and len(files[0]["parts"]) == 1 else None
-    answer = {"dataset": version.reference, "url": only, "expires_at": expires_at * 1000, "join": JOIN, "files": files}
-    return JSONResponse(answer)
+    files = store.manifest(artifact).files
+    parts = [part for file in files[:2] for part in file_json(artifact, file, address)["parts"]]
+    only = parts[0]["url"] if len(parts) == 1 else None
+    head = {"dataset": version.reference, "url": only, "expires_at": expires_at * 1000, "join": JOIN}
+    told = listing(head, (file_json(artifact, file, address) for file in files))
+    return Response(told, media_type="application/json")
 
 
 @links.get("")
@@ -170,6 +173,14 @@ def source_of(database: Database, version: DatasetVersion) -> Artifact:
     if found is None:
         raise not_found(f"dataset {version.reference} was not uploaded: ask for content=records (`--records`)")
     return found
+
+
+def listing(head: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> bytes:
+    """A JSON object whose last key is `files`, written one after the other: of as many as there are, each as dictionaries
+    would take more memory than all else that is asked of a server.
+    """
+    written = b", ".join([json.dumps(file).encode() for file in files])
+    return b'%b, "files": [%b]}' % (json.dumps(head).encode().removesuffix(b"}"), written)
 
 
 def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str, FileRecord], str]) -> dict[str, Any]:
