@@ -22,6 +22,7 @@ from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
 from tests.resources.metadata.conftest import database, database_url, migrated_sqlite, postgres, postgres_url, sqlite_url
+from tests.resources.metadata.test_page_plans import plans
 from tests.resources.test_dataset_storage import chunks, in_folder
 
 __all__ = ["database", "database_url", "migrated_sqlite", "postgres", "postgres_url", "sqlite_url"]
@@ -132,3 +133,9 @@ def test_addresses_are_told_without_a_second_form_of_all_files(tmp_path: Path) -
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * len(written)
+
+
+def test_what_a_version_holds_is_found_without_what_others_hold(database: Database, tmp_path: Path) -> None:
+    _, version = statements(database, tmp_path, FEW)
+    plan = plans(database, lambda: delete_version(database, in_folder(tmp_path), version.id, "u"))
+    assert "chunk_claims_by_holder" in plan, plan
