@@ -16,6 +16,7 @@ from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import JOB_FILE, command
 from resources.settings_sections import Scheduler
 from tests.recipes.preparation.place import Place
+from tests.recipes.preparation.test_features import FEATURES, table
 from tests.recipes.preparation.test_prepare import EVERYTHING, SMALL, mixed
 from tests.s3_server import VARIABLES, S3Server
 
@@ -155,4 +156,21 @@ def test_a_pod_that_is_started_again_as_the_result_is_stored_waits_for_nothing(t
     done = Result(work_digest=job.model_copy(update={"pods": PODS}).work_digest)
     shared.store.put_bytes(job.result_uri, done.model_dump_json().encode())
     pods.wait()
+    assert shared.store.list(pods.given) == []
+
+
+def test_pods_that_die_fit_features_as_one_process_does(tmp_path: Path) -> None:
+    rows, wanted = table(600), {"features": FEATURES, "filter": {"dedup": False}}
+    alone = Place(tmp_path / "alone", rows, SMALL)
+    expected = alone.prepare(wanted)
+    shared = Place(tmp_path / "shared", rows)
+    pods = Pods(shared.job(wanted), tmp_path / "pods")
+    for rank in range(PODS):
+        pods.start(rank, "first")
+    for stage, victim in (("fit", 1), ("features", 0)):
+        pods.until(shared.store, stage)
+        pods.kill(victim)
+        pods.start(victim, f"after-{stage}")
+    pods.wait()
+    compare(Result.model_validate_json(shared.store.get_bytes(shared.job(wanted).result_uri)), expected)
     assert shared.store.list(pods.given) == []
