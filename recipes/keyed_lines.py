@@ -1,19 +1,23 @@
 """Lines that are found by a key, each read of two places of two files, however many there are.
 
 One file has JSON objects with the member `key`, in the order of their keys' hashes. These are spread evenly, and cut
-into buckets of some 16 lines each; the index has where each bucket begins, and where the last one ends, in 8 bytes each.
+into buckets of some 16 lines each; the index has where each bucket begins with a checksum of its bytes, in 8 bytes each,
+and where the last one ends: what is answered of a key was recorded of it, without a look at the rest of the files.
 """
 
 import hashlib
 import json
 import struct
-from array import array
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from recipes.addresses import BrokenArtifact
+
 LINES_OF_A_BUCKET = 16
-OFFSET = struct.Struct("<Q")
+ENTRY, END = struct.Struct("<Q8s"), struct.Struct("<Q")
+WITH_NEXT = struct.Struct("<Q8sQ")
 
 Read = Callable[[int, int], bytes]
 """Bytes of a file from the first to before the second place."""
@@ -21,7 +25,11 @@ Read = Callable[[int, int], bytes]
 
 def hash_of(key: str) -> int:
     """64 bits, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+    return int.from_bytes(checksum(key.encode("utf-8", "surrogatepass")))
+
+
+def checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
 
 
 def bucket_of(hashed: int, buckets: int) -> int:
@@ -30,21 +38,32 @@ def bucket_of(hashed: int, buckets: int) -> int:
 
 def write(lines: Path, index: Path, count: int, records: Iterable[tuple[int, bytes]]) -> None:
     """Write `count` lines, given with the hashes of their keys in the order of these."""
-    buckets = max(1, count // LINES_OF_A_BUCKET)
-    begins, size = array("Q"), 0
-    with lines.open("wb") as out:
-        for hashed, line in records:
-            begins.extend([size] * (bucket_of(hashed, buckets) + 1 - len(begins)))
-            size += out.write(line + b"\n")
-    begins.extend([size] * (buckets + 1 - len(begins)))
-    index.write_bytes(b"".join(map(OFFSET.pack, begins)))
+    buckets, size = max(1, count // LINES_OF_A_BUCKET), 0
+    filled = groupby(records, key=lambda record: bucket_of(record[0], buckets))
+    following = next(filled, None)
+    with lines.open("wb") as out, index.open("wb") as entries:
+        for bucket in range(buckets):
+            content = b""
+            if following is not None and following[0] == bucket:
+                content = b"".join(line + b"\n" for _, line in following[1])
+                following = next(filled, None)
+            entries.write(ENTRY.pack(size, checksum(content)))
+            size += out.write(content)
+        entries.write(END.pack(size))
 
 
 def find(key: str, read_lines: Read, read_index: Read, index_bytes: int) -> Any:
-    """The object with the key; None where there is none."""
-    bucket = bucket_of(hash_of(key), index_bytes // OFFSET.size - 1)
-    begin, end = struct.unpack("<QQ", read_index(OFFSET.size * bucket, OFFSET.size * (bucket + 2)))
-    found = (json.loads(line) for line in read_lines(begin, end).split(b"\n") if line)
+    """The object with the key; None where there is none.
+
+    Raises:
+        BrokenArtifact: what was read is not what was written.
+    """
+    place = ENTRY.size * bucket_of(hash_of(key), index_bytes // ENTRY.size)
+    begin, recorded, end = WITH_NEXT.unpack(read_index(place, place + WITH_NEXT.size))
+    content = read_lines(begin, end) if begin < end else b""
+    if len(content) != end - begin or checksum(content) != recorded:
+        raise BrokenArtifact("a line that is found by its key is not what was recorded")
+    found = (json.loads(line) for line in content.split(b"\n") if line)
     return next((each for each in found if each["key"] == key), None)
 
 

@@ -152,6 +152,18 @@ def test_files_that_were_lost_are_told(http: TestClient, make: Make, store: Stor
     assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS")
 
 
+@pytest.mark.parametrize("name", ["online.jsonl", "online.index"])
+def test_a_changed_byte_is_told_and_no_other_number_answered(http: TestClient, make: Make, store: Store, name: str) -> None:
+    """Also in the index, of which a wrong place is read, or none."""
+    version = make(features=FEATURES)
+    place = f"{version.storage_path}features/{name}"
+    whole = store.get_bytes(place)
+    for changed in range(0, len(whole), max(1, len(whole) // 40)):
+        store.put_bytes(place, whole[:changed] + bytes([whole[changed] ^ 1]) + whole[changed + 1 :])
+        answer = http.get("/v1/features/d/c/1")
+        assert (answer.status_code, answer.json()["error_code"]) == (409, "DATA_LOSS"), (changed, answer.text)
+
+
 def test_a_column_that_is_not_there_and_one_that_is_too_many_are_refused(http: TestClient, make: Make) -> None:
     version = make(features=FEATURES)
     raw = http.get("/v1/datasets").json()["datasets"][0]["id"]
