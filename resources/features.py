@@ -60,11 +60,14 @@ class FeatureTable:
         return b"".join(self._store.open(f"{self._place}/{name}").chunks(begin, end))
 
 
-table_at = lru_cache(maxsize=KNOWN)(FeatureTable)
+@lru_cache(maxsize=KNOWN)
+def table_of(store: Store, place: str, version_id: str) -> FeatureTable:
+    """By the version's id: once a store was emptied, another version may lie at that place."""
+    return FeatureTable(store, place)
 
 
 def features_of(store: Store, version: DatasetVersion) -> FeatureTable:
-    return table_at(store, f"{version.storage_path}features")
+    return table_of(store, f"{version.storage_path}features", version.id)
 
 
 def version_with_features(database: Database, name: str, organization: str, number: int | None) -> DatasetVersion:

@@ -14,7 +14,6 @@ from recipes.prepare import prepare
 from recipes.schema import Hardware, Job, Program
 from recipes.store import Store
 from resources.derived_versions import Derivation, add_prepared, outputs_at
-from resources.features import table_at
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
@@ -35,7 +34,6 @@ Make = Callable[..., DatasetVersion]
 
 @pytest.fixture
 def database(settings: Settings) -> Iterator[Database]:
-    table_at.cache_clear()  # the store is emptied for each test, whose versions have the same places
     database = Database(settings.database_url)
     yield database
     database.close()
