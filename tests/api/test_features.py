@@ -9,15 +9,18 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from api.app import create_app
 from recipes.parameters import PrepareParameters
 from recipes.prepare import prepare
 from recipes.schema import Hardware, Job, Program
 from recipes.store import Store
 from resources.derived_versions import Derivation, add_prepared, outputs_at
+from resources.metadata.audit import calls_of
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
 from resources.settings import Settings
+from tests.api.auth.test_audit import asking
 
 FEATURES = {
     "key": "customer",
@@ -141,6 +144,25 @@ def test_a_version_that_is_deleted_takes_its_features_with_it(http: TestClient, 
     assert http.delete(f"/v1/datasets/{version.id}").status_code == 200
     assert http.get("/v1/features/d/c/1").status_code == 404
     assert store.list(version.storage_path) == []
+
+
+def test_who_asked_for_features_of_which_version_is_on_record(make: Make, settings: Settings, database: Database) -> None:
+    version = make(features=FEATURES)
+    app = create_app(settings)
+    with asking(app) as client:
+        assert [client.get(f"/v1/features/d/c/{n}").status_code for n in (1, 2, 99)] == [200, 200, 404]
+        assert client.post("/v1/features/d/transform", json=ROWS[:3]).status_code == 200
+    with database.read() as connection:
+        calls = [event.payload for event in calls_of(connection, "default", limit=1000)]
+    asked = {
+        (call["route"], call["status"]): (call["count"], call["objects"]) for call in calls if "features" in call["route"]
+    }
+    one = [f"dataset:{version.id}"]
+    assert asked == {
+        ("/v1/features/{name}/{key:path}", 200): (2, one),
+        ("/v1/features/{name}/{key:path}", 404): (1, one),
+        ("/v1/features/{name}/transform", 200): (1, one),
+    }
 
 
 def test_files_that_were_lost_are_told(http: TestClient, make: Make, store: Store) -> None:
