@@ -169,7 +169,7 @@ class Reader:
                         )
                         self._refuse_masked(before, row)
                 # Here, where a text of tools that is no JSON since it was masked is rejected.
-                known_by = digest(row, layout, line)
+                known_by = digest(row, layout) if layout else digest_of_row(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self.rejects.append(Reject(self.line, "not JSON", str(error)))
                 continue
@@ -227,11 +227,8 @@ def masked_fill(clean: CleanParameters) -> CleanParameters:
     return clean.model_copy(update={"fill": mask(clean.fill, Counter(), kinds)}) if kinds else clean
 
 
-def digest(row: dict[str, Any], layout: Layout | None, line: bytes) -> bytes:
-    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them; for rows of
-    tables, which are their lines, where all of it is the same."""
-    if layout is None:
-        return hashlib.blake2b(line, digest_size=16, person=b"TABLE").digest()
+def digest(row: dict[str, Any], layout: Layout) -> bytes:
+    """16 bytes that are the same for records from which a model learns the same, whatever else stands in them."""
     if layout is Layout.MESSAGES:
         content = json.dumps(row["messages"], sort_keys=True, ensure_ascii=False).encode()
         if tools := tools_of(row):  # left out where there are none: a digest stays what it was before there were tools
@@ -239,3 +236,8 @@ def digest(row: dict[str, Any], layout: Layout | None, line: bytes) -> bytes:
     else:
         content = "\0".join([row[key] for key in KEYS[layout]]).encode()
     return hashlib.blake2b(content, digest_size=16, person=layout.name.encode()).digest()
+
+
+def digest_of_row(line: bytes) -> bytes:
+    """`digest` of a row of a table, from which no model learns: the same where all of it is."""
+    return hashlib.blake2b(line, digest_size=16, person=b"TABLE").digest()
