@@ -154,14 +154,13 @@ def test_who_asked_for_features_of_which_version_is_on_record(make: Make, settin
         assert client.post("/v1/features/d/transform", json=ROWS[:3]).status_code == 200
     with database.read() as connection:
         calls = [event.payload for event in calls_of(connection, "default", limit=1000)]
-    asked = {
-        (call["route"], call["status"]): (call["count"], call["objects"]) for call in calls if "features" in call["route"]
-    }
+    # Of this version alone: the application of the other tests may write only now what it had counted before.
     one = [f"dataset:{version.id}"]
+    asked = {(call["route"], call["status"]): call["count"] for call in calls if call["objects"] == one}
     assert asked == {
-        ("/v1/features/{name}/{key:path}", 200): (2, one),
-        ("/v1/features/{name}/{key:path}", 404): (1, one),
-        ("/v1/features/{name}/transform", 200): (1, one),
+        ("/v1/features/{name}/{key:path}", 200): 2,
+        ("/v1/features/{name}/{key:path}", 404): 1,
+        ("/v1/features/{name}/transform", 200): 1,
     }
 
 
