@@ -34,8 +34,9 @@ class LogMetric(MetricBody, OfRun):
 
 def as_text(value: Any) -> Any:
     """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != math.inf
-    return str(value) if is_number else value
+    if isinstance(value, float):
+        return str(value) if math.isfinite(value) else value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 class Pair(Tag):

@@ -76,6 +76,14 @@ def test_what_has_no_one_text_is_no_param_or_tag_of_a_batch(http: TestClient, ki
     assert f"for parameter '{kind}[0].value' supplied" in answer.json()["message"]
 
 
+@pytest.mark.parametrize("written", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_has_no_number_for_is_no_param_of_a_batch(http: TestClient, written: str) -> None:
+    run_id = http.post(f"{M}/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+    body = f'{{"run_id": "{run_id}", "params": [{{"key": "k", "value": {written}}}]}}'
+    answer = http.post(f"{M}/runs/log-batch", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), answer.text
+
+
 @pytest.mark.parametrize("path", ["log-parameter", "set-tag"])
 def test_a_number_is_none_on_its_own(http: TestClient, path: str) -> None:
     """MLflow's server refuses it there, and its tests say so."""
