@@ -1,5 +1,7 @@
 """The processes of a command job, wherever they went: each carries the job's id in its environment, and is ended by that.
 
+Of a job on several nodes those of one node are ended: two nodes may be on one machine, and see each other's processes.
+
 A process group is not enough: torchrun starts its workers in sessions of their own, and they outlive it when it is killed.
 """
 
@@ -10,14 +12,19 @@ from pathlib import Path
 
 MARK = "HANZO_ML_JOB_ID"
 """The variable; children inherit it, and nobody else has it."""
+NODE = "PET_NODE_RANK"
+"""The variable that tells the nodes of a job apart, as torchrun has it; children inherit it too."""
 PROCESSES = Path("/proc")
 PAUSE_SECONDS = 0.02
 
 
-def end_processes(job_id: str) -> int:
-    """End all processes of a job by SIGKILL, until there are none. Returns how many there were."""
+def end_processes(job_id: str, node: str | None = None) -> int:
+    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none.
+
+    Returns how many there were.
+    """
     ended: set[int] = set()
-    while found := processes(job_id):
+    while found := processes(job_id, node):
         for process_id in found:
             end(process_id, job_id)
         ended |= set(found)
@@ -25,18 +32,19 @@ def end_processes(job_id: str) -> int:
     return len(ended)
 
 
-def processes(job_id: str) -> list[int]:
-    """The ids of a job's processes, this one not among them."""
+def processes(job_id: str, node: str | None = None) -> list[int]:
+    """The ids of a job's processes, or of those on one of its nodes, this one not among them."""
     ids = (int(entry.name) for entry in PROCESSES.iterdir() if entry.name.isdigit())
-    return [process_id for process_id in ids if process_id != os.getpid() and is_of(process_id, job_id)]
+    return [process_id for process_id in ids if process_id != os.getpid() and is_of(process_id, job_id, node)]
 
 
-def is_of(process_id: int, job_id: str) -> bool:
+def is_of(process_id: int, job_id: str, node: str | None = None) -> bool:
     try:
         variables = (PROCESSES / str(process_id) / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
         return False
-    return f"{MARK}={job_id}".encode() in variables
+    wanted = {f"{MARK}={job_id}".encode(), *([f"{NODE}={node}".encode()] if node is not None else [])}
+    return wanted <= set(variables)
 
 
 def end(process_id: int, job_id: str) -> None:

@@ -12,7 +12,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from types import FrameType
 
 from recipes.command.end import Tail
-from recipes.job_processes import MARK, end_processes
+from recipes.job_processes import MARK, NODE, end_processes
 from recipes.runner import Preempted
 
 PIPE_SECONDS = 10.0
@@ -42,7 +42,7 @@ class Command:
         try:
             return process.wait()
         finally:
-            end_processes(self._env[MARK])  # whoever still writes to the pipe, too
+            end_processes(self._env[MARK], self._env.get(NODE))  # whoever still writes to the pipe, too
             reader.join(PIPE_SECONDS)
 
     @property

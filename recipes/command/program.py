@@ -17,7 +17,7 @@ from recipes.command.saving import Saving
 from recipes.command.states import States
 from recipes.command.storing import patiently
 from recipes.command.together import Apart, Together
-from recipes.job_processes import end_processes
+from recipes.job_processes import NODE, end_processes
 from recipes.runner import Failed, Preempted, Restart, say
 from recipes.schema import Artifact, Job, Manifest, Result, seconds_of
 from recipes.store import Store
@@ -38,7 +38,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
         Preempted: the job was asked to stop, and the command has stopped.
     """
     script = Script.model_validate(job.parameters["script"])
-    if left := end_processes(job.id):
+    if left := end_processes(job.id, os.environ.get(NODE)):
         say(f"ended {left} processes of an earlier attempt")
     nodes = nodes_of(job, store, os.environ)
     states = States(store, job.outputs["checkpoints"], job.checkpoint.keep_last)
@@ -99,7 +99,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
 
 def nodes_of(job: Job, store: Store, environment: Mapping[str, str]) -> Nodes:
     size = job.distributed.num_nodes if job.distributed else 1
-    return Nodes(store, job.outputs["checkpoints"], int(environment.get("PET_NODE_RANK", "0")) if size > 1 else 0, size)
+    return Nodes(store, job.outputs["checkpoints"], int(environment.get(NODE, "0")) if size > 1 else 0, size)
 
 
 def made_of(job: Job, script: Script) -> Manifest:
