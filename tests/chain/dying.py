@@ -11,6 +11,8 @@ from tests.chain.local_stack import LocalStack
 
 PAUSE_SECONDS = (8.0, 20.0)
 """Between rounds: less, and the stack hardly comes up in between."""
+UP_SECONDS = 4.0
+"""Between two calls of `up`: less, and they take half of the machine from what they are to bring up."""
 
 
 @contextmanager
@@ -32,10 +34,10 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str], rounds: i
 
 @contextmanager
 def coming_up(stack: LocalStack) -> Iterator[None]:
-    """Somebody calls `up` all the time; it may fail where what it starts is killed."""
+    """Somebody calls `up` again and again; it may fail where what it starts is killed."""
 
     def up(over: threading.Event) -> None:
-        while not over.wait(1):
+        while not over.wait(UP_SECONDS):
             stack.hanzo_ml("up", check=False)
 
     with beside(up):

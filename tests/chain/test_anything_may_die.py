@@ -12,7 +12,7 @@ from tests.chain.conftest import Baseline
 from tests.chain.dying import coming_up, dying
 from tests.chain.local_stack import LocalStack, wait_until
 
-ROUNDS = 12
+ROUNDS = 8
 STAGE_SECONDS = 600.0
 NAME = "doors-among-kills"
 

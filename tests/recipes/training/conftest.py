@@ -13,6 +13,7 @@ from recipes import train as program
 from recipes.training.objectives import sft
 from recipes.training.samples import SampleOrder
 from tests.api.server_process import ServerProcess
+from tests.recipes.training.forks import Forks, forks
 from tests.recipes.training.place import Place
 from tests.recipes.training.runs import Runs
 
@@ -31,6 +32,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def runs(place: Place, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(place, server, tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def started(place: Place) -> Iterator[Forks]:
+    with forks(place) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

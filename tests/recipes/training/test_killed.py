@@ -5,7 +5,6 @@ All that runs without a GPU is in the table. That a run is started again by itse
 """
 
 import random
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from recipes.training.trainable import contradiction
-from tests.recipes.training.forks import Forks, forks
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.place import Place, facts
 from tests.recipes.training.shapes import rows_at_once, shape
 
@@ -47,12 +46,6 @@ TABLE = [
     for method in methods
     for of in (OBJECTIVES if strategy != "pipeline" else ("sft",))
 ]
-
-
-@pytest.fixture(scope="module")
-def started(place: Place) -> Iterator[Forks]:
-    with forks(place) as running:
-        yield running
 
 
 def settings_of(strategy: str, method: str, objective: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import JOB_FILE, RENDEZVOUS_PORT, command
 from resources.settings_sections import Scheduler
 from tests.api.server_process import ServerProcess, free_port
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.place import Place
 
 pytestmark = pytest.mark.slow
@@ -94,8 +95,8 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def job_of(place: Place, server: ServerProcess, folder: Path, strategy: str, **changed: Any) -> Job:
-    shape = {"strategy": strategy, "num_nodes": NODES, "gpus_per_node": 1, "backend": "gloo"}
+def job_of(place: Place, server: ServerProcess, folder: Path, nodes: int, strategy: str, **changed: Any) -> Job:
+    shape = {"strategy": strategy, "num_nodes": nodes, "gpus_per_node": NODES // nodes, "backend": "gloo"}
     settings = {"batch_size": 2, "max_steps": STEPS, "distributed": shape, **changed}
     made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}).json()
     tracking = Tracking(uri=server.url, run_id=made["run"]["info"]["run_id"])
@@ -113,13 +114,11 @@ def losses_of(result: Result) -> dict[int, float | None]:
 
 @pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero3", FULL)])
 def test_a_lost_node_and_a_preemption_change_nothing(
-    place: Place, server: ServerProcess, tmp_path: Path, strategy: str, method: dict[str, Any]
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
-    undisturbed = job_of(place, server, tmp_path / f"nodes-{strategy}", strategy, **method)
-    gang = Gang(undisturbed, tmp_path / "undisturbed")
-    assert gang.wait() == [0, 0], gang.said()
-
-    job = job_of(place, server, tmp_path / f"nodes-{strategy}-lost", strategy, **method)
+    """To the last bit what as many processes compute on one node, undisturbed."""
+    whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
+    job = job_of(place, server, tmp_path / f"nodes-{strategy}-lost", NODES, strategy, **method)
     gang = Gang(job, tmp_path / "lost")
     gang.until(4)
     gang.kill(1)
@@ -134,7 +133,7 @@ def test_a_lost_node_and_a_preemption_change_nothing(
 
     gang = Gang(job, tmp_path / "last")
     assert gang.wait() == [0, 0], gang.said()
-    whole, result = result_of(place, undisturbed), result_of(place, job)
+    result = result_of(place, job)
     assert 16 <= (TrainingFacts.model_validate(result.facts).resumed_from or 0) < STEPS
     assert losses_of(result) == losses_of(whole)
     assert {role: made.digest for role, made in result.artifacts.items()} == {

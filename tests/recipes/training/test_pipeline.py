@@ -26,7 +26,7 @@ from recipes.training.model import load_for_training
 from recipes.training.pipeline_schedule import Pipeline
 from recipes.training.samples import SAMPLES_SEEN
 from recipes.training.stages import causal_of, load_adapter
-from tests.recipes.training.forks import Forks, forks
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.place import Place, facts
 from tests.recipes.training.shapes import shape
 
@@ -47,12 +47,6 @@ class Numbers:
     norms: list[float]
     validation: list[float]
     rates: list[float]
-
-
-@pytest.fixture(scope="module")
-def started(place: Place) -> Iterator[Forks]:
-    with forks(place) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

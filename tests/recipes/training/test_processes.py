@@ -1,5 +1,7 @@
-"""Training in two processes, as LocalCompute starts them: the numbers of one process, bit-exact over kills, and
-with another number of processes in between without a row lost or seen twice.
+"""Training in two processes: the numbers of one process, bit-exact over kills, and with another number of processes in
+between without a row lost or seen twice.
+
+Whatever is killed or asked to stop is started as LocalCompute starts it; what it is compared with is forked.
 """
 
 import os
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from recipes.results import TrainingFacts
 from recipes.schema import Distributed
 from resources.detached import read_pid
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.runs import (
     Runs,
     children,
@@ -144,12 +147,13 @@ class Weighing(Sft):
 
 @pytest.mark.parametrize(("strategy", "method", "tolerance"), STRATEGIES)
 def test_two_processes_compute_what_one_does_on_the_same_rows(
-    runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tolerance: float
 ) -> None:
     trained = f"{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     name = f"{strategy}-{trained}"
-    one = runs.train(runs.job(f"{trained}-one", batch_size=4, **method))  # trained once, and found by the other strategies
-    two = runs.train(runs.job(f"{name}-two", batch_size=rows_at_once(strategy), distributed=shape(strategy, 2), **method))
+    one = started.train(runs.job(f"{trained}-one", batch_size=4, **method))  # once, for all strategies
+    shared = {"batch_size": rows_at_once(strategy), "distributed": shape(strategy, 2)}
+    two = started.train(runs.job(f"{name}-two", **shared, **method))
     assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
     assert runs.losses(f"{name}-two") == list(losses_of(two).items())
     validation = [dict(runs.losses(which, "eval/loss")) for which in (f"{trained}-one", f"{name}-two")]
@@ -174,12 +178,12 @@ def test_two_processes_compute_what_one_does_on_the_same_rows(
     ],
 )
 def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
-    runs: Runs, strategy: str, method: dict[str, Any]
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
     """With SFT: of the other objectives it is in `test_killed`."""
     name = f"{strategy}-killed"
     settings: dict[str, Any] = {"batch_size": 2, "max_steps": 20, "distributed": shape(strategy, 2), **method}
-    whole = runs.train(runs.job(f"{name}-whole", **settings))
+    whole = started.train(runs.job(f"{name}-whole", **settings))
     due = [random.randrange(first, first + 4) for first in (1, 7, 13)]
     victims: list[Callable[[int], int]] = [lambda pid: pid, lambda pid: children(pid)[0], lambda pid: children(pid)[1]]
     random.shuffle(victims)
@@ -207,13 +211,13 @@ def test_whichever_process_is_killed_the_run_ends_as_if_nobody_had(
     [("ddp", {}), ("fsdp", FULL), ("tensor", FULL), ("deepspeed_zero2", FULL), ("deepspeed_zero3", FULL)],
 )
 def test_a_run_goes_on_with_one_process_and_with_two_again(
-    runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal within the rounding of sums whose order differs; the rows are the same, each as often."""
     install("recording", RECORDING, tmp_path, monkeypatch)
     settings: dict[str, Any] = {"batch_size": rows_at_once(strategy), "max_steps": 24, "objective": "recording", **method}
     settings["distributed"] = shape(strategy, 2)
-    whole = runs.train(runs.job(f"{strategy}-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
+    whole = started.train(runs.job(f"{strategy}-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
 
     job = runs.job(f"{strategy}-elastic", description=str(tmp_path / "elastic"), **settings)
     alone = job.model_copy(update={"distributed": Distributed.model_validate(shape(strategy, 1))})
@@ -236,13 +240,13 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
 
 @pytest.mark.parametrize(("strategy", "share"), [("fsdp", 0.5), ("ddp", 1.0)])
 def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
-    runs: Runs, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, started: Forks, strategy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("weighing", WEIGHING, tmp_path, monkeypatch)
     (tmp_path / "held").mkdir()
     settings: dict[str, Any] = {**FULL, "objective": "weighing", "description": str(tmp_path / "held")}
     settings |= {"batch_size": 1, "gradient_accumulation": 2, "max_steps": 1, "eval_steps": None}
-    runs.train(runs.job(f"{strategy}-weighed", **settings, distributed=shape(strategy, 2)))
+    started.train(runs.job(f"{strategy}-weighed", **settings, distributed=shape(strategy, 2)))
     for rank in "01":
         whole, weights, gradients = map(int, (tmp_path / "held" / rank).read_text().split())
         assert whole > 300_000
@@ -252,14 +256,14 @@ def test_of_two_processes_each_holds_half_of_the_weights_where_they_are_sharded(
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero3"])
 def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
-    runs: Runs, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, started: Forks, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in one, killed where it is repeated: every loss is there once, and is that of a run that nobody stopped."""
     install("slow", SLOW, tmp_path, monkeypatch)
     settings: dict[str, Any] = {**FULL, "objective": "slow", "max_steps": 6, "distributed": shape(strategy, 2)}
     settings |= {"batch_size": 1, "gradient_accumulation": 2, "eval_steps": 3}
     settings["checkpoint"] = {"interval": "1h", "interval_steps": 100}
-    whole = runs.train(runs.job(f"{strategy}-evaluated", **settings))
+    whole = started.train(runs.job(f"{strategy}-evaluated", **settings))
     job = runs.job(f"{strategy}-evaluation-stopped", **settings)
     runs.compute.submit(job)
     wait_for_line(runs.compute, job, lambda line: "evaluating" in line)
@@ -294,7 +298,7 @@ def test_an_evaluation_is_broken_off_by_all_and_repeated_by_whoever_resumes(
     ],
 )
 def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
-    runs: Runs, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two is asked to stop in the second micro-batch of step 2: neither begins the third."""
     install("stopped", STOPPED, tmp_path, monkeypatch)
@@ -307,7 +311,8 @@ def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
         folder.mkdir()
         if name == "undisturbed":
             (folder / "asked").touch()
-        results.append(runs.train(runs.job(f"{strategy}-{name}-in-a-step", description=str(folder), **settings)))
+        job = runs.job(f"{strategy}-{name}-in-a-step", description=str(folder), **settings)
+        results.append(started.train(job) if name == "undisturbed" else runs.train(job))
         for rank in "01":
             assert list(Counter((folder / rank).read_text().split()).values()) == expected
     whole, result = results
@@ -318,12 +323,14 @@ def test_a_step_is_broken_off_by_all_and_done_again_by_whoever_resumes(
     assert losses_of(result) == losses_of(whole)
 
 
-def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(runs: Runs) -> None:
+def test_a_run_begins_with_the_weights_of_another_where_each_process_holds_a_part_of_them(
+    runs: Runs, started: Forks
+) -> None:
     settings: dict[str, Any] = {**FULL, "batch_size": 2, "max_steps": 1}
-    start = runs.train(runs.job("zero3-start", **settings)).artifacts["weights"]
+    start = started.train(runs.job("zero3-start", **settings)).artifacts["weights"]
     still = settings | {"learning_rate": 1e-30, "distributed": shape("deepspeed_zero3", 2)}
     job = runs.job("zero3-started", **still)
-    made = runs.train(job.model_copy(update={"inputs": {**job.inputs, "start": start}})).artifacts["weights"]
+    made = started.train(job.model_copy(update={"inputs": {**job.inputs, "start": start}})).artifacts["weights"]
     folders = [runs.place.store.fetch(weights, runs.folder / "cache") for weights in (start, made)]
     first, second = (folder.joinpath("model.safetensors").read_bytes() for folder in folders)
     assert first == second

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from recipes.schema import Distributed
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.place import facts
 from tests.recipes.training.runs import Runs, install, losses_of, steps_broken_off, wait_for_step
 from tests.recipes.training.shapes import shape
@@ -26,14 +27,14 @@ UNEVEN: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("strategy", "method"), UNEVEN)
 def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
-    runs: Runs, strategy: str, method: dict[str, Any]
+    runs: Runs, started: Forks, strategy: str, method: dict[str, Any]
 ) -> None:
     """Of 10 rows, in pairs, two processes have 4, and the third one has no row in its second micro-batch."""
     name = f"uneven-{strategy}-{method.get('dtype', 'adapter')}-{method.get('objective', 'sft')}"
     settings: dict[str, Any] = {"batch_size": 2, "gradient_accumulation": 5, **method}
-    one = runs.train(runs.job(f"{name}-one", **settings))
+    one = started.train(runs.job(f"{name}-one", **settings))
     shared = runs.job(f"{name}-three", **settings)
-    three = runs.train(shared.model_copy(update={"distributed": Distributed.model_validate(shape(strategy, 3))}))
+    three = started.train(shared.model_copy(update={"distributed": Distributed.model_validate(shape(strategy, 3))}))
     assert losses_of(three) == pytest.approx(losses_of(one), rel=1e-4)
     keys = ["train/grad_norm", "eval/loss"]
     if "objective" in method:
@@ -44,14 +45,16 @@ def test_three_processes_that_cannot_share_a_step_evenly_compute_what_one_does(
     assert facts(three).tokens == facts(one).tokens
 
 
-def test_a_run_on_two_processes_goes_on_with_three(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_two_processes_goes_on_with_three(
+    runs: Runs, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 10 rows, one by one, the first process has 4 and the others 3: what they compute in place of the fourth is no row
     of the split that they learn from.
     """
     install("recording", RECORDING, tmp_path, monkeypatch)
     settings: dict[str, Any] = {"batch_size": 1, "gradient_accumulation": 5, "max_steps": 12, "objective": "recording"}
     settings["distributed"] = shape("ddp", 2)
-    whole = runs.train(runs.job("uneven-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
+    whole = started.train(runs.job("uneven-undisturbed", description=str(tmp_path / "undisturbed"), **settings))
 
     job = runs.job("uneven-elastic", description=str(tmp_path / "elastic"), **settings)
     runs.compute.submit(job)
