@@ -161,7 +161,7 @@ def ended(stack: LocalStack, identifier: str) -> Searched:
         except httpx.HTTPError:
             return None
 
-    return wait_until("the end of the sweep", over, seconds=600, every=0.5)
+    return wait_until("the end of the sweep", over, seconds=800, every=0.5)
 
 
 def most_at_once(stack: LocalStack, sweep: Searched) -> int:
