@@ -94,7 +94,7 @@ def log_batch(body: bytes, organization: str | None) -> RunWrite | None:
 def log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
-        return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization)
+        return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization, batch=False)
     except (HanzoError, NotPlain):
         return None
 

@@ -40,7 +40,7 @@ class OfRun(Message):
 
 
 class MetricBody(Message):
-    key: str
+    key: Required
     value: Number
     timestamp: int
     step: int = 0

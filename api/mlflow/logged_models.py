@@ -29,9 +29,9 @@ TO_MLFLOW = {
 FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
 VERSIONS_TAG = "mlflow.modelVersions"
 FILTERED = {"UPLOAD_FAILED": "failed"}
-NUMBERS = dict(enumerate(TO_MLFLOW.values(), start=1))
-Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(value, value) if isinstance(value, int) else value)]
-"""protobuf's JSON names an enum's value, and takes its number too."""
+NUMBERS = {str(number): theirs for number, theirs in enumerate(TO_MLFLOW.values(), start=1)}
+Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(str(value), value))]
+"""By name, or by number, which protobuf's JSON allows too, also as text."""
 
 
 class Pair(Message):

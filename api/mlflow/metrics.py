@@ -29,7 +29,7 @@ router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
 
 
 class LogMetric(MetricBody, OfRun):
-    key: Required
+    """One point of a run."""
 
 
 def as_text(value: Any) -> Any:

@@ -62,7 +62,7 @@ class AliasName(ModelName):
 
 
 class Alias(AliasName):
-    version: str
+    version: Required
 
 
 @router.post("/create")

@@ -138,7 +138,8 @@ def checked_experiment_name(name: str) -> str:
 
 def checked_run_id(run_id: str) -> str:
     if not RUN_ID.fullmatch(run_id):
-        raise invalid(f"Invalid run ID: '{printable(run_id)}'")
+        rule = "it must begin with a letter or a digit, and hold up to 256 letters, digits, underscores (_) and dashes (-)"
+        raise bad_value("run_id", run_id, rule)
     return run_id
 
 

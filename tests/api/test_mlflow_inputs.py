@@ -58,7 +58,7 @@ def test_the_largest_profile_is_taken_and_one_character_more_is_refused_by_its_n
         ("experiments/search-datasets", {"experiment_ids": []}, "must specify at least one experiment_id."),
         ("experiments/search-datasets", {"experiment_ids": ["0"] * 21}, "SearchDatasets request cannot specify more than"),
         ("runs/log-inputs", {"datasets": []}, "Missing value for required parameter 'run_id'"),
-        ("runs/log-inputs", {"run_id": "../x"}, "Invalid run ID"),
+        ("runs/log-inputs", {"run_id": "../x"}, "Invalid value \"../x\" for parameter 'run_id'"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{}]}, "required parameter 'datasets[0].dataset'"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {"name": "d"}}]}, "'datasets[0].dataset.digest'"),
         ("runs/log-inputs", {"run_id": "RUN", "datasets": [{"dataset": {**DATASET, "name": "n" * 501}}]}, "'name' exceeds"),

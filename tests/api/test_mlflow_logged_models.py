@@ -37,9 +37,14 @@ def test_a_life(http: TestClient) -> None:
         "registrations": [],
     }
     assert made["data"] == {"params": [{"key": "a", "value": "1"}], "metrics": []}
-    for status, stored in (("LOGGED_MODEL_UPLOAD_FAILED", "LOGGED_MODEL_UPLOAD_FAILED"), (2, "LOGGED_MODEL_READY")):
+    for status, stored in (
+        ("LOGGED_MODEL_UPLOAD_FAILED", "UPLOAD_FAILED"),
+        (2, "READY"),
+        ("3", "UPLOAD_FAILED"),
+        ("2", "READY"),
+    ):
         finalized = http.patch(f"{MODELS}/{model_id}", json={"model_id": model_id, "status": status}).json()["model"]
-        assert finalized["info"]["status"] == stored
+        assert finalized["info"]["status"] == f"LOGGED_MODEL_{stored}"
     assert http.post(f"{MODELS}/{model_id}/params", json={"params": [{"key": "c", "value": "3"}]}).json() == {}
     tagged = http.patch(f"{MODELS}/{model_id}/tags", json={"tags": [{"key": "x/y", "value": "z"}]}).json()["model"]
     assert {tag["key"] for tag in tagged["info"]["tags"]} == {"b", "x/y"}

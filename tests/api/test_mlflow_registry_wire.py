@@ -264,6 +264,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("POST", "registered-models/alias", {"name": "m", "alias": "a b", "version": "1"}, "Invalid alias name: 'a b'"),
     ("POST", "registered-models/alias", {"name": "m", "alias": "a" * 256, "version": "1"}, "maximum length of 255"),
     ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": "x"}, "must be an integer, got 'x'"),
+    ("POST", "registered-models/alias", {"name": "m", "alias": "a", "version": ""}, "required parameter 'version'"),
     ("POST", "registered-models/get-latest-versions", {"name": "m", "stages": ["x"]}, "Invalid Model Version stage: x."),
     ("POST", "model-versions/set-tag", {"name": "m", "version": "1.5", "key": "k"}, "must be an integer, got '1.5'"),
     ("POST", "model-versions/transition-stage", {"name": "m", "version": "1"}, "required parameter 'stage'"),

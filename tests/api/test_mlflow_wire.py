@@ -117,7 +117,12 @@ def test_every_mlflow_route_has_its_mirror(http: TestClient) -> None:
             {"run_id": "RUN", "tags": [{"key": "x" * 251}]},
             "'tags[0].key' exceeds the maximum length of 250",
         ),
-        ("runs/log-batch", {"run_id": "RUN", "metrics": [{"key": "", "value": 1, "timestamp": 1}]}, "'metrics[0].name'"),
+        (
+            "runs/log-batch",
+            {"run_id": "RUN", "metrics": [{"key": "", "value": 1, "timestamp": 1}]},
+            "Missing value for required parameter 'metrics[0].key'",
+        ),
+        ("runs/log-batch", {"run_id": "RUN", "metrics": [{"key": ".", "value": 1, "timestamp": 1}]}, "'metrics[0].name'"),
         ("runs/log-batch", {"run_id": "RUN", "tags": [{"key": "a", "value": "x" * 1_000_000}]}, "at most 1000000 bytes"),
         (
             "runs/log-metric",
@@ -136,6 +141,28 @@ def test_a_refusal_names_the_parameter(http: TestClient, path: str, body: dict[s
     answer = http.post(f"/api/2.0/mlflow/{path}", json=sent)
     assert answer.status_code == 400
     assert message in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("log-parameter", {"key": "lr", "value": "2"}, "Param with key='lr' was already logged with value='1' for run ID="),
+        (
+            "log-batch",
+            {"params": [{"key": "lr", "value": "2"}]},
+            "Params were already logged='[{'key': 'lr', 'old_value': '1', 'new_value': '2'}]' for run ID=",
+        ),
+    ],
+)
+def test_a_param_that_would_change_is_told_in_the_words_of_its_call(
+    http: TestClient, path: str, body: dict[str, Any], message: str
+) -> None:
+    """MLflow's `log_param` and `log_params` differ also where there is one param."""
+    run_id = new_run(http)
+    http.post(f"{RUNS}/log-parameter", json={"run_id": run_id, "key": "lr", "value": "1"})
+    answer = http.post(f"{RUNS}/{path}", json={"run_id": run_id, **body})
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert f"Changing param values is not allowed. {message}'{run_id}'." in answer.json()["message"]
 
 
 @pytest.mark.parametrize(

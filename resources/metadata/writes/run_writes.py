@@ -51,6 +51,8 @@ class RunWrite:
     """Whose runs the caller may write to; None for the product itself, which may write to all."""
     tally: Tally | None = None
     """Where the call is counted, in the transaction that stores what it wants; None where it is on record otherwise."""
+    batch: bool = True
+    """Whether it is a batch, of which an error names all params that would change."""
 
     @property
     def size(self) -> int:
@@ -58,7 +60,7 @@ class RunWrite:
 
     def counted_in(self, tally: Tally) -> "RunWrite":
         # Each logged metric comes by here: `dataclasses.replace` takes twice as long.
-        return RunWrite(self.run_id, self.points, self.params, self.tags, self.organization, tally)
+        return RunWrite(self.run_id, self.points, self.params, self.tags, self.organization, tally, self.batch)
 
     @property
     def is_point(self) -> bool:
@@ -161,7 +163,7 @@ def write_of_points(
         checked_run_tag(key, value, f"tags[{index}]" if batch else "") for index, (key, value) in enumerate(tags)
     )
     identifier = checked_run_id(run_id) if batch else checked_text(run_id, "run_id")
-    return RunWrite(identifier, points, new_params, new_tags, organization)
+    return RunWrite(identifier, points, new_params, new_tags, organization, batch=batch)
 
 
 def check_batch(metrics: int, params: int, tags: int) -> None:
@@ -246,7 +248,7 @@ def _check(write: RunWrite, known: Known, changes: Changes) -> None:
 
 def changed_params(write: RunWrite, clashes: list[dict[str, str]]) -> HanzoError:
     """In MLflow's words, which differ for a param that comes alone and for those of a batch, all of which are named."""
-    if len(write.params) == 1 and not (write.tags or write.points):
+    if not write.batch:
         key, old, new = clashes[0].values()
         return invalid(
             f"Changing param values is not allowed. Param with key='{key}' was already logged with value='{old}' "
