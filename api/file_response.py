@@ -17,6 +17,8 @@ from api.verified_files import VerifiedFile, replaced
 SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
 TOKEN = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)
 """A name that needs neither quotes nor an encoding in a header; clients that know no other form read it (RFC 6266)."""
+QUOTABLE = re.compile(r"[ !#$&-\[\]-~]+")
+"""A name that means itself between quotes: printable ASCII but the quote, the backslash and the percent sign."""
 TEXT = frozenset(
     {"txt", "log", "err", "cfg", "conf", "cnf", "cf", "ini", "properties", "prop", "hocon", "toml", "yaml", "yml", "xml"}
     | {"json", "js", "py", "py3", "csv", "tsv", "md", "rst", "ipynb", "MLmodel", "mlproject"}
@@ -58,7 +60,9 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
 def named(name: str) -> str:
     """A percent sign is plain in MLflow's own names alone: elsewhere some browsers decode it."""
     plain = name.replace("%", "") if is_logged_image(name) else name
-    return f"filename={name}" if TOKEN.fullmatch(plain) else f"filename*=UTF-8''{quote(name, safe='')}"
+    if TOKEN.fullmatch(plain):
+        return f"filename={name}"
+    return f'filename="{name}"' if QUOTABLE.fullmatch(name) else f"filename*=UTF-8''{quote(name, safe='')}"
 
 
 def content_type(name: str) -> str:

@@ -192,8 +192,12 @@ def test_an_odd_name_is_only_a_name(server: ArtifactServer, model_id: str, name:
     folder, _, last = name.rpartition("/")
     assert [found["path"] for found in server.files(run_id, folder)] == [name]
     assert "\n" not in answer.headers["Content-Disposition"]
-    plain, encoded = f"attachment; filename={last}", f"attachment; filename*=UTF-8''{quote(last, safe='')}"
-    assert answer.headers["Content-Disposition"] == (plain if re.fullmatch(r"[\w%+.~-]+", last, re.ASCII) else encoded)
+    named = f"filename*=UTF-8''{quote(last, safe='')}"
+    if re.fullmatch(r"[\w%+.~-]+", last, re.ASCII):
+        named = f"filename={last}"
+    elif last.isascii() and not set(last) & set('"%'):
+        named = f'filename="{last}"'
+    assert answer.headers["Content-Disposition"] == f"attachment; {named}"
     assert server.raw("DELETE", where).status == 200
     assert server.files(run_id) == []
 
