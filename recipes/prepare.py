@@ -23,6 +23,7 @@ from recipes.preparation.encoding import TOKENIZER_FOLDER
 from recipes.preparation.pipeline import REJECTED, Prepared, run
 from recipes.preparation.plan import PART_BYTES, RANGE_BYTES, Plan, cut
 from recipes.preparation.pods import POLL_SECONDS, Pods, PodsOfMany, ResultIsThere
+from recipes.preparation.shuffle import FAN
 from recipes.preparation.source import Source
 from recipes.preparation.tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
@@ -31,7 +32,7 @@ from recipes.runner import main, say
 from recipes.schema import Artifact, FileRecord, Job, Result
 from recipes.store import Store
 
-TABLES = 3
+TABLES = 4
 """Counts up with what stands in the half-done work's tables: what an earlier release began otherwise is begun anew.
 
 Ranges that it had read, and others that were read now, would be put together into what neither of the two makes.
@@ -46,6 +47,7 @@ def prepare(
     rank: int | None = None,
     range_bytes: int = RANGE_BYTES,
     part_bytes: int = PART_BYTES,
+    fan: int = FAN,
 ) -> Result | None:
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
@@ -73,7 +75,7 @@ def prepare(
         return None
     source = Source(store, job.inputs["dataset"], cache)
     ranges = cut(source.files.values(), range_bytes)
-    plan = Plan(work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes)
+    plan = Plan(work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes, fan=fan)
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
             list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))

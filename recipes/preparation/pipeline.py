@@ -1,6 +1,6 @@
 """The stages of a preparation, one after the other; within a stage the workers of all pods share its units.
 
-read (range) -> distinct -> encode (range) -> decide -> features -> scatter (range) -> gather (part)
+read (range) -> distinct -> encode (range) -> decide -> features -> scatter (range) -> spread (group) -> gather (part)
 
 What only the whole dataset can tell (distinct, decide, what features are fitted to) the first pod finds out, from a few
 columns that the others give it.
@@ -8,9 +8,10 @@ columns that the others give it.
 
 import json
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recipes.assignment import SPLITS, assign, leaks, named, refuse_no_groups
-from recipes.preparation import encoding, fitting, ordering, reading
+from recipes.preparation import encoding, fitting, reading
 from recipes.preparation.deciding import Decisions, oversample
 from recipes.preparation.delivery import delivered
 from recipes.preparation.draws import together
 from recipes.preparation.duplicates import duplicates
 from recipes.preparation.encoding import DISTINCT, encode, encode_facts
 from recipes.preparation.near_duplicates import near_duplicates
-from recipes.preparation.ordering import DECIDED, Parts, cut_slice, gather, scatter, slice_of
+from recipes.preparation.ordering import DECIDED, Parts, gather, scatter
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
 from recipes.preparation.reading import TOLD, is_read, read, read_facts, told
 from recipes.preparation.rejects import Reject, write_rejects
+from recipes.preparation.shuffle import Bucket, Shuffle
 from recipes.preparation.source import Source
+from recipes.preparation.spreading import exchange, is_spread, spread
 from recipes.preparation.tables import open_table
 from recipes.preparation.workers import Unit, Workers
 from recipes.runner import say
@@ -72,7 +75,11 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
         BrokenArtifact: what the source has is not what was recorded.
     """
     ranges = range(len(plan.ranges))
-    own = [index for index in pods.own(len(ranges)) if not is_given(plan, pods, index)]
+    shuffle = Shuffle(len(ranges), pods.count, plan.fan)
+    own_groups = shuffle.own_groups(pods.rank)
+    # Once the pods can have what a group of ranges has for their parts, nothing else is ever asked of it again.
+    groups = [group for group in own_groups if not pods.has(is_spread(plan, 0, 0, group))]
+    own = sorted(index for group in groups for index in own_groups[group])
     leads = pods.rank == 0
     to_read = [index for index in own if not is_read(plan, index)]
     share(workers, "read", read, [(plan, index, source.of(plan.ranges[index])) for index in to_read])
@@ -97,11 +104,12 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
     if plan.parameters.features is not None:
         add_features(plan, workers, pods, own)
-    share(workers, "sorted", scatter, [(plan, parts, index) for index in own])
-    exchange(plan, pods, parts, own)
+    shuffle = replace(shuffle, parts=sum(parts))
+    share(workers, "sorted", scatter, [(plan, parts, shuffle, index) for index in own])
     first, end = pods.run_of(sum(parts), pods.rank)
     wanted = [number for number in range(first, end) if not pods.has(delivered(plan, number))]
-    share(workers, "written", gather, [(plan, parts, number) for number in wanted], of="parts")
+    buckets = ready_buckets(plan, shuffle, workers, pods, groups, wanted)
+    share(workers, "written", gather, [(plan, parts, bucket, number) for bucket, number in buckets], of="parts")
     return parts, prepared
 
 
@@ -117,11 +125,6 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
         give(pods, fitting.files_of(plan))
     take(pods, fitting.files_of(plan))
     share(workers, "computed", fitting.compute, [(plan, index) for index in own])
-
-
-def is_given(plan: Plan, pods: Pods, index: int) -> bool:
-    """Whether the pods can have what a range has for their parts: nothing else is ever asked of it again."""
-    return pods.has(slice_of(plan, index, pods.count - 1).with_suffix(".npy"))
 
 
 def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
@@ -140,21 +143,28 @@ def take(pods: Pods, paths: Iterable[Path]) -> None:
         pods.take(path)
 
 
-def exchange(plan: Plan, pods: Pods, parts: Parts, own: Sequence[int]) -> None:
-    """Give each pod what this one's ranges have for its parts, and take what all ranges have for one's own."""
-    if pods.count == 1:
-        return
-    for index in own:
-        for rank in range(pods.count):
-            target = slice_of(plan, index, rank)
-            cut_slice(plan, index, *pods.run_of(sum(parts), rank), target)
-            for path in (target, target.with_suffix(".npy")):
-                pods.give(path)
-                path.unlink()
-    for index in range(len(plan.ranges)):
-        target = slice_of(plan, index, pods.rank)
-        for suffix in ("arrow", "npy"):
-            pods.take(plan.place(ordering.STAGE, index, suffix), target.with_suffix(f".{suffix}"))
+def ready_buckets(
+    plan: Plan, shuffle: Shuffle, workers: Workers, pods: Pods, groups: Sequence[int], wanted: Sequence[int]
+) -> list[tuple[Bucket, int]]:
+    """The wanted parts, each with the bucket that it is read of: where its runs are too many, they are spread first."""
+    ready: list[tuple[Bucket, int]] = []
+    waiting = [shuffle.root]
+    while waiting:
+        smaller: list[Bucket] = []
+        calls: list[tuple[Any, ...]] = []
+        for bucket in waiting:
+            numbers = wanted[bisect_left(wanted, bucket.first) : bisect_left(wanted, bucket.end)]
+            if shuffle.is_ready(bucket):
+                ready += [(bucket, number) for number in numbers]
+            elif numbers or bucket.level == 0:
+                of_bucket = groups if bucket.level == 0 else range(shuffle.count_groups(bucket))
+                calls += [(plan, shuffle, bucket, group) for group in of_bucket]
+                smaller += shuffle.smaller(bucket)
+        share(workers, "spread", spread, calls, of="groups")
+        if pods.count > 1 and waiting == [shuffle.root]:
+            smaller = exchange(plan, shuffle, pods, groups, wanted)
+        waiting = smaller
+    return ready
 
 
 def decide_all(plan: Plan) -> Prepared:

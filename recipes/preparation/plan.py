@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.parameters import PrepareParameters
+from recipes.preparation.shuffle import FAN
 from recipes.schema import FileRecord
 
 RANGE_BYTES = 16 << 20
@@ -33,6 +34,7 @@ class Plan:
     ranges: tuple[Range, ...]
     parameters: PrepareParameters
     part_bytes: int = PART_BYTES
+    fan: int = FAN
 
     def place(self, stage: str, index: int, suffix: str) -> Path:
         """Where a unit of a stage leaves a file."""

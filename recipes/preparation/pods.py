@@ -40,8 +40,8 @@ class Pods:
     def give(self, path: Path) -> None:
         """Let the other pods have a file. One that says that others are there is given after them."""
 
-    def take(self, path: Path, given: Path | None = None) -> None:
-        """Have a file that some pod gives, under the name `given` where that is another: wait for it if need be."""
+    def take(self, path: Path) -> None:
+        """Have a file that some pod gives: wait for it if need be."""
 
 
 class PodsOfMany(Pods):
@@ -80,14 +80,14 @@ class PodsOfMany(Pods):
     def give(self, path: Path) -> None:
         self._store.put_file(self._place(path), path)
 
-    def take(self, path: Path, given: Path | None = None) -> None:
+    def take(self, path: Path) -> None:
         """Raises ResultIsThere: there is nothing more to take."""
         if path.is_file():
             return
-        self._wait_for(given or path)
+        self._wait_for(path)
         try:
             with written(path) as part, part.open("wb") as out:
-                for piece in self._store.open(self._place(given or path)).chunks():
+                for piece in self._store.open(self._place(path)).chunks():
                     out.write(piece)
         except FileNotFoundError:
             if self._is_over():

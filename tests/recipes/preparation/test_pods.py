@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PODS = 3
 LONG = 120.0
 CHUNK_BYTES = 7_000
-KILLS = ("read", 0), ("encode", 1), ("slices", 2), ("delivered", 0)
+KILLS = ("read", 0), ("encode", 1), ("spread", 2), ("delivered", 0)
 """After which stage's first files which pod dies."""
 SCRIPT = f"""
 import sys

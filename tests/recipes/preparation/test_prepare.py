@@ -32,6 +32,7 @@ from recipes.preparation.ordering import DECIDED, PARTS, scatter
 from recipes.preparation.pipeline import REJECTED, run
 from recipes.preparation.plan import Plan, Range, cut
 from recipes.preparation.pods import Pods
+from recipes.preparation.shuffle import Shuffle
 from recipes.preparation.source import Source
 from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.toxicity import ToxicityFilter
@@ -72,8 +73,8 @@ def mixed(count: int) -> list[dict[str, Any] | bytes]:
     return rows
 
 
-SMALL = {"range_bytes": 20_000, "part_bytes": 30_000}
-"""Many ranges and parts, as an input of gigabytes has."""
+SMALL = {"range_bytes": 20_000, "part_bytes": 30_000, "fan": 2}
+"""Many ranges and parts, spread in some rounds, as an input of terabytes has."""
 
 EVERYTHING: dict[str, Any] = {
     "filter": {"language": "en", "min_length": 8, "near_dedup": {"threshold": 0.9}},
@@ -122,7 +123,7 @@ def test_a_killed_preparation_goes_on_and_writes_the_same_bytes(tmp_path: Path) 
         process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "job.json")], cwd=ROOT)
         children: list[psutil.Process] = []
         while process.poll() is None and stage is not None:
-            if any(any(killed.folder.glob(f"work/*/{stage}/*.{suffix}")) for suffix in ("json", "npy")):
+            if any(killed.folder.glob(f"work/*/{stage}/*.{'arrow' if stage == 'scatter' else 'json'}")):
                 children = psutil.Process(process.pid).children(recursive=True)
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
@@ -238,7 +239,7 @@ def test_what_comes_out_is_what_came_out_before(tmp_path: Path) -> None:
     rows = [*mixed(300), *({**row, "class": None} for row in questions(40, seed=2))]
     place = Place(tmp_path, rows, SMALL)
     result = place.prepare({"filter": {"dedup": False, "near_dedup": {}}, "augment": {"oversample_minority": True}})
-    assert (TABLES, str(result.facts["content_sha256"])[:12]) == (3, "6d2b85c2c0f7")
+    assert (TABLES, str(result.facts["content_sha256"])[:12]) == (4, "6d2b85c2c0f7")
 
 
 def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_record_that_is_repeated_often_is_not_in_memory_as_often(tmp_path: Pat
     usual, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)
     try:
-        scatter(plan, (1, 1, 1), 0)
+        scatter(plan, (1, 1, 1), Shuffle(ranges=1, pods=1, fan=2, parts=3), 0)
     finally:
         pa.set_memory_pool(usual)
     assert len(open_table(plan.place("scatter", 0, "arrow"))) == copies
