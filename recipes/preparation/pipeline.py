@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     own = sorted(index for group in groups for index in own_groups[group])
     leads = pods.rank == 0
     to_read = [index for index in own if not is_read(plan, index)]
-    share(workers, "read", read, [(plan, index, source.of(plan.ranges[index])) for index in to_read])
+    source.fetch(plan.ranges[index].file for index in to_read)
+    share(workers, "read", partial(read, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
     for index in own:
         give(pods, files_of(plan, reading.STAGE, index))
     if leads:
@@ -91,7 +93,7 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
         find_duplicates(plan)
         give(pods, [plan.place(DISTINCT, index, "npy") for index in ranges])
     take(pods, [plan.place(DISTINCT, index, "npy") for index in own])
-    share(workers, "encoded", encode, [(plan, index) for index in own])
+    share(workers, "encoded", partial(encode, plan), [(index,) for index in own])
     for index in own:
         give(pods, files_of(plan, encoding.STAGE, index))
     prepared = None
@@ -105,17 +107,17 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     if plan.parameters.features is not None:
         add_features(plan, workers, pods, own)
     shuffle = replace(shuffle, parts=sum(parts))
-    share(workers, "sorted", scatter, [(plan, parts, shuffle, index) for index in own])
+    share(workers, "sorted", partial(scatter, plan, parts, shuffle), [(index,) for index in own])
     first, end = pods.run_of(sum(parts), pods.rank)
     wanted = [number for number in range(first, end) if not pods.has(delivered(plan, number))]
     buckets = ready_buckets(plan, shuffle, workers, pods, groups, wanted)
-    share(workers, "written", gather, [(plan, parts, bucket, number) for bucket, number in buckets], of="parts")
+    share(workers, "written", partial(gather, plan, parts), buckets, of="parts")
     return parts, prepared
 
 
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
     """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.fit_all`."""
-    share(workers, "fitted", fitting.fit, [(plan, index) for index in own])
+    share(workers, "fitted", partial(fitting.fit, plan), [(index,) for index in own])
     for index in own:
         give(pods, fitting.fitted_files(plan, index))
     if pods.rank == 0:
@@ -124,7 +126,7 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
         fitting.fit_all(plan)
         give(pods, fitting.files_of(plan))
     take(pods, fitting.files_of(plan))
-    share(workers, "computed", fitting.compute, [(plan, index) for index in own])
+    share(workers, "computed", partial(fitting.compute, plan), [(index,) for index in own])
 
 
 def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
@@ -151,16 +153,16 @@ def ready_buckets(
     waiting = [shuffle.root]
     while waiting:
         smaller: list[Bucket] = []
-        calls: list[tuple[Any, ...]] = []
+        calls: list[tuple[Bucket, int]] = []
         for bucket in waiting:
             numbers = wanted[bisect_left(wanted, bucket.first) : bisect_left(wanted, bucket.end)]
             if shuffle.is_ready(bucket):
                 ready += [(bucket, number) for number in numbers]
             elif numbers or bucket.level == 0:
                 of_bucket = groups if bucket.level == 0 else range(shuffle.count_groups(bucket))
-                calls += [(plan, shuffle, bucket, group) for group in of_bucket]
+                calls += [(bucket, group) for group in of_bucket]
                 smaller += shuffle.smaller(bucket)
-        share(workers, "spread", spread, calls, of="groups")
+        share(workers, "spread", partial(spread, plan, shuffle), calls, of="groups")
         if pods.count > 1 and waiting == [shuffle.root]:
             smaller = exchange(plan, shuffle, pods, groups, wanted)
         waiting = smaller

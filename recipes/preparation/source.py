@@ -6,10 +6,12 @@ by the pods that have a range of it.
 """
 
 import io
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,6 +21,8 @@ from recipes.store import BrokenArtifact, Store
 
 AHEAD = 4
 """Chunks of a range that are on their way while the one before is read: with their size, what a worker holds of them."""
+BEHIND = 2
+"""Chunks behind a range in which its last line is likely to end."""
 BUFFER = 1 << 20
 
 
@@ -37,21 +41,29 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class ChunkedFile:
-    """A file in chunks of the store."""
+    """A file in chunks of the store, of which some are known here: the others are only asked for by a very long line.
+
+    All of them for each of its ranges were, of a file of 10 TB, millions of chunks for each of 600,000 ranges.
+    """
 
     store: Store
-    artifact_uri: str
+    artifact: Artifact
+    path: str
     chunks: tuple[Chunk, ...]
+    first: int
+    """Number of the first of `chunks`, of `count` in all; it begins at byte `before` of the file."""
+    before: int
+    count: int
 
     def open(self, start: int, end: int) -> BinaryIO:
         """As `LocalFile.open`. Reading raises BrokenArtifact where a chunk is not what was recorded."""
         return cast(BinaryIO, io.BufferedReader(Pieces(self._pieces(start, end)), BUFFER))
 
     def _pieces(self, start: int, end: int) -> Iterator[bytes]:
-        before = 0
+        before = self.before
         coming: deque[tuple[int, Future[bytes]]] = deque()
         with ThreadPoolExecutor(AHEAD, thread_name_prefix="chunks") as pool:
-            for chunk in self.chunks:
+            for chunk in chain(self.chunks, self._others()):
                 if before + chunk.size > start:
                     # From `end` on one at a time, when it is wanted: there lies the rest of a last line at most.
                     while coming and (len(coming) > AHEAD or before >= end):
@@ -61,11 +73,17 @@ class ChunkedFile:
             while coming:
                 yield next_of(coming)
 
+    def _others(self) -> Iterator[Chunk]:
+        """Those behind the known ones."""
+        if (known := self.first + len(self.chunks)) < self.count:
+            (file,) = (file for file in self.store.manifest(self.artifact).files if file.path == self.path)
+            yield from file.chunks[known:]
+
     def _chunk(self, chunk: Chunk) -> bytes:
         try:
-            return self.store.chunk(self.artifact_uri, chunk)
+            return self.store.chunk(self.artifact.uri, chunk)
         except FileNotFoundError as error:
-            raise BrokenArtifact(f"a chunk of a file of {self.artifact_uri} is missing: {error}") from None
+            raise BrokenArtifact(f"a chunk of a file of {self.artifact.uri} is missing: {error}") from None
 
 
 def next_of(coming: deque[tuple[int, Future[bytes]]]) -> bytes:
@@ -103,6 +121,7 @@ class Source:
         found = (file for file in store.manifest(artifact).files if file.path.endswith(".jsonl"))
         self.files: dict[str, FileRecord] = {file.path: file for file in sorted(found, key=lambda file: file.path)}
         self._here: dict[str, LocalFile] = {}
+        self._starts: dict[str, list[int]] = {}
 
     def open(self, path: str) -> BinaryIO:
         """A whole file, as its bytes come."""
@@ -119,8 +138,19 @@ class Source:
         """Where a worker reads a range. Raises BrokenArtifact where a file that is fetched whole is not the recorded one."""
         file = self.files[place.file]
         if file.chunks:
-            return ChunkedFile(self._store, self._artifact.uri, file.chunks)
-        if file.path not in self._here:
-            folder = self._store.fetch(self._artifact, self._cache, only={file.path})
-            self._here[file.path] = LocalFile(folder / file.path)
+            if file.path not in self._starts:
+                self._starts[file.path] = [*accumulate((chunk.size for chunk in file.chunks), initial=0)]
+            starts = self._starts[file.path]
+            # One byte more before it: that tells whether a line begins where the range does.
+            first = max(bisect_right(starts, max(place.start - 1, 0)) - 1, 0)
+            chunks = file.chunks[first : bisect_left(starts, place.end) + BEHIND]
+            return ChunkedFile(self._store, self._artifact, file.path, chunks, first, starts[first], len(file.chunks))
+        self.fetch([file.path])
         return self._here[file.path]
+
+    def fetch(self, paths: Iterable[str]) -> None:
+        """Have files that are not in chunks here; those of many ranges at once, as each time the whole manifest is read."""
+        wanted = {path for path in paths if path not in self._here and not self.files[path].chunks}
+        if wanted:
+            folder = self._store.fetch(self._artifact, self._cache, only=wanted)
+            self._here |= {path: LocalFile(folder / path) for path in wanted}

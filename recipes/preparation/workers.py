@@ -18,14 +18,17 @@ END_SECONDS = 30.0
 
 
 def work(pipe: Connection) -> None:
-    """Do what comes over the pipe, one unit at a time, until it ends."""
+    """Do what comes over the pipe, one call at a time, until it ends: of the unit that came last."""
+    unit: Unit | None = None
     # Records are trees: looking for cycles among thousands of them again and again took a tenth of the time.
     gc.disable()
     while True:
         try:
-            unit, arguments = pipe.recv()
+            other, arguments = pipe.recv()
         except (EOFError, ConnectionError):
             return
+        unit = other or unit
+        assert unit is not None
         try:
             answer: Any = unit(*arguments)
         except Exception as error:
@@ -69,9 +72,12 @@ class Workers:
                 process.join()
 
     def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """What `unit` answers to each call, as they are done. Raises what a unit raised."""
+        """What `unit` answers to each call, as they are done. Raises what a unit raised.
+
+        The unit goes to each process once, with all that is bound to it: what is the same for all calls may be large.
+        """
         waiting = iter(calls)
-        busy = [pipe for pipe in self._pipes if give(pipe, unit, waiting)]
+        busy = [pipe for pipe in self._pipes if give(pipe, waiting, unit)]
         while busy:
             for pipe in wait(busy):
                 assert isinstance(pipe, Connection)
@@ -81,13 +87,13 @@ class Workers:
                     raise RuntimeError("a worker was killed, perhaps for its memory: start it again, it goes on") from None
                 if isinstance(answer, Exception):
                     raise answer
-                if not give(pipe, unit, waiting):
+                if not give(pipe, waiting):
                     busy.remove(pipe)
                 yield answer
 
 
-def give(pipe: Connection, unit: Unit, waiting: Iterator[tuple[Any, ...]]) -> bool:
-    """Send the next call over a pipe; False when there is none."""
+def give(pipe: Connection, waiting: Iterator[tuple[Any, ...]], unit: Unit | None = None) -> bool:
+    """Send the next call over a pipe, of another unit than the call before if need be; False when there is none."""
     arguments = next(waiting, None)
     if arguments is None:
         return False

@@ -171,7 +171,7 @@ def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(keyed_lines, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         place.prepare({"features": FEATURES})
-    monkeypatch.setattr(pipeline.fitting, "fit", "done before, and not done again")
+    monkeypatch.setattr(pipeline.fitting, "fit", dies)  # done before, and not done again
     monkeypatch.setattr(keyed_lines, "write", write)
     monkeypatch.setattr(pipeline, "share", only_undone(pipeline.share))
     assert place.files(place.prepare({"features": FEATURES})) == place.files(whole)

@@ -1,5 +1,6 @@
 """Twice the ranges and parts are twice the work: counted in files opened and bytes written, by one pod and between pods."""
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -22,6 +23,7 @@ from recipes.store import Store
 from tests.recipes.preparation.place import Place, questions, sha256
 
 PODS = 3
+CHUNK_BYTES = 300
 UNITS = {"range_bytes": 1_000, "part_bytes": 1_500}
 FAN = 3
 FEW = 75
@@ -29,20 +31,24 @@ FEW = 75
 
 
 class InThisProcess(Workers):
-    """Units are done where what they open is counted."""
+    """Units are done where what they open is counted; `told` are the bytes that a process would be told."""
 
     def __init__(self) -> None:
         super().__init__(0)
+        self.told = 0
 
     def run(self, unit: Unit, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        return (unit(*arguments) for arguments in calls)
+        self.told += len(pickle.dumps(unit))
+        for arguments in calls:
+            self.told += len(pickle.dumps(arguments))
+            yield unit(*arguments)
 
 
-def run_alone(folder: Path, place: Place, fan: int, pods: Pods | None = None) -> Plan:
+def run_alone(folder: Path, place: Place, fan: int, pods: Pods | None = None, workers: Workers | None = None) -> Plan:
     source = Source(place.store, place.dataset, folder)
     ranges = cut(source.files.values(), UNITS["range_bytes"])
     plan = Plan(folder / "work", ranges, PrepareParameters(), UNITS["part_bytes"], fan)
-    pipeline.run(plan, source, InThisProcess(), pods or Pods())
+    pipeline.run(plan, source, workers or InThisProcess(), pods or Pods())
     return plan
 
 
@@ -80,9 +86,12 @@ def test_twice_the_records_open_twice_the_files_and_write_twice_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, loaded = counted(monkeypatch, pa, ["memory_map"]), counted(monkeypatch, np, ["load"])
-    opens, sizes = [], []
+    opens, sizes, told = [], [], []
     for count in (FEW, 2 * FEW):
-        plan = run_alone(tmp_path / str(count), Place(tmp_path / f"place{count}", questions(count)), FAN)
+        place = Place(tmp_path / f"place{count}", questions(count), chunk_bytes=CHUNK_BYTES)
+        workers = InThisProcess()
+        plan = run_alone(tmp_path / str(count), place, FAN, workers=workers)
+        told.append(workers.told)
         opens.append(len(opened) + len(loaded))
         sizes.append(sum(file.stat().st_size for file in plan.work.rglob("*") if file.is_file()))
         opened.clear()
@@ -90,6 +99,7 @@ def test_twice_the_records_open_twice_the_files_and_write_twice_the_bytes(
         assert FAN**2 < len(plan.ranges) <= FAN**3
     assert opens[1] < 2.2 * opens[0]
     assert sizes[1] < 2.2 * sizes[0]
+    assert told[1] < 2.2 * told[0]
 
 
 def test_twice_the_records_are_twice_the_objects_between_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ def test_a_range_fetches_its_own_chunks(tmp_path: Path, s3: S3Server) -> None:
     for place in places:
         s3.requests.clear()
         assert read(pickle.loads(pickle.dumps(source.of(place))), place)
-        fetched = [each.path for each in s3.requests if each.method == "GET" and FOLDER in each.path]
+        fetched = [each.path for each in s3.requests if each.method == "GET"]
+        assert all(FOLDER in path for path in fetched), "no worker reads the manifest, which may be of many chunks"
         assert len(fetched) <= RANGE // CHUNK + 2, "one chunk before its first line, and one behind its last"
         asked.update(fetched)
     (file,) = source.files.values()
@@ -77,13 +78,22 @@ def test_of_files_that_are_whole_only_the_own_are_fetched(tmp_path: Path, s3: S3
     for name in ("test", "train"):
         (raw / name).mkdir(parents=True)
         (raw / name / f"{name}-00000.jsonl").write_bytes(b"".join(LINES))
-    source = Source(store, store.publish(raw, URI, "dataset"), tmp_path / "cache")
+    artifact = store.publish(raw, URI, "dataset")
+    source = Source(store, artifact, tmp_path / "cache")
     first, *_, last = cut(source.files.values(), RANGE)
     s3.requests.clear()
     assert read(source.of(first), first) + read(source.of(first), first) == 2 * read(LocalFile(raw / first.file), first)
     assert [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"][1:] == ["test-00000.jsonl"]
     assert last.file == "train/train-00000.jsonl"
     assert read(source.of(last), last)[-1] == LINES[-1]
+    both = Source(store, artifact, tmp_path / "both")
+    s3.requests.clear()
+    both.fetch(both.files)
+    names = [each.path.rpartition("/")[2] for each in s3.requests if each.method == "GET"]
+    assert names == ["manifest.json", "test-00000.jsonl", "train-00000.jsonl"], "the manifest is read once for all of them"
+    assert [read(both.of(place), place) for place in (first, last)] == [
+        read(source.of(place), place) for place in (first, last)
+    ]
 
 
 @pytest.mark.parametrize("data", [None, b"other"])

@@ -1,0 +1,25 @@
+"""What all calls of a unit are told goes to each process once, however many calls there are."""
+
+from functools import partial
+from operator import add, neg
+from typing import Any
+
+from recipes.preparation.workers import Workers
+
+
+class Seven:
+    """Counts how often it is sent; what arrives is a seven."""
+
+    sent = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        Seven.sent += 1
+        return int, (7,)
+
+
+def test_what_is_bound_to_a_unit_is_sent_once_to_each_process() -> None:
+    with Workers(1) as workers:
+        assert list(workers.run(partial(add, Seven()), [(number,) for number in range(20)])) == [*range(7, 27)]
+        assert Seven.sent == 1
+        assert list(workers.run(neg, [(4,), (5,)])) == [-4, -5]
+        assert list(workers.run(neg, [])) == []
