@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/installed
 # Where bytecode may not be kept (many images forbid it), each of the many processes compiles all our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-gpu up down status lint bench bench-tracking bench-preparation bench-versions bench-trace bench-training
+.PHONY: demo test test-slow test-gpu up down status lint types style walls defs bench bench-tracking bench-preparation bench-versions bench-trace bench-training
 
 demo: $(INSTALLED)
 	@$(BIN)/hanzo-ml demo
@@ -26,10 +26,19 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m gpu tests/recipes/training
 
 lint: $(INSTALLED)
+	@$(MAKE) --no-print-directory --output-sync -j 2 types style walls defs
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+style: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+
+walls: $(INSTALLED)
 	@$(BIN)/lint-imports --no-cache
+
+defs: $(INSTALLED)
 	@$(BIN)/dg check defs
 
 up down status: $(INSTALLED)

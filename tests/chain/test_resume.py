@@ -17,7 +17,7 @@ def test_a_cancelled_job_goes_back_to_a_step_and_then_on_in_two_processes(
     stack: LocalStack, dataset: str, parameters: dict[str, Any]
 ) -> None:
     kept = {"interval": "1h", "interval_steps": 4, "keep_last": STEPS}
-    course = {"max_steps": STEPS, "eval_steps": STEPS // 2, "checkpoint": kept}
+    course = {"gradient_accumulation": 2, "max_steps": STEPS, "eval_steps": STEPS // 2, "checkpoint": kept}
     job = stack.submit("doors-resumed", dataset, {**parameters, **course})
     stack.wait_for_step(job, 6)
     running = stack.hanzo_ml("job", "resume", job, check=False)

@@ -32,10 +32,11 @@ print(run.id)
 def test_it_is_small_and_logs(tmp_path: Path) -> None:
     for part in ("hanzo_ml", "deploy/client"):  # a build leaves its traces where the sources are
         shutil.copytree(ROOT / part, tmp_path / "source" / part)
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = str(tmp_path / "venv/bin/python")
-    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(tmp_path / "source/deploy/client")]
-    subprocess.run([python, *install], check=True, stdout=sys.stderr)
+    quick = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+    install = ["-m", "pip", "--python", python, "install", *quick, str(tmp_path / "source/deploy/client")]
+    subprocess.run([sys.executable, *install], check=True, stdout=sys.stderr)
     notes = tmp_path / "notes.txt"
     notes.write_text("as expected")
     with ServerProcess(tmp_path / "server") as server:
