@@ -26,7 +26,7 @@ def end_processes(job_id: str, node: str | None = None) -> int:
     ended: set[int] = set()
     while found := processes(job_id, node):
         for process_id in found:
-            end(process_id, job_id)
+            end(process_id, job_id, node)
         ended |= set(found)
         time.sleep(PAUSE_SECONDS)
     return len(ended)
@@ -43,18 +43,18 @@ def is_of(process_id: int, job_id: str, node: str | None = None) -> bool:
         variables = (PROCESSES / str(process_id) / "environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
         return False
-    wanted = {f"{MARK}={job_id}".encode(), *([f"{NODE}={node}".encode()] if node is not None else [])}
-    return wanted <= set(variables)
+    is_there = f"{MARK}={job_id}".encode() in variables
+    return is_there and (node is None or f"{NODE}={node}".encode() in variables)
 
 
-def end(process_id: int, job_id: str) -> None:
+def end(process_id: int, job_id: str, node: str | None = None) -> None:
     """End one process, and not another that got its number meanwhile."""
     try:
         handle = os.pidfd_open(process_id)
     except OSError:
         return
     try:
-        if is_of(process_id, job_id):
+        if is_of(process_id, job_id, node):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     except ProcessLookupError:
         pass

@@ -98,9 +98,10 @@ def gather(plan: Plan, parts: Parts, bucket: Bucket, number: int) -> int:
     """Write part `number` of all parts, of a bucket that is ready: its texts and tokens. Returns how many records it has."""
     split, name = name_of(parts, number)
     texts = plan.work / PARTS / split / f"{name}.jsonl"
-    table, order = in_order([run.of(number - bucket.first) for run in open_runs(runs_of(plan, bucket))])
+    slices = [run.of(number - bucket.first) for run in open_runs(runs_of(plan, bucket))]
     if texts.is_file():
-        return len(table)
+        return sum(map(len, slices))
+    table, order = in_order(slices)
     if plan.parameters.tokenize is not None:
         columns = [column for column, _ in TOKEN_FIELDS]
         tokens = table.select(columns).combine_chunks().take(order)
