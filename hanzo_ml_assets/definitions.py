@@ -47,4 +47,7 @@ def definitions() -> dg.Definitions:
         resources={"control_plane": control_plane},
         executor=dg.in_process_executor,  # the heavy work is always in a process of its own
     )
-    return dg.Definitions.merge(dg.load_from_defs_folder(path_within_project=Path(__file__).parent), platform)
+    # `load_from_defs_folder` would also describe all components that installed libraries have (none of them is ours), for
+    # which it imports them: a third of the start of the code server and of each run.
+    folder = dg.ComponentTree.for_project(path_within_project=Path(__file__).parent).build_defs(Path())
+    return dg.Definitions.merge(folder, platform)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,8 +12,8 @@ from tests.chain.local_stack import LocalStack
 
 PAUSE_SECONDS = (8.0, 20.0)
 """Between rounds: less, and the stack hardly comes up in between."""
-UP_SECONDS = 4.0
-"""Between two calls of `up`: less, and they take half of the machine from what they are to bring up."""
+UP_SECONDS = 20.0
+"""Between two calls of `up` where nobody was killed: less, and they take from the machine what the stack works with."""
 
 
 @contextmanager
@@ -25,20 +26,27 @@ def dying(stack: LocalStack, chance: random.Random, killed: list[str], rounds: i
                 return
             alive = [process for process in stack.processes() if "hanzo_ml.cli" not in " ".join(command_of(process))]
             for process in chance.sample(alive, min(len(alive), chance.choice((1, 1, 2, 3, len(alive))))):
-                killed.append(" ".join(command_of(process))[-100:])
+                command = " ".join(command_of(process))[-100:]
                 kill(process)
+                killed.append(command)
 
     with beside(kill_at_random):
         yield
 
 
 @contextmanager
-def coming_up(stack: LocalStack) -> Iterator[None]:
-    """Somebody calls `up` again and again; it may fail where what it starts is killed."""
+def coming_up(stack: LocalStack, killed: list[str]) -> Iterator[None]:
+    """Somebody calls `up` whenever one was killed, until it succeeds: it may fail where what it starts is killed too."""
 
     def up(over: threading.Event) -> None:
-        while not over.wait(UP_SECONDS):
-            stack.hanzo_ml("up", check=False)
+        mended, called = -1, time.monotonic()
+        while not over.wait(0.5):
+            seen = len(killed)
+            if seen == mended and time.monotonic() < called + UP_SECONDS:
+                continue
+            if stack.hanzo_ml("up", check=False).returncode == 0:
+                mended = seen
+            called = time.monotonic()
 
     with beside(up):
         yield

@@ -30,8 +30,11 @@ LIMIT_SECONDS = 240.0
 T = TypeVar("T")
 
 
-def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_SECONDS, every: float = 0.1) -> T:
-    """The first answer of `look` that is true. Fails, saying what it waited for, when none comes."""
+def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_SECONDS, every: float = 0.25) -> T:
+    """The first answer of `look` that is true. Fails, saying what it waited for, when none comes.
+
+    Who looks takes from the stack the processors that it works with: ten times a second it was a third of one.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if answer := look():
@@ -44,6 +47,8 @@ def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_S
 class LocalStack:
     home: Path
     ports: dict[str, int] = field(default_factory=lambda: {variable: free_port() for variable in PORTS})
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
+    """One for all calls: a new one reads all certificates first."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,7 +66,7 @@ class LocalStack:
         return f"http://127.0.0.1:{self.ports[variable]}"
 
     def get(self, path: str, **params: Any) -> Any:
-        answer = httpx.get(self.url("HANZO_ML_SERVER_PORT") + path, params=params, timeout=60, trust_env=False)
+        answer = self.http.get(self.url("HANZO_ML_SERVER_PORT") + path, params=params)
         answer.raise_for_status()
         return answer.json()
 
@@ -90,7 +95,7 @@ class LocalStack:
             ]
             return max(done, default=0) >= step
 
-        wait_until(f"step {step} of {job}", reached, every=0.01)
+        wait_until(f"step {step} of {job}", reached, every=0.03)
 
     def wait_for_step_after(self, job: str, line: str, step: int) -> None:
         """Until the trainer has done `step` after the last such line of its log."""
@@ -100,7 +105,7 @@ class LocalStack:
             _, there, text = log.read_text(errors="replace").rpartition(line)
             return bool(there) and f"step {step}/" in text
 
-        wait_until(f"step {step} of {job} after '{line}'", reached, every=0.01)
+        wait_until(f"step {step} of {job} after '{line}'", reached, every=0.03)
 
     def wait_until_it_has_ended(self, job: str) -> None:
         """Until nothing works for a cancelled job any more: its program has saved a checkpoint."""
@@ -134,7 +139,7 @@ class LocalStack:
         """The folder of the one that works for a job. Others may be alive: of what came of the jobs before."""
         query = "query($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags}) { ... on Runs { results { runId } } } }"
         body = {"query": query, "variables": {"tags": [{"key": "dagster/partition", "value": job}]}}
-        answer = httpx.post(self.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body, timeout=60, trust_env=False).json()
+        answer = self.http.post(self.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body).json()
         runs = {run["runId"] for run in answer["data"]["runsOrError"]["results"]}
         (worker,) = (path for path in self.run_workers() if path.name in runs)
         return worker

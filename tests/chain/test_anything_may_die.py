@@ -22,7 +22,7 @@ def test_the_chain_ends_as_if_nobody_had_been_killed(stack: LocalStack, baseline
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # so that a failure can be had again
     killed: list[str] = []
-    with dying(stack, random.Random(seed), killed, ROUNDS), coming_up(stack):
+    with dying(stack, random.Random(seed), killed, ROUNDS), coming_up(stack, killed):
         made = said(stack, "dataset", "create", "--name", "colours-again", "--path", str(raw_data))
         config = stack.home / f"{NAME}.json"
         config.write_text(

@@ -1,9 +1,7 @@
 """From a file of records to a served model that is proved, and every way in which the chain must say no."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from recipes.schema import MEMORY_RAN_OUT
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
@@ -37,7 +34,7 @@ def served(stack: LocalStack, baseline: Baseline) -> int:
 
 def ask(stack: LocalStack, model: str) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": "What colour has door number 3?"}], "max_tokens": 8}
-    return httpx.post(stack.url("HANZO_ML_ENGINE_PORT") + "/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    return stack.http.post(stack.url("HANZO_ML_ENGINE_PORT") + "/v1/chat/completions", json=body)
 
 
 def version_of(stack: LocalStack, name: str, number: int) -> dict[str, Any]:
@@ -91,7 +88,7 @@ def test_partitions_are_run_ids_and_lineage_is_in_the_graph(stack: LocalStack, b
         ("deployment", "sha256"),
     ):
         body = {"query": query, "variables": {"key": {"path": ["models", "sandbox", step]}}}
-        answer = httpx.post(stack.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body, timeout=60, trust_env=False).json()
+        answer = stack.http.post(stack.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body).json()
         node = answer["data"]["assetNodeOrError"]
         assert node["groupName"] == "models_sandbox"
         assert baseline.job in node["partitionKeys"]
@@ -255,7 +252,7 @@ def test_a_reset_cursor_launches_nothing_that_is_done(stack: LocalStack, baselin
 
 def graphql(stack: LocalStack, query: str, **variables: Any) -> Any:
     body = {"query": query, "variables": variables}
-    answer = httpx.post(stack.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body, timeout=60, trust_env=False).json()
+    answer = stack.http.post(stack.url("HANZO_ML_DAGSTER_PORT") + "/graphql", json=body).json()
     assert "errors" not in answer, answer
     return answer["data"]
 
@@ -385,26 +382,6 @@ def test_a_finished_run_is_replayed_from_its_record_alone(stack: LocalStack, cli
     seen = newest_tick(stack, "evaluate_completed_jobs")
     wait_until("another tick", lambda: newest_tick(stack, "evaluate_completed_jobs") > seen + 5 or None)
     assert stack.events("evaluation.started", key=replay) == []
-
-
-@pytest.mark.slow
-def test_a_run_that_memory_ran_out_of_is_replayed_in_the_parts_that_it_took(
-    stack: LocalStack, parameters: dict[str, Any], dataset: str
-) -> None:
-    """With dropout on, which is another one in other parts, so that no other way gives the same."""
-    policy = {"interval": "1h", "interval_steps": 2, "keep_last": 3}
-    settings = parameters | {"max_steps": 8, "gradient_accumulation": 2, "eval_steps": None, "checkpoint": policy}
-    run = stack.submit("short-of-memory", dataset, settings)
-    stack.wait_for_step(run, 3)
-    (stack.trainer(run) / MEMORY_RAN_OUT).touch()  # what `LocalCompute` leaves where the kernel's count has grown
-    os.kill(stack.pid(stack.trainer(run)), signal.SIGKILL)
-    stack.wait_for("job.completed", run)
-    verdict = json.loads(stack.hanzo_ml("run", "replay", run, "--json").stdout)
-    assert verdict["equal"] and verdict["unrepeated"] == [], verdict
-    for one in (run, verdict["replay"]):
-        healed = stack.wait_for("job.out_of_memory", one)["payload"]
-        assert (healed["batch_size"], healed["gradient_accumulation"]) == (3, 4) and 0 < healed["after"] < 8
-        assert stack.get(f"/v1/runs/{one}")["tags"]["health/incident_1"] == healed["message"]
 
 
 @pytest.mark.slow

@@ -27,6 +27,12 @@ def log_of(stack: LocalStack, job: str) -> str:
     return stack.hanzo_ml("job", "logs", job).stdout
 
 
+def wait_for_line(stack: LocalStack, job: str, line: str, times: int = 1) -> None:
+    """The file itself is looked into: each look of the command line is a process."""
+    file = stack.home / "jobs" / job / "command" / "log.txt"
+    wait_until(f"{line} of {job}", lambda: file.is_file() and file.read_text().count(line) >= times)
+
+
 def test_the_specification_s_script_for_several_gpus_trains_as_it_is(stack: LocalStack, tmp_path: Path) -> None:
     assert SPECIFICATION in SCRIPT
     experiment = {"HANZO_ML_EXPERIMENT": "ddp", "HANZO_ML_TRACKING_URI": "http://ml.hanzo.svc:8057"}
@@ -57,12 +63,12 @@ while not os.path.exists("go"): time.sleep(0.05)
 
 def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
-    wait_until("its start", lambda: "begun" in log_of(stack, job))
+    wait_for_line(stack, job, "begun")
     before = processes(job)
     assert len(before) == 2
     for process in before:
         os.kill(process, signal.SIGKILL)
-    wait_until("its second start", lambda: log_of(stack, job).count("begun") == 2)
+    wait_for_line(stack, job, "begun", times=2)
     assert job in stack.hanzo_ml("job", "list", "--status", "running", "--json").stdout
     assert len(processes(job)) == 2
     stack.hanzo_ml("job", "cancel", job)
@@ -72,7 +78,7 @@ def test_a_killed_command_goes_on_and_a_cancelled_one_leaves_nothing(stack: Loca
 
 def test_whatever_supervises_a_command_may_be_killed(stack: LocalStack, tmp_path: Path) -> None:
     job = submit(stack, tmp_path, WAITS)
-    wait_until("its start", lambda: "begun" in log_of(stack, job))
+    wait_for_line(stack, job, "begun")
     os.kill(stack.pid(stack.run_worker(job)), signal.SIGKILL)
     (stack.home / "jobs" / job / "command" / "code" / "go").touch()
     stack.wait_for("job.completed", job)

@@ -1,4 +1,7 @@
-"""A job that was cancelled goes on as its user says: back at a step, then in two processes; every step is accounted for."""
+"""A job that was cancelled goes on as its user says: back at a step, then in two processes, and becomes a version.
+
+Every step is accounted for.
+"""
 
 from collections import Counter
 from typing import Any
@@ -49,5 +52,7 @@ def test_a_cancelled_job_goes_back_to_a_step_and_then_on_in_two_processes(
     told = [event["payload"] for event in stack.events("job.resumed", key=job)]
     assert [(each["resume_from"], each["gpus"]) for each in told] == [(4, None), ("latest", 2)]
 
+    stack.wait_for("model.exported", "doors-resumed")  # what shares the work changes nothing around it
+    assert stack.get("/v1/models/doors-resumed/versions/1")["status"] == "ready"
     completed = stack.hanzo_ml("job", "resume", job, check=False)
     assert completed.returncode == 1 and f"job '{job}' is completed" in completed.stderr

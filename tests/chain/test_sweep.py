@@ -86,7 +86,7 @@ def test_a_sweep_ends_as_if_nobody_had_been_killed(
     for process in stack.processes():
         kill(process)
     killed: list[str] = []
-    with dying(stack, chance, killed, ROUNDS), coming_up(stack):
+    with dying(stack, chance, killed, ROUNDS), coming_up(stack, killed):
         survived = ended(stack, identifier)
     stack.hanzo_ml("up")
     print("\n".join(killed))

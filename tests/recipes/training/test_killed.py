@@ -66,13 +66,17 @@ def test_what_is_not_in_the_table_is_refused(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "method", "objective"), TABLE)
+@pytest.mark.parametrize(
+    ("strategy", "method"), [(name, method) for name, methods in STRATEGIES.items() for method in methods]
+)
 def test_a_run_that_is_killed_ends_as_if_nobody_had(
-    place: Place, started: Forks, tmp_path: Path, strategy: str, method: str, objective: str
+    place: Place, started: Forks, tmp_path: Path, strategy: str, method: str
 ) -> None:
+    """With one of the objectives, which differ in their loss alone: each with each took CI ten minutes."""
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # so that a failure can be had again
     chance = random.Random(seed)
+    objective = chance.choice([of for *how, of in TABLE if how == [strategy, method]])
+    print(f"seed {seed}: {objective}")  # so that a failure can be had again
     settings = settings_of(strategy, method, objective)
     whole, killed = (
         place.job(tmp_path / f"{strategy}-{method}-{objective}-{name}", settings).model_copy(
