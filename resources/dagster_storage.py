@@ -74,7 +74,7 @@ class KeptEvents(SqliteEventLogStorage):  # type: ignore[misc]
 
 
 class KeptSqliteStorage(DagsterSqliteStorage):  # type: ignore[misc]
-    """What `dagster.yaml` names. Configuration: `base_dir`, where Dagster's own has its files too, and the same ones."""
+    """What `up` names in `dagster.yaml`. Configuration: `base_dir`, where Dagster's own has the same files."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self.base_dir = base_dir

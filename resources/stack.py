@@ -140,7 +140,7 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
     at_once = jobs_at_once(settings.scheduler)
-    (home / "dagster.yaml").write_text(instance_configuration((SOURCE / "dagster.yaml").read_text(), at_once))
+    (home / "dagster.yaml").write_text(instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
     marker = home / "migrated.json"
     wanted = {"dagster": version("dagster"), POOL: at_once}
     known = json.loads(marker.read_text()) if marker.is_file() else {}
@@ -156,9 +156,13 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     marker.write_text(json.dumps(wanted))
 
 
-def instance_configuration(text: str, at_once: int) -> str:
-    """`dagster.yaml` where that many jobs run at the same time: what they wait for must find room beside them."""
+def instance_configuration(text: str, home: Path, at_once: int) -> str:
+    """`dagster.yaml` of an instance in `home` where that many jobs run at the same time: what they wait for must find room
+    beside them.
+    """
     document = yaml.safe_load(text)
+    kept = {"module": "resources.dagster_storage", "class": "KeptSqliteStorage", "config": {"base_dir": str(home)}}
+    document["storage"] = {"custom": kept}
     document["concurrency"]["runs"]["max_concurrent_runs"] += at_once - 1
     return yaml.safe_dump(document, sort_keys=False)
 

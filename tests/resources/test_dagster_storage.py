@@ -13,17 +13,11 @@ from dagster._daemon.types import DaemonHeartbeat
 from sqlalchemy import Engine, event
 
 from resources.dagster_storage import KeptSchedules
+from resources.services import SOURCE
+from resources.stack import instance_configuration
 
-ROOT = Path(__file__).parents[2]
-KEEPS = yaml.safe_load((ROOT / "dagster.yaml").read_text())["storage"]
 LOOK = TickData("origin", "looks", InstigatorType.SENSOR, TickStatus.SUCCESS, 1.0, [], [], selector_id="selector")
 QUIET = {"telemetry": {"enabled": False}}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    return tmp_path
 
 
 def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
@@ -32,7 +26,9 @@ def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
 
 
 def ours(home: Path) -> dg.DagsterInstance:
-    return instance(home, storage=KEEPS)
+    """As `hanzo-ml up` makes it."""
+    made = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), home, 1))
+    return instance(home, storage=made["storage"])
 
 
 @dg.asset
@@ -42,13 +38,13 @@ def made() -> int:
 
 @pytest.mark.parametrize(("first", "then"), [(instance, ours), (ours, instance)])
 def test_each_reads_what_the_other_wrote(
-    home: Path, first: Callable[[Path], dg.DagsterInstance], then: Callable[[Path], dg.DagsterInstance]
+    tmp_path: Path, first: Callable[[Path], dg.DagsterInstance], then: Callable[[Path], dg.DagsterInstance]
 ) -> None:
-    with first(home) as one:
+    with first(tmp_path) as one:
         run = dg.materialize([made], instance=one).run_id
         one.create_tick(LOOK)
         told = [str(entry.dagster_event) for entry in one.all_logs(run)]
-    with then(home) as other:
+    with then(tmp_path) as other:
         assert [found.run_id for found in other.get_runs()] == [run]
         assert [str(entry.dagster_event) for entry in other.all_logs(run)] == told
         seen = other.get_latest_materialization_event(dg.AssetKey("made"))
@@ -57,13 +53,13 @@ def test_each_reads_what_the_other_wrote(
         assert tick.tick_data.instigator_name == "looks"
 
 
-def test_the_stack_has_ours_which_opens_each_of_its_files_once(home: Path) -> None:
+def test_the_stack_has_ours_which_opens_each_of_its_files_once(tmp_path: Path) -> None:
     opened: list[object] = []
 
     def note(connection: object, record: object) -> None:
         opened.append(connection)
 
-    with ours(home) as one:
+    with ours(tmp_path) as one:
         assert isinstance(one.schedule_storage, KeptSchedules)
         dg.materialize([made], instance=one)
         event.listen(Engine, "connect", note)
@@ -77,9 +73,9 @@ def test_the_stack_has_ours_which_opens_each_of_its_files_once(home: Path) -> No
     assert len(opened) <= 3  # runs, looks, and events; Dagster's own: one for each query
 
 
-def test_two_instances_write_at_the_same_time(home: Path) -> None:
+def test_two_instances_write_at_the_same_time(tmp_path: Path) -> None:
     """As the daemon and a run do, from several threads each."""
-    with ours(home) as one, ours(home) as other:
+    with ours(tmp_path) as one, ours(tmp_path) as other:
         problems: list[Exception] = []
 
         def work(with_: dg.DagsterInstance) -> None:
