@@ -108,7 +108,7 @@ class OwnedArtifacts:
         try:
             return self._files.open(self.uri(owner, checked_path(path)), owner)
         except FileNotFoundError:
-            raise (is_folder(path) if self._store.entries(self.uri(owner, path)) else no_artifact(path)) from None
+            raise (is_folder(path) if any(self._store.below(self.uri(owner, path))) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
@@ -122,7 +122,7 @@ class OwnedArtifacts:
         parents = path.split("/")[:-1]
         if any(self._is_file(self.uri(owner, "/".join(parents[: end + 1]))) for end in range(len(parents))):
             raise invalid("Invalid artifact path: a part of it is a file already")
-        if self._store.entries(self.uri(owner, path)):
+        if any(self._store.below(self.uri(owner, path))):
             raise invalid("Invalid artifact path: it is a folder already")
 
     def _is_file(self, uri: str) -> bool:
@@ -166,21 +166,25 @@ class RunArtifacts(OwnedArtifacts):
     def _below(self, root: str) -> list[tuple[str, int]]:
         """Artifacts with a manifest, and files of none, by their names; with their sizes."""
         entries = self._store.entries(root)
-        folders = [entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)]
+        artifacts = {entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)}
         sizes: dict[str, int] = {}
         for entry in entries:
-            place = next((folder for folder in folders if entry.uri.startswith(folder)), entry.uri)
+            ends = (found.end() for found in re.finditer("/", entry.uri))
+            place = next((folder for end in ends if (folder := entry.uri[:end]) in artifacts), entry.uri)
             sizes[place] = sizes.get(place, 0) + entry.size
         return sorted(sizes.items())
 
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
     """Files and folders directly below a URI, by name; `prefix` goes before each."""
-    found: dict[str, Entry] = {}
-    for below in store.entries(root):
-        name, slash, _ = below.uri.removeprefix(root + "/").partition("/")
-        found[name] = Entry(prefix + name, bool(slash), None if slash else below.size)
-    return [found[name] for name in sorted(found)]
+    files, folders = store.below(root)
+    found = [Entry(prefix + name_of(file.uri), False, file.size) for file in files]
+    found += [Entry(prefix + name_of(folder), True) for folder in folders]
+    return sorted(found, key=lambda entry: entry.path)
+
+
+def name_of(uri: str) -> str:
+    return uri.rpartition("/")[2]
 
 
 def run_folder(run_id: str) -> str:

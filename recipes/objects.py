@@ -174,6 +174,21 @@ class Objects:
         below = (Entry(f"s3://{logical}/{meta['path']}", meta["size"]) for meta in metas if meta["path"] != key)
         return sorted(below, key=lambda entry: entry.uri)
 
+    def below(self, uri: str) -> tuple[list[Entry], list[str]]:
+        """The objects directly below `uri`, and the URIs of the folders there: what lies in those is not listed."""
+        store, key = self._place(uri)
+        place = uri.rstrip("/")
+        if self._root is not None:
+            files, folders = directly_below(self._root / self._location(uri).bucket / key)
+        else:
+            with readable_errors(uri):
+                found = obstore.list_with_delimiter(store, prefix=key)
+            files = [(meta["path"].rpartition("/")[2], meta["size"]) for meta in found["objects"] if meta["path"] != key]
+            folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+        return [Entry(f"{place}/{name}", size) for name, size in sorted(files)], [
+            f"{place}/{name}" for name in sorted(folders)
+        ]
+
     def list(self, uri: str) -> list[str]:
         """Logical URIs of all objects below `uri`, in the order of their names."""
         return [entry.uri for entry in self.entries(uri)]
@@ -183,7 +198,7 @@ class Objects:
         try:
             self.open(uri)
         except FileNotFoundError:
-            return bool(self.entries(uri))
+            return any(self.below(uri))
         return True
 
     def remove(self, uri: str) -> None:
@@ -236,3 +251,17 @@ def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
             elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
                 with suppress(FileNotFoundError):
                     yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
+
+
+def directly_below(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
+    """Names and sizes of the complete files in a folder, and names of the folders that have one somewhere below."""
+    files, folders = [], []
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                if next(files_below(Path(entry.path)), None):
+                    folders.append(entry.name)
+            elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
+                with suppress(FileNotFoundError):
+                    files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
+    return files, folders

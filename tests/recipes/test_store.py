@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.objects import Entry
 from recipes.schema import Artifact, FileRecord, StoreAddress
 from recipes.store import MANIFEST, BrokenArtifact, Store, sha256_of
 from tests.s3_server import VARIABLES, S3Server
@@ -339,8 +340,26 @@ def test_a_name_is_only_a_name(store: Store, name: str, data: bytes) -> None:
         return
     assert store.get_bytes(uri) == data
     assert [(entry.uri, entry.size) for entry in store.entries(f"s3://hanzo-models/names/{name}")] == [(uri, len(data))]
+    assert store.below("s3://hanzo-models/names") == ([], [f"s3://hanzo-models/names/{name}"])
+    assert store.below(f"s3://hanzo-models/names/{name}") == ([Entry(uri, len(data))], [])
     store.delete(uri)
     assert store.list(f"s3://hanzo-models/names/{name}") == []
+
+
+def test_a_folder_is_listed_without_what_lies_deeper(store: Store, s3: S3Server) -> None:
+    place = "s3://hanzo-models/m"
+    for name in ("1", "b/2", "b/c/3", "d/4", "5"):
+        store.put_bytes(f"{place}/{name}", name.encode())
+    store.put_bytes(f"{place}m/6", b"beside it")
+    s3.requests.clear()
+    found = [Entry(f"{place}/1", 1), Entry(f"{place}/5", 1)], [f"{place}/b", f"{place}/d"]
+    assert store.below(place) == store.below(f"{place}/") == found
+    assert store.below(f"{place}/b/c") == ([Entry(f"{place}/b/c/3", 5)], [])
+    assert store.below(f"{place}/1") == store.below(f"{place}/none") == ([], [])
+    assert all("delimiter" in request.query for request in s3.requests)
+    store.delete(f"{place}/b")
+    assert store.below(place)[1] == [f"{place}/d"], "in a folder too, whose empty folders stay"
+    assert store.exists(f"{place}/d") and not store.exists(f"{place}/b")
 
 
 async def arriving(size: int, then: BaseException | None = None) -> AsyncIterator[bytes]:
