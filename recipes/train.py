@@ -32,9 +32,11 @@ from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.out_of_memory import is_out_of_memory
+from recipes.training.packed_rows import PackedRows
 from recipes.training.pipeline_trainer import PipelineTrainer
 from recipes.training.publishing import publish_trained, save_chosen
 from recipes.training.random_states import within_32_bits
+from recipes.training.read_ahead import ReadAhead
 from recipes.training.resuming import MADE_WITH, is_over, made_with, owes_evaluation
 from recipes.training.samples import RowsOrNone, SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
@@ -107,20 +109,23 @@ def build_trainer(
     saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
     told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
     written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
-    order = SampleOrder(len(material.rows["train"]), recipe.seed, course.incidents.skipped)
+    rows = material.rows["train"]
+    order = SampleOrder(len(rows), recipe.seed, course.incidents.skipped)
+    samples = SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps)
+    ahead = [ReadAhead(rows, samples, recipe.batch_size, group)] if isinstance(rows, PackedRows) else []
     kind = PipelineTrainer if recipe.stages > 1 else ObjectiveTrainer
     trainer = kind(
         model=model,
         args=arguments(recipe, work, model, evaluate_first=evaluates_first),
-        train_dataset=RowsOrNone(material.rows["train"]) if recipe.rows_per_step else material.rows["train"],
+        train_dataset=RowsOrNone(rows) if recipe.rows_per_step else rows,
         eval_dataset=material.rows["validation"],
         objective=material.objective,
         stop=ends.signal,
         processing_class=material.tokenizer,
-        callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written],
+        callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written, *ahead],
         checkpoints=course.checkpoints,
         facts={MADE_WITH: made_with(recipe)},
-        samples=SamplesOfRun(order, recipe.samples_per_step, recipe.max_steps),
+        samples=samples,
         metrics=metrics,
         meter=meter,
         group=group,

@@ -3,6 +3,8 @@
 Which records share a row is a function of their lengths alone, so that a resumed run sees the same rows in the same order.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import torch
@@ -12,6 +14,8 @@ from torch.utils.data import Dataset
 from recipes.examples import IGNORED
 from recipes.schema import BadConfiguration
 from recipes.training.packing import first_fit
+
+TOKEN_BYTES = 4
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):
@@ -34,6 +38,7 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         self.left_out = len(whole) - len(kept)
         self.truncated = int((whole[kept] > length).sum())
         self.num_tokens = int(self._lengths[kept].sum(dtype=np.int64))
+        self._addresses = addresses(self._ids)
         self._rows = [kept[chosen] for chosen in first_fit(self._lengths[kept].tolist(), length)]
 
     def __len__(self) -> int:
@@ -57,6 +62,22 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         positions[first:] = np.arange(self._length - first)
         arrays = {"input_ids": tokens, "labels": labels, "position_ids": positions}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def place_of(self, index: int) -> Iterator[tuple[int, int]]:
+        """Where the tokens of a row lie: addresses, and sizes in bytes. Nothing of them is read."""
+        records = self._rows[index]
+        return zip(self._addresses[records].tolist(), (self._lengths[records] * TOKEN_BYTES).tolist(), strict=True)
+
+
+def addresses(tokens: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Of the first token of each record."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for chunk in tokens.chunks:
+        values = chunk.values
+        buffer = values.buffers()[1]  # none where there is no token
+        first = (buffer.address if buffer else 0) + values.offset * TOKEN_BYTES
+        found.append(first + chunk.offsets.to_numpy()[:-1].astype(np.int64) * TOKEN_BYTES)
+    return np.concatenate(found)
 
 
 def learned(mask: pa.ChunkedArray, lengths: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Sampler
 
 NO_ROW = -1
 """In the place of a row: the processes cannot share the rows of a step evenly, and this is one of its last places."""
+BLOCK = 1 << 16
 SAMPLES_SEEN = "samples_seen"
 """The fact in a checkpoint's manifest: how many samples its weights were trained on."""
 
@@ -46,9 +47,11 @@ class SampleOrder:
         epoch = 0
         while True:
             generator = torch.Generator().manual_seed(self.seed + epoch)
-            for place, row in enumerate(torch.randperm(self.rows, generator=generator).tolist()):
-                if epoch * self.rows + place not in skipped:
-                    yield row
+            order = torch.randperm(self.rows, generator=generator)
+            for first in range(0, self.rows, BLOCK):  # numbers of Python take four times as much memory as those of torch
+                for place, row in enumerate(order[first : first + BLOCK].tolist(), first):
+                    if epoch * self.rows + place not in skipped:
+                        yield row
             epoch += 1
 
 
