@@ -15,7 +15,7 @@ import pytest
 
 from recipes import train as program
 from recipes.runner import main
-from recipes.schema import Job, Result
+from recipes.schema import EXIT_PREEMPTED, Job, Result
 from resources.compute.local import ENVIRONMENT, TOGETHER
 from tests.ports import free_port
 from tests.recipes.training.place import NOBODY, Place
@@ -62,6 +62,18 @@ class Forks:
             process.join()
             assert process.exitcode, "it was over before it was killed"
 
+    def stop(self, job: Job, step: int) -> None:
+        """Train until that step, at least; then all processes are asked to end, as the supervisor asks them."""
+        before = log_of(job).stat().st_size if log_of(job).exists() else 0
+        processes = self._start(job)
+        wait_for_step(job, step, before, processes, saved=False)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(LONG)
+        codes = [process.exitcode for process in processes]
+        assert codes[0] == EXIT_PREEMPTED and None not in codes, (codes, log_of(job).read_text())
+
     def _start(self, job: Job) -> Sequence[BaseProcess]:
         Path(job.work_dir).mkdir(parents=True, exist_ok=True)
         size = job.distributed.gpus_per_node if job.distributed else 1
@@ -90,7 +102,7 @@ def begin(described: str, rank: int, size: int, port: int) -> None:
     with log_of(job).open("ab", buffering=0) as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    if size > 1:
+    if job.distributed:
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in ranks.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": job.id}
@@ -106,12 +118,13 @@ def log_of(job: Job) -> Path:
     return Path(job.work_dir, "log.txt")
 
 
-def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess]) -> None:
+def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess], *, saved: bool = True) -> None:
+    """Until it is done, and a checkpoint of some step is `saved`: they are made whole while training goes on."""
     end = time.monotonic() + LONG
     while True:
         text = log_of(job).read_bytes()[offset:].decode() if log_of(job).exists() else ""
         steps = (step_of(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-        if max(steps, default=0) >= step and " saved" in text:  # checkpoints are made whole while training goes on
+        if max(steps, default=0) >= step and (" saved" in text or not saved):
             return
         assert time.monotonic() < end and all(process.is_alive() for process in processes), text
         time.sleep(0.002)

@@ -1,7 +1,8 @@
 """Training in two processes: the numbers of one process, bit-exact over kills, and with another number of processes in
 between without a row lost or seen twice.
 
-Whatever is killed or asked to stop is started as LocalCompute starts it; what it is compared with is forked.
+What is killed or broken off is started as LocalCompute starts it; what that is compared with is forked, and what changes
+its number of processes.
 """
 
 import os
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from recipes.results import TrainingFacts
 from recipes.schema import Distributed
 from resources.detached import read_pid
-from tests.recipes.training.forks import Forks
+from tests.recipes.training.forks import Forks, log_of
 from tests.recipes.training.runs import (
     Runs,
     children,
@@ -27,7 +28,6 @@ from tests.recipes.training.runs import (
     step_of,
     steps_broken_off,
     wait_for_line,
-    wait_for_step,
 )
 from tests.recipes.training.shapes import CUT, rows_at_once, shape
 
@@ -221,19 +221,15 @@ def test_a_run_goes_on_with_one_process_and_with_two_again(
 
     job = runs.job(f"{strategy}-elastic", description=str(tmp_path / "elastic"), **settings)
     alone = job.model_copy(update={"distributed": Distributed.model_validate(shape(strategy, 1))})
-    offset = 0
     for there, until in ((job, 2), (alone, 8)):
-        runs.compute.submit(there)
-        offset = wait_for_step(runs.compute, there, until, offset)
-        runs.compute.cancel(there)
-    result = runs.train(job)
+        started.stop(there, until)
+    result = started.train(job)
     assert 8 <= (TrainingFacts.model_validate(result.facts).resumed_from or 0) < 24
     assert losses_of(result) == pytest.approx(losses_of(whole), rel=1e-4)
     consumed = {name: Counter((tmp_path / name).read_text().split()) for name in ("undisturbed", "elastic")}
     assert sum(consumed["undisturbed"].values()) == 24 * 4
     # A step that was broken off after its first micro-batch is done anew, and nothing else is.
-    said, _ = runs.compute.log(job, 0)
-    anew = steps_broken_off(said) * rows_at_once(strategy)
+    anew = steps_broken_off(log_of(job).read_text()) * rows_at_once(strategy)
     assert consumed["elastic"] >= consumed["undisturbed"]
     assert sum(consumed["elastic"].values()) == 24 * 4 + anew
 
