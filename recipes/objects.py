@@ -185,9 +185,8 @@ class Objects:
                 found = obstore.list_with_delimiter(store, prefix=key)
             files = [(meta["path"].rpartition("/")[2], meta["size"]) for meta in found["objects"] if meta["path"] != key]
             folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
-        return [Entry(f"{place}/{name}", size) for name, size in sorted(files)], [
-            f"{place}/{name}" for name in sorted(folders)
-        ]
+        named = [Entry(f"{place}/{name}", size) for name, size in sorted(files)]
+        return named, [f"{place}/{name}" for name in sorted(folders)]
 
     def list(self, uri: str) -> list[str]:
         """Logical URIs of all objects below `uri`, in the order of their names."""

@@ -4,7 +4,9 @@ import ctypes
 import mmap
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,8 +77,16 @@ def test_each_process_tells_of_the_rows_that_the_library_deals_it(together: int)
         assert [row for step in told for row in step] == [row for some in dealt for row in some]
 
 
-def test_what_was_told_is_read_and_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.arrow"
+@pytest.fixture
+def file_on_a_disk(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Beside the repository: many systems keep what lies in /tmp in memory."""
+    assert pytestconfig.cache is not None
+    with TemporaryDirectory(dir=pytestconfig.cache.mkdir("read-ahead")) as folder:
+        yield Path(folder) / "tokens.arrow"
+
+
+def test_what_was_told_is_read_and_nothing_else(file_on_a_disk: Path) -> None:
+    file = file_on_a_disk
     size, records = 100_000, 200
     tokens = np.arange(size, dtype=np.int32)
     batch = pa.record_batch(
