@@ -17,6 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.assignment import SPLITS
 from recipes.parameters import PrepareParameters
+from recipes.partitions import HELD_BYTES
 from recipes.preparation import fitting
 from recipes.preparation.delivery import TOGETHER, Delivery, deliver
 from recipes.preparation.encoding import TOKENIZER_FOLDER
@@ -48,6 +49,7 @@ def prepare(
     range_bytes: int = RANGE_BYTES,
     part_bytes: int = PART_BYTES,
     fan: int = FAN,
+    held_bytes: int = HELD_BYTES,
 ) -> Result | None:
     """Prepare. Input: `dataset`. Outputs: `dataset`, all records; `train`, `validation`, `test`; `rejected`; `features`.
 
@@ -75,7 +77,9 @@ def prepare(
         return None
     source = Source(store, job.inputs["dataset"], cache)
     ranges = cut(source.files.values(), range_bytes)
-    plan = Plan(work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes, fan=fan)
+    plan = Plan(
+        work=work / name, ranges=ranges, parameters=parameters, part_bytes=part_bytes, fan=fan, held_bytes=held_bytes
+    )
     if parameters.tokenize is not None:
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
             list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))

@@ -7,20 +7,20 @@ it is read twice, some lines at a time, from where it lies.
 
 import hashlib
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from recipes.assignment import SPLITS, assign, draw, leaks, named, refuse_no_groups, split_named
+from recipes.assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
+from recipes.keyed_lines import hash_of
 from recipes.layouts import laid_out, question
 from recipes.parameters import SplitParameters
+from recipes.partitions import Column, Reader, Rows, Scratch
 from recipes.preparation.source import Source
 from recipes.records import normalize
 from recipes.runner import main, say
@@ -30,43 +30,65 @@ from recipes.store import Store
 
 PIECE = 1 << 20
 Files: TypeAlias = dict[str, list[FileRecord]]
+Asked: TypeAlias = tuple[int, int, bool, int]
+
+
+ASKED = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
+AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Divided:
     """Of each record, in their order, the place of its split in `SPLITS`; and how many held-out ones leaked."""
 
-    split: NDArray[np.int8]
+    splits: Column
     leaked: int
 
 
-def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Divided:
+def split(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters, scratch: Scratch) -> Divided:
     """The same rows and parameters give the same splits everywhere. Rows are seen once, and not kept.
 
     Raises:
         BadConfiguration: a split would be empty, or a record has no layout or names no split.
     """
-    draws, splits, groups = array("Q"), array("b"), array("q")
-    codes: dict[str, int] = {}
-    is_grouped = False
+    with scratch.partitions("asked", ASKED, 0) as all_asked:
+        total, is_grouped, counts = 0, False, np.zeros(len(SPLITS), np.int64)
+        for asked in batched(asked_by(rows, parameters)):
+            all_asked.add(np.zeros(len(asked)), asked)
+            total += len(asked)
+            is_grouped = is_grouped or bool(asked["is_grouped"].any())
+            counts += np.bincount(asked["split"], minlength=len(SPLITS))
+        if not parameters.column:
+            refuse_no_groups(is_grouped, parameters)
+            drawn = ((asked["draw"], asked["group"]) for asked in all_asked.pieces(0))
+            return Divided(assign(drawn, total, parameters, scratch), 0)
+        named(counts.tolist(), parameters.column)
+        leaked = leaks(((asked["draw"], asked["split"]) for asked in all_asked.pieces(0)), total, scratch)
+        splits, before = scratch.column("split", np.int8, total, TRAIN), 0
+        for asked in all_asked.pieces(0):
+            splits.put(before + np.arange(len(asked), dtype=np.uint64), asked["split"])
+            before += len(asked)
+        return Divided(splits, leaked)
+
+
+def asked_by(rows: Iterable[Mapping[str, Any]], parameters: SplitParameters) -> Iterator[Asked]:
+    """Of each row what `ASKED` has of it."""
     for line, (row, layout) in enumerate(laid_out(rows), start=1):
-        draws.append(draw(normalize(question(row, layout)), parameters.seed))
+        place, group = TRAIN, None
         if parameters.column:
             if (name := split_named(row.get(parameters.column))) is None:
                 raise BadConfiguration(f"line {line}: '{parameters.column}' must be one of {', '.join(SPLITS)}")
-            splits.append(SPLITS.index(name))
+            place = SPLITS.index(name)
         elif parameters.group_by:
-            value = row.get(parameters.group_by, "")
-            is_grouped = is_grouped or value not in ("", None)
-            groups.append(codes.setdefault(str(value), len(codes)))
-    drawn = np.frombuffer(draws, np.uint64)
-    if parameters.column:
-        chosen = named(np.frombuffer(splits, np.int8), parameters.column)
-    else:
-        refuse_no_groups(codes if is_grouped else [""], parameters)
-        group = np.frombuffer(groups, np.int64) if parameters.group_by else np.zeros(len(drawn), np.int64)
-        chosen = assign(drawn, group, parameters)
-    return Divided(chosen, leaks(drawn, chosen))
+            group = row.get(parameters.group_by, "")
+        drawn = draw(normalize(question(row, layout)), parameters.seed)
+        # Records without a value are a group too; only if all are is the column one that nobody has.
+        yield drawn, hash_of(str(group)), group not in ("", None), place
+
+
+def batched(asked: Iterator[Asked]) -> Iterator[Rows]:
+    while batch := list(islice(asked, AT_ONCE)):
+        yield np.array(batch, ASKED)
 
 
 def runs(source: Source, path: str) -> Iterator[list[bytes]]:
@@ -90,24 +112,23 @@ class Part:
         self.digest.update(data)
 
 
-def parts_of(source: Source, path: str, chosen: NDArray[np.int8], before: int) -> dict[str, Part]:
-    """What each split has of a file, behind the `before` records of the files before it."""
+def parts_of(source: Source, path: str, chosen: Reader) -> dict[str, Part]:
+    """What each split has of a file, whose records are the next of which `chosen` tells the splits."""
     parts = {name: Part() for name in SPLITS}
     for lines in runs(source, path):
-        splits = chosen[before : before + len(lines)]
-        before += len(lines)
+        splits = chosen.take(len(lines))
         for place, part in enumerate(parts.values()):
             part.add(lines, splits == place)
     return parts
 
 
-def selected(store: Store, version: Artifact, source: Source, split: NDArray[np.int8], places: Mapping[str, str]) -> Files:
+def selected(store: Store, version: Artifact, source: Source, chosen: Reader, places: Mapping[str, str]) -> Files:
     """The files of each split, whose bitmaps are stored: one for each file of the version that has a record in the split."""
     found: Files = {name: [] for name in SPLITS}
     before = 0
     for number, path in enumerate(source.files):
         records = 0
-        for name, part in parts_of(source, path, split, before).items():
+        for name, part in parts_of(source, path, chosen).items():
             marks = np.concatenate([np.zeros(0, np.bool_), *part.marks])
             records, count, bitmap = len(marks), int(marks.sum()), bitmap_of(marks)
             if count:
@@ -134,10 +155,13 @@ def divide(job: Job, store: Store, work: Path) -> Result:
     version = job.inputs["dataset"]
     source = Source(store, version, Path(job.cache_dir))
     rows = (json.loads(line) for path in source.files for lines in runs(source, path) for line in lines)
-    divided = split(rows, parameters)
+    divided = split(rows, parameters, Scratch(work / "scratch"))
     places = {name: job.outputs[name].rstrip("/") for name in SPLITS}
-    artifacts, counts = {}, dict(zip(SPLITS, np.bincount(divided.split, minlength=len(SPLITS)).tolist(), strict=True))
-    for name, found in selected(store, version, source, divided.split, places).items():
+    with divided.splits:
+        files = selected(store, version, source, divided.splits.reader(), places)
+    artifacts, counts = {}, {}
+    for name, found in files.items():
+        counts[name] = sum(file.selection.chosen for file in found if file.selection is not None)
         facts: dict[str, JsonValue] = {
             "split": name,
             "num_records": counts[name],

@@ -1,41 +1,39 @@
 """Equal records: of each, the first in the order of the input stays."""
 
-from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recipes.preparation.tables import open_table
+from recipes.partitions import Places, Scratch, rows_of
 
-AT_ONCE = 8_000_000
-"""Digests that are sorted at a time, which takes 64 bytes for each; more are sorted in shares, by their last byte."""
+DIGESTED = np.dtype([("first", "<u8"), ("second", "<u8"), ("place", "<u8")])
 
-
-def duplicates(files: Sequence[Path], at_once: int = AT_ONCE) -> list[NDArray[np.bool_]]:
-    """Of each range's table with the column `digest`, in order: which records were there before.
-
-    Holds 17 bytes a record in memory, and a share of them while it is sorted.
-    """
-    if not files:
-        return []
-    digests = [halves(open_table(file).column("digest")) for file in files]
-    starts = np.cumsum([0, *(len(part) for part in digests)])
-    found = np.zeros(int(starts[-1]), dtype=bool)
-    shares = int(starts[-1] // at_once + 1)
-    for share in range(shares):
-        chosen = [np.flatnonzero((part[:, 0] & np.uint64(0xFF)) % np.uint64(shares) == share) for part in digests]
-        keys = np.concatenate([part[rows] for part, rows in zip(digests, chosen, strict=True)])
-        places = np.concatenate([rows + start for rows, start in zip(chosen, starts, strict=False)])
-        order = np.lexsort((places, keys[:, 1], keys[:, 0]))
-        again = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)
-        found[places[order[1:][again]]] = True
-    return [found[begin:end] for begin, end in pairwise(starts)]
+Digests = NDArray[np.uint64]
+"""16 bytes of each record as two numbers, shape [records, 2]."""
 
 
-def halves(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+def duplicates(digests: Iterable[Digests], total: int, scratch: Scratch) -> Iterator[Places]:
+    """Which of `total` records were there before, some at a time; the digests come in the order of the input."""
+    with scratch.partitions("digests", DIGESTED, total) as partitions:
+        before = 0
+        for part in digests:
+            places = before + np.arange(len(part))
+            partitions.add(partitions.of_hashes(part[:, 0]), rows_of(DIGESTED, part[:, 0], part[:, 1], places))
+            before += len(part)
+        for number in range(partitions.count):
+            firsts = np.zeros(0, DIGESTED)
+            for rows in partitions.pieces(number):
+                rows = np.concatenate([firsts, rows])
+                rows = rows[np.lexsort((rows["place"], rows["second"], rows["first"]))]
+                again = (rows["first"][1:] == rows["first"][:-1]) & (rows["second"][1:] == rows["second"][:-1])
+                again = np.concatenate([np.zeros(min(len(rows), 1), np.bool_), again])
+                yield rows["place"][again]
+                firsts = rows[~again]
+
+
+def halves(column: pa.ChunkedArray) -> Digests:
     """16-byte values as numbers of shape [records, 2]."""
     parts = [
         np.frombuffer(chunk.buffers()[1], dtype="<u8").reshape(-1, 2)[chunk.offset : chunk.offset + len(chunk)]

@@ -37,8 +37,9 @@ from recipes.features import (
 from recipes.fingerprint import canonical_line, fingerprints
 from recipes.parameters import FeatureParameters
 from recipes.preparation import encoding
+from recipes.preparation.deciding import DECIDED
 from recipes.preparation.moments import Moments
-from recipes.preparation.ordering import COMPUTED, DECIDED
+from recipes.preparation.ordering import COMPUTED
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.reading import cleaning_of
 from recipes.preparation.tables import open_table, write_table

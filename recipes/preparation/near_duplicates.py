@@ -4,8 +4,7 @@ Of records in one bucket of a band all but the first are held against it, so tha
 many when its estimated similarity to that one is at least the threshold.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,16 @@ from numpy.typing import NDArray
 from rensa import RMinHash
 
 from recipes.parameters import NearDuplicates
+from recipes.partitions import Partitions, Places, Rows, Scratch, rows_of
 from recipes.records import normalize
 
 RUN = 3
 """Words of one shingle."""
 
-CHUNK = 1 << 16
+CHUNK = 1 << 14
+"""Signatures that are compared at a time."""
+BANDED = np.dtype([("key", "<u8"), ("band", "<u2"), ("place", "<u8")])
+PAIR = np.dtype([("head", "<u8"), ("later", "<u8")])
 
 
 def shingles(text: str) -> list[str]:
@@ -58,32 +61,79 @@ def bands_of(parameters: NearDuplicates) -> tuple[int, int]:
 
 
 def near_duplicates(
-    files: Sequence[Path], kept: Sequence[NDArray[np.bool_]], parameters: NearDuplicates
-) -> list[NDArray[np.bool_]]:
-    """Which records are nearly equal to an earlier one; of those in `kept` alone, in the order of the ranges.
+    files: Sequence[Path], kept: Iterable[NDArray[np.bool_]], total: int, parameters: NearDuplicates, scratch: Scratch
+) -> Iterator[Places]:
+    """Which of `total` records are nearly equal to an earlier one, some at a time, and some of them more than once.
 
-    Holds 16 bytes a record in memory, one band after the other; the signatures stay in their files.
+    Args:
+        files: the signatures of each range's records, in the order of the input.
+        kept: of each range, which records are looked at: of equal ones, the first.
     """
-    if not files:
-        return []
-    parts = [np.load(file, mmap_mode="r") for file in files]
-    bands, rows = bands_of(parameters)
-    starts = np.cumsum([0, *(len(part) for part in parts)])
-    alive = np.concatenate([*kept, np.zeros(0, dtype=bool)])
-    doubled = np.zeros(len(alive), dtype=bool)
-    for band in range(bands):
-        keys = np.concatenate([band_keys(part, band * rows, rows) for part in parts])
-        members = np.flatnonzero(alive)
-        order = members[np.argsort(keys[members], kind="stable")]
-        is_first = np.ones(len(order), dtype=bool)
-        is_first[1:] = keys[order[1:]] != keys[order[:-1]]
-        heads = order[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
-        later, heads = order[~is_first], heads[~is_first]
-        for start in range(0, len(later), CHUNK):
-            pair = slice(start, start + CHUNK)
-            same = (gather(parts, starts, later[pair]) == gather(parts, starts, heads[pair])).mean(axis=1)
-            doubled[later[pair][same >= parameters.threshold]] = True
-    return [doubled[begin:end] for begin, end in pairwise(starts)]
+    bands, width = bands_of(parameters)
+    with scratch.partitions("banded", BANDED, total * bands) as banded, scratch.partitions("pairs", PAIR, total) as pairs:
+        starts = [0]
+        for file, marks in zip(files, kept, strict=True):
+            signatures = np.load(file)[marks]
+            places = starts[-1] + np.flatnonzero(marks)
+            for band in range(bands):
+                keys = band_keys(signatures, band * width, width)
+                banded.add(banded.of_hashes(keys), rows_of(BANDED, keys, np.full(len(keys), band), places))
+            starts.append(starts[-1] + len(marks))
+        for number in range(banded.count):
+            for found in pairs_in(banded.pieces(number)):
+                pairs.add(found["head"] * pairs.count // max(total, 1), found)
+        yield from near(files, np.array(starts), pairs, total, parameters, scratch)
+
+
+def pairs_in(pieces: Iterable[Rows]) -> Iterator[Rows]:
+    """Of the records in one bucket of a band each with the first of them."""
+    firsts = np.zeros(0, BANDED)
+    for rows in pieces:
+        rows = np.concatenate([firsts, rows])
+        rows = rows[np.lexsort((rows["place"], rows["band"], rows["key"]))]
+        is_first = np.ones(len(rows), np.bool_)
+        is_first[1:] = (rows["key"][1:] != rows["key"][:-1]) | (rows["band"][1:] != rows["band"][:-1])
+        firsts = rows[is_first]
+        heads = np.repeat(firsts["place"], np.diff(np.flatnonzero(is_first), append=len(rows)))
+        yield rows_of(PAIR, heads[~is_first], rows["place"][~is_first])
+
+
+def near(
+    files: Sequence[Path],
+    starts: NDArray[np.int64],
+    pairs: Partitions,
+    total: int,
+    parameters: NearDuplicates,
+    scratch: Scratch,
+) -> Iterator[Places]:
+    """The later ones of the pairs that are nearly equal. No signature is read but beside others of its file: the head's is
+    taken to where the later one's lies."""
+    signed = np.dtype([("later", "<u8"), ("signature", "<u4", (parameters.permutations,))])
+    with scratch.partitions("signed", signed, total) as with_head:
+        for number in range(pairs.count):
+            for rows in pairs.pieces(number):
+                rows = np.unique(rows)  # a pair is in many bands
+                for chosen, signatures in signatures_of(files, starts, rows["head"]):
+                    later = rows["later"][chosen]
+                    with_head.add(later * with_head.count // max(total, 1), rows_of(signed, later, signatures))
+        for number in range(with_head.count):
+            for rows in with_head.pieces(number):
+                rows = rows[np.argsort(rows["later"], kind="stable")]
+                for chosen, signatures in signatures_of(files, starts, rows["later"]):
+                    same = (rows["signature"][chosen] == signatures).mean(axis=1)
+                    yield rows["later"][chosen][same >= parameters.threshold]
+
+
+def signatures_of(
+    files: Sequence[Path], starts: NDArray[np.int64], places: Places
+) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
+    """The signatures of records that are in order, file by file: which of the records, and theirs."""
+    borders = np.searchsorted(places, starts)
+    for number in np.flatnonzero(np.diff(borders)).tolist():
+        signatures = np.load(files[number], mmap_mode="r")
+        for begin in range(borders[number], borders[number + 1], CHUNK):
+            chosen = slice(begin, min(begin + CHUNK, borders[number + 1]))
+            yield chosen, signatures[places[chosen] - np.uint64(starts[number])]
 
 
 def band_keys(signatures: NDArray[np.uint32], start: int, rows: int) -> NDArray[np.uint64]:
@@ -93,13 +143,3 @@ def band_keys(signatures: NDArray[np.uint32], start: int, rows: int) -> NDArray[
         keys = (keys ^ signatures[:, column]) * np.uint64(0x9E3779B97F4A7C15)
         keys ^= keys >> np.uint64(29)
     return keys
-
-
-def gather(parts: Sequence[NDArray[np.uint32]], starts: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Signatures by their number over all ranges."""
-    owner = np.searchsorted(starts, wanted, side="right") - 1
-    found = np.empty((len(wanted), parts[0].shape[1]), dtype=np.uint32)
-    for part in np.unique(owner):
-        mine = owner == part
-        found[mine] = parts[part][wanted[mine] - starts[part]]
-    return found

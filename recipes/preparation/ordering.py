@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from recipes.assignment import SPLITS
 from recipes.preparation import encoding
+from recipes.preparation.deciding import DECIDED
 from recipes.preparation.duplicates import halves
 from recipes.preparation.hashing import mixed
 from recipes.preparation.plan import Plan, written
@@ -24,7 +25,6 @@ from recipes.preparation.tables import open_table, write_table
 from recipes.preparation.tokens import TOKEN_FIELDS
 
 PARTS = "parts"
-DECIDED = "decided"
 COMPUTED = "computed"
 """Where features were asked for: the encoded records with them."""
 KNOWN_BY = "known_by"

@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from recipes.assignment import SPLITS, assign, leaks, named, refuse_no_groups
+from recipes.assignment import SPLITS
 from recipes.preparation import encoding, fitting, reading
-from recipes.preparation.deciding import Decisions, oversample
+from recipes.preparation.deciding import DECIDED, Decided, decide
 from recipes.preparation.delivery import delivered
-from recipes.preparation.draws import together
-from recipes.preparation.duplicates import duplicates
+from recipes.preparation.duplicates import duplicates, halves
 from recipes.preparation.encoding import DISTINCT, encode, encode_facts
 from recipes.preparation.near_duplicates import near_duplicates
-from recipes.preparation.ordering import DECIDED, Parts, gather, scatter
+from recipes.preparation.ordering import Parts, gather, scatter
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
 from recipes.preparation.reading import TOLD, is_read, read, read_facts, told
@@ -37,7 +34,7 @@ from recipes.preparation.rejects import Reject, write_rejects
 from recipes.preparation.shuffle import Bucket, Shuffle
 from recipes.preparation.source import Source
 from recipes.preparation.spreading import exchange, is_spread, spread
-from recipes.preparation.tables import open_table
+from recipes.preparation.tables import save_array
 from recipes.preparation.workers import Unit, Workers
 from recipes.runner import say
 from recipes.schema import BadConfiguration
@@ -170,30 +167,41 @@ def ready_buckets(
 
 
 def decide_all(plan: Plan) -> Prepared:
-    """Everything that depends on all records, and what is told of it."""
+    """Everything that depends on all records, and what is told of it.
+
+    Raises:
+        BadConfiguration: no record is left, or as `decide`.
+    """
     rejected = write_rejects(plan.work / REJECTED, plan, all_rejects(plan))
-    decisions = decide(plan, rejected)
+    ranges = range(len(plan.ranges))
+    lengths = [told(plan, encoding.STAGE, index).num_rows for index in ranges]
+    if not any(lengths):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
+        raise BadConfiguration(f"no record is left: {reasons}")
+    decided = decide(plan, lengths)
+    masked, filled, retyped = Counter[str](), Counter[str](), set[str]()
+    lines = truncated = size = 0
+    for index in ranges:  # one after the other: each has its rejects, of which there may be as many as records
+        facts, encoded = read_facts(plan, index), encode_facts(plan, index)
+        masked.update(facts.masked)
+        filled.update(facts.filled)
+        retyped.update(facts.retyped)
+        lines += facts.lines
+        truncated += encoded.truncated
+        size += encoded.size
     with written(plan.work / PARTS_FILE) as part:
-        part.write_text(json.dumps(parts_of(plan, decisions)))
-    facts = [read_facts(plan, index) for index in range(len(plan.ranges))]
+        part.write_text(json.dumps(parts_of(decided, size, plan.part_bytes)))
     return Prepared(
-        records={
-            name: int(decisions.copies[decisions.split == place].sum(dtype=np.int64)) for place, name in enumerate(SPLITS)
-        },
+        records=dict(zip(SPLITS, decided.records, strict=True)),
         rejected=dict(sorted(rejected.items())),
-        masked=total(fact.masked for fact in facts),
-        oversampled=dict(decisions.oversampled),
-        leaked=decisions.leaked,
-        truncated=sum(encode_facts(plan, index).truncated for index in range(len(plan.ranges))),
-        retyped=tuple(sorted({column for fact in facts for column in fact.retyped})),
-        filled=total(fact.filled for fact in facts),
-        lines=sum(fact.lines for fact in facts),
+        masked=dict(sorted(masked.items())),
+        oversampled=decided.oversampled,
+        leaked=decided.leaked,
+        truncated=truncated,
+        retyped=tuple(sorted(retyped)),
+        filled=dict(sorted(filled.items())),
+        lines=lines,
     )
-
-
-def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The counts of all ranges together, in one order."""
-    return dict(sorted(sum(map(Counter, counts), Counter()).items()))
 
 
 def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ...]], of: str = "ranges") -> None:
@@ -207,24 +215,21 @@ def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ..
 
 def find_duplicates(plan: Plan) -> None:
     """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
-    tables = [plan.place(reading.STAGE, index, TOLD) for index in range(len(plan.ranges))]
-    wanted = plan.parameters.filter
-    gone = [np.zeros(open_table(table).num_rows, dtype=np.int8) for table in tables]
-    if wanted.dedup:
-        for marks, again in zip(gone, duplicates(tables), strict=True):
-            marks[again] = DUPLICATE
-    if wanted.near_dedup is not None:
-        files = [plan.place(reading.STAGE, index, "npy") for index in range(len(plan.ranges))]
-        near = near_duplicates(files, [marks == 0 for marks in gone], wanted.near_dedup)
-        for marks, again in zip(gone, near, strict=True):
-            marks[again] = NEAR_DUPLICATE
-    for index, marks in enumerate(gone):
-        save(plan, DISTINCT, index, marks)
-
-
-def save(plan: Plan, stage: str, index: int, array: NDArray[Any]) -> None:
-    with written(plan.place(stage, index, "npy")) as part, part.open("wb") as file:
-        np.save(file, array)
+    ranges, wanted, scratch = range(len(plan.ranges)), plan.parameters.filter, plan.scratch
+    lengths = [told(plan, reading.STAGE, index).num_rows for index in ranges]
+    total = sum(lengths)
+    with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as close:
+        if wanted.dedup:
+            digests = (halves(told(plan, reading.STAGE, index).column("digest")) for index in ranges)
+            for places in duplicates(digests, total, scratch):
+                equal.put(places, DUPLICATE)
+        if wanted.near_dedup is not None:
+            signatures = [plan.place(reading.STAGE, index, "npy") for index in ranges]
+            kept = (marks == 0 for marks in equal.runs(lengths))
+            for places in near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
+                close.put(places, NEAR_DUPLICATE)
+        for index, marks in enumerate(zip(equal.runs(lengths), close.runs(lengths), strict=True)):
+            save_array(plan.place(DISTINCT, index, "npy"), np.maximum(*marks))
 
 
 def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
@@ -238,48 +243,7 @@ def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:
         yield facts.lines, [*facts.rejects, *again, *encode_facts(plan, index).rejects]
 
 
-def decide(plan: Plan, rejected: Counter[str]) -> Decisions:
-    """Split and copies of every record; left for each range beside its records.
-
-    Raises:
-        BadConfiguration: no record is left, none is in a group, or a split would be empty.
-    """
-    wanted = plan.parameters
-    tables = [told(plan, encoding.STAGE, index) for index in range(len(plan.ranges))]
-    table = pa.concat_tables(tables) if tables else None
-    if table is None or not table.num_rows:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
-        raise BadConfiguration(f"no record is left: {reasons}")
-    draw = together(table.column("draw").to_numpy(), table.column("masked").to_numpy())
-    if wanted.split.column:
-        split = named(table.column("split").to_numpy(), wanted.split.column)
-    else:
-        group, groups = codes(table.column("group"))
-        refuse_no_groups(groups, wanted.split)
-        split = assign(draw, group, wanted.split)
-    copies = np.ones(len(split), dtype=np.int32)
-    added: dict[str, int] = {}
-    if wanted.augment.oversample_minority:
-        classes, names = codes(table.column("class"))
-        copies, added = oversample(split, classes, names, draw, wanted.augment.shuffle_seed or 0)
-    decisions = Decisions(split=split, copies=copies, leaked=leaks(draw, split), oversampled=added)
-    start = 0
-    for index, part in enumerate(tables):
-        rows = slice(start, start + part.num_rows)
-        save(plan, DECIDED, index, np.stack([split[rows], copies[rows]]))
-        start += part.num_rows
-    return decisions
-
-
-def codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """Texts as numbers, in the order of their first appearance; and the texts."""
-    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
-
-
-def parts_of(plan: Plan, decisions: Decisions) -> Parts:
-    """How many files each split gets: a matter of the data alone."""
-    total = sum(encode_facts(plan, index).size for index in range(len(plan.ranges)))
-    each = total / len(decisions.split)
-    sizes = [each * decisions.copies[decisions.split == place].sum(dtype=np.int64) for place in range(len(SPLITS))]
-    return tuple(max(1, ceil(size / plan.part_bytes)) for size in sizes)
+def parts_of(decided: Decided, size: int, part_bytes: int) -> Parts:
+    """How many files each split gets of records that have `size` bytes without copies: a matter of the data alone."""
+    each = size / decided.distinct
+    return tuple(max(1, ceil(each * count / part_bytes)) for count in decided.records)

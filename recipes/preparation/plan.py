@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.parameters import PrepareParameters
+from recipes.partitions import HELD_BYTES, Scratch
 from recipes.preparation.shuffle import FAN
 from recipes.schema import FileRecord
 
@@ -35,10 +36,16 @@ class Plan:
     parameters: PrepareParameters
     part_bytes: int = PART_BYTES
     fan: int = FAN
+    held_bytes: int = HELD_BYTES
 
     def place(self, stage: str, index: int, suffix: str) -> Path:
         """Where a unit of a stage leaves a file."""
         return self.work / stage / f"{index:05}.{suffix}"
+
+    @property
+    def scratch(self) -> Scratch:
+        """Where what is asked of all records together lies while it is found out."""
+        return Scratch(self.work / "scratch", self.held_bytes)
 
 
 def cut(files: Iterable[FileRecord], range_bytes: int = RANGE_BYTES) -> tuple[Range, ...]:

@@ -1,9 +1,12 @@
-"""Arrow files between the stages: written once, then read in place, without a copy of them in memory."""
+"""Files between the stages: written once, then read. Tables are read in place, without a copy of them in memory."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from recipes.preparation.plan import written
 
@@ -18,3 +21,9 @@ def write_table(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 def open_table(path: Path) -> pa.Table:
     """The table of an Arrow IPC file, which stays on the disk."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write an array; it appears whole or not at all."""
+    with written(path) as part, part.open("wb") as file:
+        np.save(file, array)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recipes.fingerprint import canonical_line
+from recipes.partitions import Scratch
 from recipes.preparation.near_duplicates import Signer, near_duplicates
 from recipes.preparation.personal_data import CARD_NUMBERS, mask, suspects
 from recipes.validation.blocks import Block
@@ -118,8 +119,11 @@ class Description:
         if not self._signatures:
             return 0
         kept = first_of_each(self._hashes)
-        found = near_duplicates(self._signatures, kept, self._measures.near_duplicates)
-        return int(sum(int(part.sum()) for part in found))
+        scratch, total = Scratch(self._scratch), sum(map(len, kept))
+        with scratch.column("near", np.int8, total, 0) as near:
+            for places in near_duplicates(self._signatures, kept, total, self._measures.near_duplicates, scratch):
+                near.put(places, 1)
+            return sum(int(marks.sum()) for marks in near.runs(map(len, kept)))
 
     def _see_slices(self, block: Block, characters: NDArray[Any]) -> None:
         wanted = self._measures.slices

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes import split as splitting
-from recipes.assignment import SPLITS, assign
+from recipes.assignment import SPLITS
 from recipes.parameters import SplitParameters
 from recipes.records import normalize, read_records
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
+from tests.recipes.divided import divided
 from tests.recipes.json_lines import write_json_lines
 from tests.recipes.limited_memory import run_within
 
@@ -40,7 +40,7 @@ def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
 
 def split(rows: list[dict[str, Any]], parameters: SplitParameters) -> dict[str, list[dict[str, Any]]]:
     """The rows of each split, in their order."""
-    places = splitting.split(rows, parameters).split
+    places, _ = divided(rows, parameters)
     return {
         name: [row for row, found in zip(rows, places, strict=True) if found == place] for place, name in enumerate(SPLITS)
     }
@@ -63,7 +63,7 @@ def test_every_record_is_in_one_split_and_no_question_is_in_two(rows: list[dict[
     questions = [{normalize(row["instruction"]) for row in splits[name]} for name in SPLITS]
     assert all(questions)
     assert sum(map(len, questions)) == len(set.union(*questions))
-    assert splitting.split(rows, parameters).leaked == 0
+    assert divided(rows, parameters)[1] == 0
 
 
 def test_capitals_and_punctuation_do_not_make_another_question() -> None:
@@ -78,9 +78,9 @@ def test_a_leak_would_be_counted() -> None:
     rows = [{**row, "part": "train"} for row in numbered(3)]
     held_out = ("QUESTION 1", "val"), ("Another?", "validation"), ("question 2!!", "test"), ("Question 2", "test")
     rows += [{"instruction": asked, "answer": "x", "part": part} for asked, part in held_out]
-    found = splitting.split(rows, SplitParameters(column="part"))
-    assert found.leaked == 3
-    assert [SPLITS[place] for place in found.split] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
+    places, leaked = divided(rows, SplitParameters(column="part"))
+    assert leaked == 3
+    assert [SPLITS[place] for place in places] == ["train"] * 3 + ["validation"] * 2 + ["test"] * 2
 
 
 def test_the_same_rows_and_seed_give_the_same_splits_and_another_seed_gives_others() -> None:
@@ -104,18 +104,6 @@ def test_what_an_older_version_trained_on_is_never_tested_with(group_by: str | N
         splits = split(rows[:count], parameters)
         assert not trained & {row["instruction"] for row in splits["test"]}
         trained |= {row["instruction"] for row in splits["train"]}
-
-
-@pytest.mark.parametrize("groups", [1, 7])
-def test_neither_is_it_by_a_preparation(groups: int) -> None:
-    parameters = SplitParameters(group_by="fact" if groups > 1 else None)
-    draw = np.random.default_rng(1).integers(0, 1 << 63, 800).astype(np.uint64)
-    group = np.arange(800) % groups
-    trained = np.zeros(800, dtype=bool)
-    for count in (400, 404, 440, 600, 800):
-        places = assign(draw[:count], group[:count], parameters)
-        assert not trained[:count][places == SPLITS.index("test")].any()
-        trained[:count] |= places == SPLITS.index("train")
 
 
 def test_groups_are_spread_over_the_splits() -> None:

@@ -3,18 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recipes.assignment import SPLITS
 from recipes.parameters import SplitParameters
-from recipes.preparation.draws import draws, together
-from recipes.split import split
+from recipes.preparation.draws import draws
+from tests.recipes.divided import divided
 from tests.recipes.preparation.place import Place
 
-SMALL = {"range_bytes": 2_000, "part_bytes": 3_000}
+SMALL = {"range_bytes": 2_000, "part_bytes": 3_000, "held_bytes": 500}
 
 
 def asked(count: int, question: str) -> list[dict[str, Any]]:
@@ -30,7 +27,7 @@ def splits_of(place: Place, **parameters: Any) -> dict[int, str]:
 
 def before(rows: list[dict[str, Any]]) -> dict[int, str]:
     """The same of the version that it is prepared of."""
-    places = split(rows, SplitParameters()).split
+    places, _ = divided(rows, SplitParameters())
     return {row["id"]: SPLITS[place] for row, place in zip(rows, places, strict=True)}
 
 
@@ -68,24 +65,6 @@ def test_two_that_were_one_question_stay_together_though_only_one_was_masked(tmp
     masked = sum("[REDACTED]" in row["instruction"] for row in place.rows(place.prepare({})))
     assert masked == 50
     assert found == before(rows)
-
-
-pairs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=30)
-
-
-@given(pairs, st.randoms())
-def test_records_are_joined_by_either_draw_however_many_lie_between_them(found: list[tuple[int, int]], order: Any) -> None:
-    draw, masked = (np.array([pair[side] for pair in found], dtype=np.uint64) for side in (0, 1))
-    joined = together(draw, masked)
-    for pair, number in zip(found, joined.tolist(), strict=True):
-        cluster, before = {pair}, set[tuple[int, int]]()
-        while cluster != before:
-            before = cluster
-            cluster = {(one, two) for one, two in found if any(one == near[0] or two == near[1] for near in before)}
-        assert number == min(first for first, _ in cluster)
-    shuffled = list(range(len(found)))
-    order.shuffle(shuffled)
-    assert together(draw[shuffled], masked[shuffled]).tolist() == joined[shuffled].tolist()
 
 
 def test_a_seed_draws_others() -> None:

@@ -24,11 +24,11 @@ from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
 from recipes.preparation import encoding
+from recipes.preparation.deciding import DECIDED
 from recipes.preparation.draws import draws
-from recipes.preparation.duplicates import duplicates
 from recipes.preparation.encoding import schema
 from recipes.preparation.near_duplicates import bands_of
-from recipes.preparation.ordering import DECIDED, PARTS, scatter
+from recipes.preparation.ordering import PARTS, scatter
 from recipes.preparation.pipeline import REJECTED, run
 from recipes.preparation.plan import Plan, Range, cut
 from recipes.preparation.pods import Pods
@@ -40,10 +40,10 @@ from recipes.preparation.workers import Workers
 from recipes.prepare import TABLES
 from recipes.records import normalize
 from recipes.schema import BadConfiguration, Result, canonical_json
-from recipes.split import split
 from recipes.store import Store
 from recipes.validate import validate
 from recipes.validation.findings import STATISTICS, Leaks, Statistics
+from tests.recipes.divided import divided
 from tests.recipes.limited_memory import run_within
 from tests.recipes.preparation.place import Place, questions, sha256
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
@@ -73,8 +73,8 @@ def mixed(count: int) -> list[dict[str, Any] | bytes]:
     return rows
 
 
-SMALL = {"range_bytes": 20_000, "part_bytes": 30_000, "fan": 2}
-"""Many ranges and parts, spread in some rounds, as an input of terabytes has."""
+SMALL = {"range_bytes": 20_000, "part_bytes": 30_000, "fan": 2, "held_bytes": 2_000}
+"""Many ranges and parts, spread in some rounds, and more records than memory holds, as an input of terabytes has."""
 
 EVERYTHING: dict[str, Any] = {
     "filter": {"language": "en", "min_length": 8, "near_dedup": {"threshold": 0.9}},
@@ -357,18 +357,6 @@ def test_bands_find_nearly_all_pairs_at_the_threshold(threshold: float) -> None:
     assert 1 - (1 - threshold**rows) ** bands >= 0.95
 
 
-def test_duplicates_in_shares_are_those_found_at_once(tmp_path: Path) -> None:
-    place = Place(tmp_path, mixed(400))
-    source = Source(place.store, place.dataset, tmp_path)
-    plan = Plan(tmp_path / "work", cut(source.files.values(), 20_000), PrepareParameters())
-    with Workers(1) as workers:
-        run(plan, source, workers, Pods())
-    files = sorted((plan.work / "read").glob("*.arrow"))
-    at_once, shared = duplicates(files), duplicates(files, at_once=50)
-    assert sum(marks.sum() for marks in at_once) > 10
-    assert all((one == other).all() for one, other in zip(at_once, shared, strict=True))
-
-
 def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None:
     place = Place(tmp_path, mixed(300))
     source = Source(place.store, place.dataset, tmp_path)
@@ -430,7 +418,7 @@ def test_a_question_has_the_same_place_in_the_order_of_both_ways_to_split(asked:
 
 def test_what_a_version_holds_out_a_version_prepared_of_it_holds_out_too(tmp_path: Path) -> None:
     rows = questions(200)
-    places = split(rows, SplitParameters()).split
+    places, _ = divided(rows, SplitParameters())
     held_out = [row for row, place in zip(rows, places, strict=True) if SPLITS[place] == "test"]
     place = Place(tmp_path, rows)
     found = place.rows(place.prepare({}), "test")

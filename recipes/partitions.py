@@ -1,0 +1,167 @@
+"""Rows that memory does not hold: they are put into partitions, and what belongs together is found a partition at a time.
+
+What an external sort or join begins with. Of 10 billion records in rows of 24 bytes these are 240 GB on the disk, in some
+3,600 partitions, and in memory as much as of ten million. What fits into memory never is on the disk.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+HELD_BYTES = 64 << 20
+"""Of rows that are collected before they go to the disk, and about of a partition: sorting one takes three times that."""
+
+Rows = NDArray[np.void]
+Places = NDArray[np.uint64]
+"""Numbers of records in the order of the input, from 0."""
+
+
+def rows_of(kind: np.dtype[Any], *columns: Any) -> Rows:
+    """Columns of one length, side by side."""
+    rows = np.empty(len(columns[0]), kind)
+    for name, column in zip(kind.names or (), columns, strict=True):
+        rows[name] = column
+    return rows
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where rows lie that memory does not hold, and how much of them it holds."""
+
+    folder: Path
+    held_bytes: int = HELD_BYTES
+
+    def partitions(self, name: str, kind: np.dtype[Any], rows: int) -> "Partitions":
+        """Partitions for so many rows, each of a size that fits into memory if they are spread evenly."""
+        return Partitions(self.folder / name, kind, rows * kind.itemsize // self.held_bytes + 1, self.held_bytes)
+
+    def column(self, name: str, kind: DTypeLike, places: int, otherwise: int) -> "Column":
+        return Column(self, name, np.dtype(kind), places, otherwise)
+
+
+class Partitions:
+    """Rows of one kind in `count` partitions, each in the order in which they came. All are put in before any is read.
+
+    As a context manager it leaves nothing on the disk.
+    """
+
+    def __init__(self, folder: Path, kind: np.dtype[Any], count: int, held_bytes: int) -> None:
+        self.count = count
+        self._folder, self._kind, self._held_bytes = folder, kind, held_bytes
+        self._held: list[tuple[NDArray[np.int32], Rows]] = []
+        self._bytes = 0
+        self._in_order: tuple[Rows, NDArray[np.int64]] | None = None
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def of_hashes(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The partition of each hash; lower hashes are in earlier ones."""
+        return ((hashes >> np.uint64(32)) * np.uint64(self.count) >> np.uint64(32)).astype(np.int64)
+
+    def add(self, numbers: NDArray[Any], rows: Rows) -> None:
+        """Put each row into the partition of its number."""
+        self._held.append((numbers.astype(np.int32), rows))
+        self._bytes += rows.nbytes
+        if self._bytes >= self._held_bytes:
+            self._write(*self._taken())
+
+    def pieces(self, number: int) -> Iterator[Rows]:
+        """The rows of a partition: all at once, unless it is far larger than the others, as where one hash is very often."""
+        rows, starts = self._finished()
+        if len(held := rows[starts[number] : starts[number + 1]]):
+            yield held
+        path = self._place(number)
+        if path.is_file():
+            most = max(1, 2 * self._held_bytes // self._kind.itemsize)
+            with path.open("rb") as file:
+                while len(rows := np.fromfile(file, self._kind, most)):
+                    yield rows
+
+    def _place(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _taken(self) -> tuple[Rows, NDArray[np.int64]]:
+        """What is held, in the order of the partitions, and where each of these begins."""
+        numbers = np.concatenate([np.zeros(0, np.int32), *(numbers for numbers, _ in self._held)])
+        rows = np.concatenate([np.zeros(0, self._kind), *(rows for _, rows in self._held)])
+        self._held, self._bytes = [], 0
+        order = np.argsort(numbers, kind="stable")
+        return rows[order], np.searchsorted(numbers[order], np.arange(self.count + 1))
+
+    def _write(self, rows: Rows, starts: NDArray[np.int64]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in np.flatnonzero(np.diff(starts)).tolist():
+            with self._place(number).open("ab") as file:
+                rows[starts[number] : starts[number + 1]].tofile(file)
+
+    def _finished(self) -> tuple[Rows, NDArray[np.int64]]:
+        """What is not on the disk: all, or nothing."""
+        if self._in_order is None:
+            self._in_order = self._taken()
+            if self._folder.is_dir():
+                self._write(*self._in_order)
+                self._in_order = np.zeros(0, self._kind), np.zeros(self.count + 1, np.int64)
+        return self._in_order
+
+
+class Column:
+    """One value for each place, put in in any order and read in theirs; where none was put it is `otherwise`."""
+
+    def __init__(self, scratch: Scratch, name: str, kind: np.dtype[Any], places: int, otherwise: int) -> None:
+        self._row = np.dtype([("place", "<u8"), ("value", kind)])
+        self._kind, self._places, self._otherwise = kind, places, otherwise
+        self._at_once = max(1, scratch.held_bytes // self._row.itemsize)
+        self._rows = Partitions(scratch.folder / name, self._row, places // self._at_once + 1, scratch.held_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._rows.__exit__(*exception)
+
+    def put(self, places: Places, values: Any) -> None:
+        """The same value for all places, or one for each."""
+        values = np.broadcast_to(np.asarray(values, self._kind), places.shape)
+        self._rows.add(places // np.uint64(self._at_once), rows_of(self._row, places, values))
+
+    def runs(self, lengths: Iterable[int]) -> Iterator[NDArray[Any]]:
+        """The values from the first place on, so many at a time."""
+        return map(self.reader().take, lengths)
+
+    def reader(self) -> "Reader":
+        return Reader(self._blocks())
+
+    def _blocks(self) -> Iterator[NDArray[Any]]:
+        for number in range(self._rows.count):
+            first = number * self._at_once
+            block = np.full(min(self._at_once, self._places - first), self._otherwise, self._kind)
+            for rows in self._rows.pieces(number):
+                block[rows["place"] - np.uint64(first)] = rows["value"]
+            yield block
+
+
+class Reader:
+    """Blocks of values, of which so many are taken at a time as are asked for."""
+
+    def __init__(self, blocks: Iterator[NDArray[Any]]) -> None:
+        self._blocks = blocks
+        self._block = next(blocks)
+
+    def take(self, length: int) -> NDArray[Any]:
+        taken = [self._block[:length]]
+        while (length := length - len(taken[-1])) > 0:
+            self._block = next(self._blocks)
+            taken.append(self._block[:length])
+        self._block = self._block[len(taken[-1]) :]
+        return np.concatenate(taken)
