@@ -4,15 +4,17 @@ It lies at the artifact's URI + `.index`, is published after it, and names it as
 `records.index` finds records by what they say. Where records were made of others, `origins.index` finds them by those.
 
 A segment ends at a record whose hash says so. So two versions that share most of their records share most of their
-segments, as they share the chunks of their files. Keys are hashes, and spread evenly: where one must stand is known within a
-few square roots of the segment's length, which takes the place of a table of fences.
+segments, as they share the chunks of their files. Where those are no chunks (`recipes.indexing`), a segment is a file:
+after `records.index` comes `records-00001.index`. The manifest names them in their order.
+
+Keys are hashes, and spread evenly: where one must stand is known within a few square roots of the segment's length, which
+takes the place of a table of fences.
 """
 
 import math
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -25,16 +27,14 @@ from recipes.schema import Artifact, FileRecord, Manifest
 from recipes.store import MANIFEST, Store
 from recipes.stored_object import StoredObject
 
-RECORDS, ORIGINS = "records.index", "origins.index"
+RECORDS, ORIGINS = "records", "origins"
 KIND = "index"
 ENTRY = np.dtype([("key", "<u8"), ("value", "<u8"), ("number", "<u4")])
 """`key` is a text's hash and `value` the record's; of an origin, `key` is the source record's and `value` the own text's."""
 AVERAGE, MIN, MAX = 1 << 15, 1 << 13, 1 << 17
-"""Entries of a segment; the last one may be smaller."""
+"""Entries of a segment that is a chunk; the last one may be smaller."""
 WITHIN = 4
 """Square roots of the length within which a key lies: eight standard deviations."""
-FEW = 16
-"""Keys that are looked for each at its place; for more, the whole segment is read."""
 
 Entries = NDArray[np.void]
 Hashes = NDArray[np.uint64]
@@ -42,6 +42,11 @@ Hashes = NDArray[np.uint64]
 
 def index_uri(artifact_uri: str) -> str:
     return f"{artifact_uri}.index"
+
+
+def file_name(of: str, number: int = 0) -> str:
+    """The name of file `number`, from 0, of `RECORDS` or `ORIGINS`."""
+    return f"{of}-{number:05}.index" if number else f"{of}.index"
 
 
 class Segments:
@@ -71,11 +76,11 @@ def hashes_in(collected: "array[int]") -> Hashes:
 
 
 def sorted_segment(keys: Hashes, values: Hashes) -> bytes:
-    """The entries of records 0, 1, ... in the order of their keys."""
+    """The entries of records 0, 1, ... in the order of their keys. Holds 64 bytes for each, those of the arguments too."""
+    order = np.argsort(keys, kind="stable")
     entries = np.empty(len(keys), ENTRY)
-    entries["key"], entries["value"] = keys, values
-    entries["number"] = np.arange(len(entries))
-    return entries[np.argsort(entries["key"], kind="stable")].tobytes()
+    entries["key"], entries["value"], entries["number"] = keys[order], values[order], order
+    return entries.tobytes()
 
 
 def index_manifest(artifact: Artifact, files: tuple[FileRecord, ...]) -> Manifest:
@@ -100,14 +105,21 @@ class Segment:
 
     def find(self, store: Store, keys: Collection[int]) -> list[Found]:
         """The entries of keys, numbered from 0. Of a few keys, little more than their entries is read."""
-        source = store.open(self.uri)
-        if len(keys) > FEW:
-            return self._among(self._read(source, 0, self.count), keys)
-        return [found for key in keys for found in self._among(self._around(source, key), [key])]
+        source = store.known(self.uri, self.count * ENTRY.itemsize)
+        if len(keys) * 2 * self._width < self.count:
+            return [found for key in keys for found in self._among(self._around(source, key), [key])]
+        # Not all at once: a segment may be long, and many are asked at the same time.
+        runs = (self._read(source, low, min(low + MAX, self.count)) for low in range(0, self.count, MAX))
+        return [found for run in runs for found in self._among(run, keys)]
+
+    @property
+    def _width(self) -> int:
+        """Entries before and behind the place where a key should lie, among which it does lie."""
+        return WITHIN * math.isqrt(self.count) + 1
 
     def _around(self, source: StoredObject, key: int) -> Entries:
         """All entries of a key, and some before and after them."""
-        width = WITHIN * math.isqrt(self.count) + 1
+        width = self._width
         guess = key * self.count >> 64
         low, high = max(0, guess - width), min(self.count, guess + width)
         while True:
@@ -131,7 +143,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """The segments of an artifact's index by file."""
+    """The segments of an artifact's index, in the order of its records."""
 
     records: tuple[Segment, ...]
     origins: tuple[Segment, ...]
@@ -146,8 +158,11 @@ def find_index(store: Store, artifact: Artifact) -> RecordIndex | None:
         return None
     if manifest.kind != KIND or manifest.inputs.get("records") != artifact.digest:
         return None
-    files = {file.path: tuple(segments_of(uri, file)) for file in manifest.files}
-    return RecordIndex(files[RECORDS], files.get(ORIGINS, ()))
+    records, origins = (
+        tuple(segment for file in manifest.files if file.path.startswith(of) for segment in segments_of(uri, file))
+        for of in (RECORDS, ORIGINS)
+    )
+    return RecordIndex(records, origins)
 
 
 def segments_of(uri: str, file: FileRecord) -> Iterator[Segment]:
@@ -162,24 +177,6 @@ def numbered(segments: Sequence[Segment], found: Mapping[Segment, Sequence[Found
     for segment in segments:
         yield from (replace(each, number=first + each.number) for each in found[segment])
         first += segment.count
-
-
-def publish_hashes(
-    store: Store, artifact: Artifact, texts: Hashes, hashes: Hashes, scratch: Path, origins: Hashes | None = None
-) -> None:
-    """Index the records of an artifact whose files are no chunks.
-
-    Args:
-        texts: the first part of the fingerprint of each record, in their order.
-        hashes: the second part.
-        scratch: a folder for the index's own files.
-        origins: the record hash of what each record was made of, where that is another record.
-    """
-    scratch.mkdir(parents=True, exist_ok=True)
-    scratch.joinpath(RECORDS).write_bytes(sorted_segment(texts, hashes))
-    if origins is not None:
-        scratch.joinpath(ORIGINS).write_bytes(sorted_segment(origins, texts))
-    store.publish(scratch, index_uri(artifact.uri), KIND, inputs={"records": artifact.digest})
 
 
 def fingerprint_of(line: bytes) -> Fingerprint:

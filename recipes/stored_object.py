@@ -17,7 +17,10 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One version of an object: as soon as another takes its place, reading it fails instead of mixing the two."""
+    """One version of an object: as soon as another takes its place, reading it fails instead of mixing the two.
+
+    Where `version` is empty it is whichever lies there, and only what one read gives is of one.
+    """
 
     uri: str
     size: int

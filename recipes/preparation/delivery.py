@@ -1,18 +1,17 @@
 """Finished parts on their way to where the version lies: each pod delivers its own, the first one writes the manifests."""
 
 import hashlib
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from pydantic import JsonValue
 
 from recipes.assignment import SPLITS
-from recipes.preparation.ordering import KNOWN_BY, PARTS, Parts, name_of
+from recipes.indexing import Pairs, publish_hashes
+from recipes.preparation.ordering import HASHES, KNOWN_BY, PARTS, Parts, name_of
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
-from recipes.record_index import publish_hashes
 from recipes.schema import Artifact, FileRecord, Job, Manifest
 from recipes.store import Store, sha256_of
 
@@ -46,6 +45,12 @@ def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> Non
             part.write_bytes(Manifest(kind="part", files=tuple(files)).to_bytes())
         pods.give(known_by(plan, parts, number))
         pods.give(delivered(plan, number))
+
+
+def columns(known: Sequence[Path], *names: str) -> Iterator[Pairs]:
+    """Some of the hashes that records are known by: those of one part after the other."""
+    wanted = [HASHES.index(name) for name in names]
+    return (np.load(part)[:, wanted] for part in known)
 
 
 def is_records(name: str) -> bool:
@@ -83,11 +88,8 @@ class Delivery:
         inputs = {"dataset": self._job.inputs["dataset"].digest}
         manifest = Manifest(kind=kind, files=tuple(self._files[role]), inputs=inputs, facts=facts)
         artifact = self._store.put_manifest(self._job.outputs[role], manifest)
-        hashes = np.concatenate([np.load(path) for path in self._known_by[role]])
-        sources, records, texts = (np.ascontiguousarray(column) for column in hashes.T)
-        scratch = self._plan.work / "index"
-        publish_hashes(self._store, artifact, texts, records, scratch, sources)
-        shutil.rmtree(scratch)
+        known = self._known_by[role]
+        publish_hashes(self._store, artifact, columns(known, "said", "own"), columns(known, "source", "said"))
         return artifact
 
     def content(self, beside: Iterable[FileRecord] = ()) -> str:

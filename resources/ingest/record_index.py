@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.fingerprint import fingerprint
-from recipes.record_index import RECORDS, Segments
+from recipes.record_index import RECORDS, Segments, file_name
 from recipes.schema import Chunk, FileRecord
 from resources.ingest.chunked import ChunkStore
 
@@ -28,7 +28,7 @@ class IndexFile:
         if segment := self._segments.finish():
             self._store(segment)
         size = sum(chunk.size for chunk in self._stored)
-        return FileRecord(path=RECORDS, sha256=self._digest.hexdigest(), size=size, chunks=tuple(self._stored))
+        return FileRecord(path=file_name(RECORDS), sha256=self._digest.hexdigest(), size=size, chunks=tuple(self._stored))
 
     def _store(self, segment: bytes) -> None:
         sha256 = hashlib.sha256(segment).hexdigest()

@@ -2,13 +2,16 @@
 
 import hashlib
 import random
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from recipes.record_index import AVERAGE, ENTRY, FEW, MAX, MIN, Found, Segment, Segments
+from recipes.record_index import AVERAGE, ENTRY, MAX, MIN, Found, Segment, Segments, sorted_segment
 from recipes.schema import StoreAddress
 from recipes.store import Store
+from tests.s3_server import VARIABLES, S3Server
 
 URI = "s3://hanzo-ml/datasets/d/1/records.index/records.index"
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -63,9 +66,33 @@ def test_a_key_with_very_many_entries_hides_no_other(store: Store, place: float)
 def test_many_keys_are_found_as_each_alone(store: Store) -> None:
     keys = draws(3000)
     segment = segment_of(store, keys)
-    wanted = keys[: FEW * 3]
+    wanted = keys[:48]
     together = sorted(segment.find(store, wanted), key=lambda found: found.number)
     assert together == [found for key in wanted for found in segment.find(store, [key])]
+
+
+def test_of_a_long_segment_no_more_than_a_part_is_held(store: Store) -> None:
+    """Sixteen are asked at once, and each that is a file may have eighty megabytes."""
+    count = MAX * 10 + 5
+    keys = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)
+    store.put_bytes(URI, sorted_segment(keys, keys))
+    wanted = [*range(0, count, 1000), count - 1]
+    tracemalloc.start()
+    found = Segment(URI, count).find(store, keys[wanted].tolist())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sorted(each.number for each in found) == wanted
+    assert all(each.key == each.value == keys[each.number] for each in found)
+    assert peak < count * ENTRY.itemsize / 2
+
+
+def test_a_key_takes_one_request(s3: S3Server) -> None:
+    store = Store(s3.address, VARIABLES)
+    keys = draws(3000)
+    segment = segment_of(store, keys)
+    s3.requests.clear()
+    assert segment.find(store, [keys[5]]) == [Found(keys[5], 6, 5)]
+    assert [(request.method, "range" in request.headers) for request in s3.requests] == [("GET", True)]
 
 
 def cut(records: list[int]) -> list[str]:

@@ -2,16 +2,18 @@
 
 import json
 import random
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from recipes import indexing
 from recipes.fingerprint import canonical_line
-from recipes.record_index import fingerprint_of, hashes_in, index_uri, publish_hashes
+from recipes.indexing import publish_hashes
+from recipes.record_index import find_index, fingerprint_of, index_uri
 from recipes.record_lines import record_lines
 from recipes.schema import Artifact, Job, Program, StoreAddress
 from recipes.split import divide
@@ -40,17 +42,14 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [{"instruction": f"What is number {n}?", "answer": f"It is {n}, naturally."} for n in range(first, first + count)]
 
 
-def publish_index(
-    store: Store, artifact: Artifact, lines: Iterable[bytes], scratch: Path, origins: Iterable[int] | None = None
-) -> None:
+def publish_index(store: Store, artifact: Artifact, lines: Iterable[bytes], origins: Sequence[int] | None = None) -> None:
     """Index the records of an artifact whose files are no chunks: `origins` has the record hash of what each was made of."""
     found = [fingerprint_of(line) for line in lines]
-    texts, hashes = (
-        hashes_in(array("Q", [each.text for each in found])),
-        hashes_in(array("Q", [each.record for each in found])),
-    )
-    made_of = None if origins is None else hashes_in(array("Q", origins))
-    publish_hashes(store, artifact, texts, hashes, scratch, made_of)
+    records = np.array([(each.text, each.record) for each in found], np.uint64)
+    made_of = None
+    if origins is not None:
+        made_of = [np.array([(origin, each.text) for origin, each in zip(origins, found, strict=True)], np.uint64)]
+    publish_hashes(store, artifact, [records], made_of)
 
 
 class World:
@@ -99,7 +98,7 @@ class World:
         inputs = {"dataset": source.artifact.digest}
         artifact = self.store.publish(folder, f"{place}records", "dataset", inputs=inputs, facts=facts)
         origins = [fingerprint_of(canonical_line(row)).record for row in of]
-        publish_index(self.store, artifact, lines, self.folder / f"{name}.index", origins)
+        publish_index(self.store, artifact, lines, origins)
         version = replace(source, id=new_id(), name=name, storage_path=place, artifact=artifact, content_sha256=name)
         with self.database.write() as connection:
             record(connection, artifact, self.store.manifest(artifact))
@@ -291,6 +290,23 @@ def test_a_raw_record_reaches_what_was_made_of_it_and_the_models_behind(world: W
     assert [node.name for node in world.trace(masked[3]).reached] == ["masked@1"]
 
 
+def test_an_index_of_many_segments_tells_the_same(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, masked = rows(30), rows(30, first=100)
+    shuffled = [*range(10, 30), *range(10), 3]
+    source = small.create(raw, "raw")
+    for name, length in (("one", 31), ("many", 4)):
+        monkeypatch.setattr(indexing, "LONGEST", length)
+        made = small.derive(source, [masked[n] for n in shuffled], [raw[n] for n in shuffled], name, place=name)
+        index = find_index(small.store, made.artifact)
+        assert index is not None and len(index.records) == len(index.origins) == -(-31 // length)
+    for place, number in enumerate(shuffled, start=1):
+        for row, how in ((raw[number], "made of it"), (masked[number], "the same record")):
+            one, many = (node(small.trace(row), f"{name}@1").facts | {"id": ""} for name in ("one", "many"))
+            assert one == many
+            assert one["how"] == [how]
+            assert one["numbers"] == ([24, 31] if number == 3 else [place])
+
+
 def test_a_model_that_goes_on_from_another_has_seen_what_that_one_saw(world: World) -> None:
     corpus, other = rows(30), rows(30, first=100)
     version, later = world.create(corpus), world.create(other, "later")
@@ -370,7 +386,7 @@ def test_a_split_that_is_a_copy_is_looked_up_in_its_own_index(small: World) -> N
     (folder / "train.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     inputs = {"dataset": version.artifact.digest}
     artifact = small.store.publish(folder, f"{version.storage_path}splits/old/train", "split", inputs=inputs)
-    publish_index(small.store, artifact, lines, small.folder / "copy.index")
+    publish_index(small.store, artifact, lines)
     with small.database.write() as connection:
         record(connection, artifact, small.store.manifest(artifact))
         Datasets(small.database).set_splits(connection, version, {"train": {"artifact": artifact.model_dump()}})
@@ -392,7 +408,7 @@ def test_a_split_whose_index_is_not_there_is_read_instead(world: World, left: st
         world.store.delete(index_uri(artifact.uri))
         if left != "no index":
             strange = artifact.model_copy(update={"digest": "0" * 64})
-            publish_index(world.store, strange, [b'{"text": "another"}'], world.folder / "strange" / artifact.digest)
+            publish_index(world.store, strange, [b'{"text": "another"}'])
     assert [world.trace(row) for row in corpus] == before
 
 
