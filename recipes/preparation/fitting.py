@@ -1,21 +1,20 @@
 """After every record has its split: what its features need to know of all others (specification row C5).
 
-fit (range) -> fit_all -> compute (range)
+fit (range) -> state_of -> merge (tables of ranges) -> fit_all -> compute (range)
 
-Each range says what it has of each category, number and key; the first pod puts that together, keys a share at a time, and
-leaves the files that the version is served by. With these the ranges compute their records' features as a server does.
+Each range says what it has of each category, number and key; the first pod puts that together and leaves the files that the
+version is served by.
 """
 
 import json
+import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from recipes import keyed_lines
 from recipes.assignment import TRAIN
@@ -26,7 +25,6 @@ from recipes.features import (
     STATE,
     FeatureState,
     Scale,
-    aggregates_of,
     apply,
     category_of,
     clean_for,
@@ -34,26 +32,21 @@ from recipes.features import (
     number_of,
     one_hot_name,
 )
-from recipes.fingerprint import canonical_line, fingerprints
+from recipes.fingerprint import canonical_line
 from recipes.parameters import FeatureParameters
 from recipes.preparation import encoding
 from recipes.preparation.deciding import DECIDED
+from recipes.preparation.merging import FIT, MERGED, Fitted, by_key, count_keys, last_tables, merge, write_keys
 from recipes.preparation.moments import Moments
-from recipes.preparation.ordering import COMPUTED
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.reading import cleaning_of
-from recipes.preparation.tables import open_table, write_table
+from recipes.preparation.tables import open_table
 from recipes.schema import BadConfiguration
 
-FIT = "fit"
 FOLDER = "features"
 """Of the work: the files that the version is served by."""
 MOST_CATEGORIES = 1000
-KEYS_AT_ONCE = 100_000
-"""Keys that are put together at a time, in about a kilobyte each."""
 BATCH = 1024
-KEYS = pa.schema([("hash", pa.uint64()), ("key", pa.string()), ("fitted", pa.large_binary())])
-"""What a range has of each key, in their order: the columns of its last record, and the moments of its numbers."""
 decode = msgspec.json.Decoder().decode
 
 
@@ -98,7 +91,7 @@ def fit(plan: Plan, index: int) -> None:
                 if (number := number_of(row.get(column), column)) is not None:
                     of_key[column].add(number)
     ordered = sorted((keyed_lines.hash_of(key), key) for key in keys)
-    write_table(table_file, KEYS, key_batches(ordered, keys))
+    write_keys(table_file, ((hashed, key, Fitted(*keys[key]).to_json()) for hashed, key in ordered))
     facts = {
         "moments": {column: found.to_json() for column, found in moments.items()},
         "categories": {column: sorted(found) for column, found in categories.items()},
@@ -107,45 +100,42 @@ def fit(plan: Plan, index: int) -> None:
         part.write_text(json.dumps(facts))
 
 
-def key_batches(
-    ordered: Sequence[tuple[int, str]], keys: Mapping[str, tuple[dict[str, Any], dict[str, Moments]]]
-) -> Iterator[pa.RecordBatch]:
-    for begin in range(0, len(ordered), BATCH):
-        chosen = ordered[begin : begin + BATCH]
-        fitted = []
-        for _, key in chosen:
-            last, of_key = keys[key]
-            fitted.append(json.dumps([last, {column: found.to_json() for column, found in of_key.items()}]).encode())
-        hashes, names = [hashed for hashed, _ in chosen], [key for _, key in chosen]
-        yield pa.record_batch([pa.array(hashes, pa.uint64()), names, pa.array(fitted, pa.large_binary())], schema=KEYS)
-
-
 def records(plan: Plan, index: int) -> Iterator[bytes]:
     for batch in open_table(plan.place(encoding.STAGE, index, "arrow")).select(["record"]).to_batches(max_chunksize=BATCH):
         yield from batch.column("record").to_pylist()
 
 
-def fit_all(plan: Plan) -> None:
-    """Put together what the ranges have, as the files of `FOLDER`.
+def to_merge(plan: Plan) -> list[tuple[int, int]]:
+    """The tables that `fit_all` reads, by their levels and numbers, as far as they are no range's and it is not done."""
+    *keyed, state_file = files_of(plan)
+    return [(level, number) for level, number in last_tables(plan) if level and keyed and not state_file.is_file()]
+
+
+def fit_all(plan: Plan, state: FeatureState) -> None:
+    """Put together what the ranges have, as the files of `FOLDER`. Holds a piece of each of up to `fan` tables in memory.
 
     Raises:
-        BadConfiguration: no training record has a value in a column, or too many have different ones.
+        BadConfiguration: a sum is beyond what a float can be.
     """
     *keyed, state_file = files_of(plan)
     if state_file.is_file():
         return
-    state = state_of(plan)
     if keyed:
         online, index = keyed
+        tables = [merge(plan, level, number) for level, number in last_tables(plan)]
         with written(online) as online_part, written(index) as index_part:
-            tables = [open_table(plan.place(FIT, number, "arrow")) for number in range(len(plan.ranges))]
-            count = sum(1 for _ in merged(tables))
-            keyed_lines.write(online_part, index_part, count, online_lines(state, merged(tables)))
+            keyed_lines.write(online_part, index_part, count_keys(tables), online_lines(state, by_key(tables)))
     with written(state_file) as part:
         part.write_bytes(canonical_line(state.model_dump(mode="json")) + b"\n")
+    shutil.rmtree(plan.work / MERGED, ignore_errors=True)
 
 
 def state_of(plan: Plan) -> FeatureState:
+    """What all ranges have of columns.
+
+    Raises:
+        BadConfiguration: no training record has a value in a column, or too many have different ones.
+    """
     wanted = declared(plan)
     moments: dict[str, Moments] = defaultdict(Moments)
     categories: dict[str, set[str]] = defaultdict(set)
@@ -183,62 +173,10 @@ def scale_of(moments: Moments, normalize: str) -> Scale:
     return Scale(shift=moments.least, unit=min(moments.most - moments.least, np.finfo(np.float64).max.item()))
 
 
-def merged(tables: Sequence[pa.Table]) -> Iterator[tuple[int, str, dict[str, Any], dict[str, Moments]]]:
-    """What all ranges have of each key, in the order of the keys; its last record is that of the last range."""
-    hashes = [table.column("hash").to_numpy() for table in tables]
-    shares = max(1, sum(map(len, hashes)) // KEYS_AT_ONCE)
-    for share in range(shares):
-        low, high = -(-(share << 64) // shares), -(-((share + 1) << 64) // shares) - 1
-        found: dict[tuple[int, str], tuple[dict[str, Any], dict[str, Moments]]] = {}
-        for table, known in zip(tables, hashes, strict=True):
-            begin, end = np.searchsorted(known, np.uint64(low)), np.searchsorted(known, np.uint64(high), side="right")
-            for batch in table.slice(begin, end - begin).to_batches(max_chunksize=BATCH):
-                for hashed, key, fitted in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    last, given = json.loads(fitted)
-                    _, of_key = found.get((hashed, key), (None, {}))
-                    for column, numbers in given.items():
-                        of_key.setdefault(column, Moments()).merge(Moments.from_json(numbers))
-                    found[hashed, key] = (last, of_key)
-        for (hashed, key), (last, of_key) in sorted(found.items(), key=lambda item: item[0]):
-            yield hashed, key, last, of_key
-
-
-def online_lines(
-    state: FeatureState, keys: Iterator[tuple[int, str, dict[str, Any], dict[str, Moments]]]
-) -> Iterator[tuple[int, bytes]]:
+def online_lines(state: FeatureState, keys: Iterable[tuple[int, str, list[bytes]]]) -> Iterator[tuple[int, bytes]]:
     """Of each key the features of its last record."""
-    for hashed, key, last, of_key in keys:
-        aggregates = {name: of_key[column].of(function) for name, (column, function) in state.features.aggregates.items()}
-        yield hashed, canonical_line({"key": key, COLUMN: apply(state, last, aggregates)})
-
-
-def compute(plan: Plan, index: int) -> None:
-    """Range `index` as the stage before the fit has left it, each record with its features."""
-    target = plan.place(COMPUTED, index, "arrow")
-    if target.is_file():
-        return
-    table = open_table(plan.place(encoding.STAGE, index, "arrow"))
-    write_table(target, table.schema, map(Computer(plan.work / FOLDER).batch, table.to_batches(max_chunksize=BATCH)))
-
-
-class Computer:
-    """Adds their features to records, by the files of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = FeatureState.model_validate_json((folder / STATE).read_bytes())
-        if self.state.features.aggregates:
-            lines, index = keyed_lines.reader(folder / ONLINE), keyed_lines.reader(folder / INDEX)
-            size = (folder / INDEX).stat().st_size
-            self.find = lru_cache(maxsize=BATCH)(lambda key: keyed_lines.find(key, lines, index, size)[COLUMN])
-
-    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = [decode(raw) for raw in batch.column("record").to_pylist()]
-        for row in rows:
-            aggregates = aggregates_of(self.state, row, self.find) if self.state.features.aggregates else None
-            row[COLUMN] = apply(self.state, row, aggregates)
-        lines = list(map(canonical_line, rows))
-        said, own = fingerprints(rows, lines)
-        for name, values in (("record", lines), ("own", own), ("said", said)):
-            place = batch.schema.get_field_index(name)
-            batch = batch.set_column(place, batch.schema.field(place), pa.array(values, batch.schema.field(place).type))
-        return batch
+    for hashed, key, found in keys:
+        fitted = Fitted.together(found)
+        wanted = state.features.aggregates.items()
+        aggregates = {name: fitted.moments[column].of(function) for name, (column, function) in wanted}
+        yield hashed, canonical_line({"key": key, COLUMN: apply(state, fitted.last, aggregates)})

@@ -21,10 +21,12 @@ import numpy as np
 
 from recipes.assignment import SPLITS
 from recipes.preparation import encoding, fitting, reading
+from recipes.preparation.computing import compute
 from recipes.preparation.deciding import DECIDED, Decided, decide
 from recipes.preparation.delivery import delivered
 from recipes.preparation.duplicates import duplicates, halves
 from recipes.preparation.encoding import DISTINCT, encode, encode_facts
+from recipes.preparation.merging import merge
 from recipes.preparation.near_duplicates import near_duplicates
 from recipes.preparation.ordering import Parts, gather, scatter
 from recipes.preparation.plan import Plan, written
@@ -113,17 +115,19 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
 
 
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
-    """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.fit_all`."""
+    """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.state_of`."""
     share(workers, "fitted", partial(fitting.fit, plan), [(index,) for index in own])
     for index in own:
         give(pods, fitting.fitted_files(plan, index))
     if pods.rank == 0:
         for index in range(len(plan.ranges)):
             take(pods, fitting.fitted_files(plan, index))
-        fitting.fit_all(plan)
+        state = fitting.state_of(plan)  # before the keys: what cannot be fitted is told early
+        share(workers, "merged", partial(merge, plan), fitting.to_merge(plan), of="tables")
+        fitting.fit_all(plan, state)
         give(pods, fitting.files_of(plan))
     take(pods, fitting.files_of(plan))
-    share(workers, "computed", partial(fitting.compute, plan), [(index,) for index in own])
+    share(workers, "computed", partial(compute, plan), [(index,) for index in own])
 
 
 def files_of(plan: Plan, stage: str, index: int) -> list[Path]:

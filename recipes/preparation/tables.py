@@ -1,6 +1,6 @@
 """Files between the stages: written once, then read. Tables are read in place, without a copy of them in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +27,13 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write an array; it appears whole or not at all."""
     with written(path) as part, part.open("wb") as file:
         np.save(file, array)
+
+
+def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow IPC file, which stays on the disk; nothing is held of those before.
+
+    `open_table` holds two kilobytes of each batch, wherever its bytes are.
+    """
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)

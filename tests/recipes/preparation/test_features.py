@@ -185,11 +185,14 @@ def only_undone(share: Any) -> Any:
     return shared
 
 
-def test_more_keys_than_are_put_together_at_a_time_make_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path, table(300), SMALL)
-    whole = place.prepare({"features": FEATURES})
-    monkeypatch.setattr(pipeline.fitting, "KEYS_AT_ONCE", 7)
-    assert place.files(place.prepare({"features": FEATURES})) == place.files(whole)
+@pytest.mark.parametrize("fan", [2, 3])
+def test_any_number_of_rounds_makes_the_same(tmp_path: Path, fan: int) -> None:
+    place, often = (
+        Place(tmp_path / str(units["fan"]), table(300), units) for units in (SMALL | {"fan": 99}, SMALL | {"fan": fan})
+    )
+    assert place.files(place.prepare({"features": FEATURES})) == often.files(
+        often.prepare({"features": FEATURES}, workers=2)
+    )
 
 
 @pytest.mark.parametrize(
