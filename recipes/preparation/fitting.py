@@ -120,6 +120,8 @@ def fit_all(plan: Plan, state: FeatureState) -> None:
     *keyed, state_file = files_of(plan)
     if state_file.is_file():
         return
+    # What a process that was killed had begun there would be published with the rest.
+    shutil.rmtree(plan.work / FOLDER, ignore_errors=True)
     if keyed:
         online, index = keyed
         tables = [merge(plan, level, number) for level, number in last_tables(plan)]

@@ -166,6 +166,7 @@ def test_killed_while_it_is_put_together_it_goes_on(tmp_path: Path, monkeypatch:
 
     def dies(*given: Any) -> None:
         write(*given)
+        given[0].with_name(f"{ONLINE}.1.part").touch()  # it was another process, which leaves this too
         raise KeyboardInterrupt
 
     monkeypatch.setattr(keyed_lines, "write", dies)
