@@ -78,7 +78,7 @@ def clusters_of(drawn: Partitions, number: int) -> Rows:
     """The records of a partition without those whose draw another before them has, in the order of the draws."""
     found = np.zeros(0, DRAWN)
     for rows in drawn.pieces(number):
-        rows = np.concatenate([found, rows])
+        rows = np.concatenate([found, rows]) if len(found) else rows
         found = rows[np.unique(rows["draw"], return_index=True)[1]]
     return found
 

@@ -56,7 +56,7 @@ class Partitions:
         self._folder, self._kind, self._held_bytes = folder, kind, held_bytes
         self._held: list[tuple[NDArray[np.int32], Rows]] = []
         self._bytes = 0
-        self._in_order: tuple[Rows, NDArray[np.int64]] | None = None
+        self._last: Held | None = None
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
 
     def __enter__(self) -> Self:
@@ -74,45 +74,57 @@ class Partitions:
         self._held.append((numbers.astype(np.int32), rows))
         self._bytes += rows.nbytes
         if self._bytes >= self._held_bytes:
-            self._write(*self._taken())
+            self._write(self._taken())
 
     def pieces(self, number: int) -> Iterator[Rows]:
         """The rows of a partition: all at once, unless it is far larger than the others, as where one hash is very often."""
-        rows, starts = self._finished()
-        if len(held := rows[starts[number] : starts[number + 1]]):
-            yield held
         path = self._place(number)
-        if path.is_file():
-            most = max(1, 2 * self._held_bytes // self._kind.itemsize)
-            with path.open("rb") as file:
-                while len(rows := np.fromfile(file, self._kind, most)):
-                    yield rows
+        held = self._finished()
+        if not path.is_file():
+            if len(rows := held.of(number)):
+                yield rows
+            return
+        most = max(1, 2 * self._held_bytes // self._kind.itemsize)
+        with path.open("rb") as file:
+            for _ in range(0, path.stat().st_size, most * self._kind.itemsize):
+                yield np.fromfile(file, self._kind, most)
 
     def _place(self, number: int) -> Path:
         return self._folder / str(number)
 
-    def _taken(self) -> tuple[Rows, NDArray[np.int64]]:
-        """What is held, in the order of the partitions, and where each of these begins."""
+    def _taken(self) -> "Held":
         numbers = np.concatenate([np.zeros(0, np.int32), *(numbers for numbers, _ in self._held)])
         rows = np.concatenate([np.zeros(0, self._kind), *(rows for _, rows in self._held)])
         self._held, self._bytes = [], 0
         order = np.argsort(numbers, kind="stable")
-        return rows[order], np.searchsorted(numbers[order], np.arange(self.count + 1))
+        return Held(rows, order, np.searchsorted(numbers[order], np.arange(self.count + 1)))
 
-    def _write(self, rows: Rows, starts: NDArray[np.int64]) -> None:
+    def _write(self, held: "Held") -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for number in np.flatnonzero(np.diff(starts)).tolist():
+        for number in np.flatnonzero(np.diff(held.starts)).tolist():
             with self._place(number).open("ab") as file:
-                rows[starts[number] : starts[number + 1]].tofile(file)
+                held.of(number).tofile(file)
 
-    def _finished(self) -> tuple[Rows, NDArray[np.int64]]:
+    def _finished(self) -> "Held":
         """What is not on the disk: all, or nothing."""
-        if self._in_order is None:
-            self._in_order = self._taken()
+        if self._last is None:
+            self._last = self._taken()
             if self._folder.is_dir():
-                self._write(*self._in_order)
-                self._in_order = np.zeros(0, self._kind), np.zeros(self.count + 1, np.int64)
-        return self._in_order
+                self._write(self._last)
+                self._last = self._taken()
+        return self._last
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows in memory, and their order: that of partition 0, which begins at the first of `starts`, and so on."""
+
+    rows: Rows
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    def of(self, number: int) -> Rows:
+        return self.rows[self.order[self.starts[number] : self.starts[number + 1]]]
 
 
 class Column:

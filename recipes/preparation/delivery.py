@@ -65,12 +65,12 @@ class Delivery:
         self._job, self._store, self._plan = job, store, plan
         self._files: dict[str, list[FileRecord]] = {role: [] for role in (*SPLITS, TOGETHER)}
         self._known_by: dict[str, list[Path]] = {role: [] for role in (*SPLITS, TOGETHER)}
+        every = range(sum(parts))
+        pods.take(*(path for number in every for path in (delivered(plan, number), known_by(plan, parts, number))))
         # In the order of their names, as a folder of all of them would be read.
-        for number in sorted(range(sum(parts)), key=lambda number: name_of(parts, number)[1]):
+        for number in sorted(every, key=lambda number: name_of(parts, number)[1]):
             split, _ = name_of(parts, number)
             known = known_by(plan, parts, number)
-            pods.take(delivered(plan, number))
-            pods.take(known)
             files = Manifest.model_validate_json(delivered(plan, number).read_bytes()).files
             self._files[split] += files
             below = job.outputs[split].removeprefix(f"{job.outputs[TOGETHER]}/")

@@ -25,7 +25,7 @@ def duplicates(digests: Iterable[Digests], total: int, scratch: Scratch) -> Iter
         for number in range(partitions.count):
             firsts = np.zeros(0, DIGESTED)
             for rows in partitions.pieces(number):
-                rows = np.concatenate([firsts, rows])
+                rows = np.concatenate([firsts, rows]) if len(firsts) else rows
                 rows = rows[np.lexsort((rows["place"], rows["second"], rows["first"]))]
                 again = (rows["first"][1:] == rows["first"][:-1]) & (rows["second"][1:] == rows["second"][:-1])
                 again = np.concatenate([np.zeros(min(len(rows), 1), np.bool_), again])

@@ -13,8 +13,8 @@ from recipes.assignment import Draws
 from recipes.partitions import Column, Scratch, rows_of
 
 AS_IT_WAS = 0xFFFFFFFFFFFFFFFF
-SLOTS = 26
-"""Bits of a slot's number at most: 64 MB of slots."""
+SLOTS = 8
+"""For each record, of a byte each: fewer where these are more than memory holds."""
 EDGE = np.dtype([("draw", "<u8"), ("masked", "<u8"), ("found", "<u8"), ("place", "<u8")])
 
 
@@ -29,7 +29,7 @@ def together(records: Callable[[], Iterable[tuple[Draws, Draws]]], total: int, s
     Returns:
         the draws of those that have another one now, and `AS_IT_WAS` for all others; None where no question was masked.
     """
-    touched = touched_by_masking(records(), total)
+    touched = touched_by_masking(records(), min(SLOTS * total, scratch.held_bytes))
     if touched is None:
         return None
     edges = scratch.partitions("edges", EDGE, total)
@@ -64,12 +64,12 @@ def together(records: Callable[[], Iterable[tuple[Draws, Draws]]], total: int, s
     return joined
 
 
-def touched_by_masking(records: Iterable[tuple[Draws, Draws]], total: int) -> NDArray[np.bool_] | None:
-    """Marks at the slots of all draws that a masked question has, before or since; None where there is none.
+def touched_by_masking(records: Iterable[tuple[Draws, Draws]], most: int) -> NDArray[np.bool_] | None:
+    """Marks at up to `most` slots of all draws that a masked question has, before or since; None where there is none.
 
     A record that is at none of them is joined to no other. Hardly more are at one than are joined to some other.
     """
-    touched = np.zeros(1 << min(SLOTS, (64 * total).bit_length()), np.bool_)
+    touched = np.zeros(1 << most.bit_length() - 1 if most else 1, np.bool_)
     found = False
     for draw, masked in records:
         changed = draw != masked

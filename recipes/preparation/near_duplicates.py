@@ -89,7 +89,7 @@ def pairs_in(pieces: Iterable[Rows]) -> Iterator[Rows]:
     """Of the records in one bucket of a band each with the first of them."""
     firsts = np.zeros(0, BANDED)
     for rows in pieces:
-        rows = np.concatenate([firsts, rows])
+        rows = np.concatenate([firsts, rows]) if len(firsts) else rows
         rows = rows[np.lexsort((rows["place"], rows["band"], rows["key"]))]
         is_first = np.ones(len(rows), np.bool_)
         is_first[1:] = (rows["key"][1:] != rows["key"][:-1]) | (rows["band"][1:] != rows["band"][:-1])

@@ -10,7 +10,7 @@ import json
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -84,24 +84,21 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     to_read = [index for index in own if not is_read(plan, index)]
     source.fetch(plan.ranges[index].file for index in to_read)
     share(workers, "read", partial(read, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
-    for index in own:
-        give(pods, files_of(plan, reading.STAGE, index))
+    pods.give_all(files_of(plan, reading.STAGE, index) for index in own)
     if leads:
-        for index in ranges:
-            take(pods, files_of(plan, reading.STAGE, index))
+        pods.take(*(path for index in ranges for path in files_of(plan, reading.STAGE, index)))
         find_duplicates(plan)
-        give(pods, [plan.place(DISTINCT, index, "npy") for index in ranges])
-    take(pods, [plan.place(DISTINCT, index, "npy") for index in own])
+        pods.give_all([plan.place(DISTINCT, index, "npy")] for index in ranges)
+    pods.take(*(plan.place(DISTINCT, index, "npy") for index in own))
     share(workers, "encoded", partial(encode, plan), [(index,) for index in own])
-    for index in own:
-        give(pods, files_of(plan, encoding.STAGE, index))
+    pods.give_all(files_of(plan, encoding.STAGE, index) for index in own)
     prepared = None
     if leads:
-        for index in ranges:
-            take(pods, files_of(plan, encoding.STAGE, index))
+        pods.take(*(path for index in ranges for path in files_of(plan, encoding.STAGE, index)))
         prepared = decide_all(plan)
-        give(pods, [*(plan.place(DECIDED, index, "npy") for index in ranges), plan.work / PARTS_FILE])
-    take(pods, [*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE])
+        pods.give_all([plan.place(DECIDED, index, "npy")] for index in ranges)
+        pods.give(plan.work / PARTS_FILE)
+    pods.take(*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE)
     parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
     if plan.parameters.features is not None:
         add_features(plan, workers, pods, own)
@@ -117,16 +114,14 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
 def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -> None:
     """Fit the features to what all pods have, and add them to the records of this one. Raises as `fitting.state_of`."""
     share(workers, "fitted", partial(fitting.fit, plan), [(index,) for index in own])
-    for index in own:
-        give(pods, fitting.fitted_files(plan, index))
+    pods.give_all(fitting.fitted_files(plan, index) for index in own)
     if pods.rank == 0:
-        for index in range(len(plan.ranges)):
-            take(pods, fitting.fitted_files(plan, index))
+        pods.take(*(path for index in range(len(plan.ranges)) for path in fitting.fitted_files(plan, index)))
         state = fitting.state_of(plan)  # before the keys: what cannot be fitted is told early
         share(workers, "merged", partial(merge, plan), fitting.to_merge(plan), of="tables")
         fitting.fit_all(plan, state)
-        give(pods, fitting.files_of(plan))
-    take(pods, fitting.files_of(plan))
+        pods.give(*fitting.files_of(plan))
+    pods.take(*fitting.files_of(plan))
     share(workers, "computed", partial(compute, plan), [(index,) for index in own])
 
 
@@ -134,16 +129,6 @@ def files_of(plan: Plan, stage: str, index: int) -> list[Path]:
     """What a pod tells of a range after a stage; the last one is written last."""
     signed = stage == reading.STAGE and plan.parameters.filter.near_dedup is not None
     return [plan.place(stage, index, suffix) for suffix in (TOLD, *(("npy",) if signed else ()), "json")]
-
-
-def give(pods: Pods, paths: Iterable[Path]) -> None:
-    for path in paths:
-        pods.give(path)
-
-
-def take(pods: Pods, paths: Iterable[Path]) -> None:
-    for path in paths:
-        pods.take(path)
 
 
 def ready_buckets(

@@ -5,7 +5,8 @@ not, finds in the store what was given before, does the rest, and may give anyth
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from recipes.preparation.plan import written
@@ -13,6 +14,10 @@ from recipes.runner import say
 from recipes.store import Store
 
 POLL_SECONDS = 1.0
+AT_ONCE = 16
+"""Files on their way at a time: most are small, and there are some of each range, one after the other for hours of 10 TB."""
+WINDOW = 256
+"""Files that are asked for before the first that is missing is waited for."""
 SAY_EVERY_SECONDS = 60.0
 
 
@@ -37,11 +42,14 @@ class Pods:
         """Whether a file was given, by this pod before it was started again too."""
         return False
 
-    def give(self, path: Path) -> None:
-        """Let the other pods have a file. One that says that others are there is given after them."""
+    def give(self, *paths: Path) -> None:
+        """Let the other pods have files, in this order: one that says that others are there is given after them."""
 
-    def take(self, path: Path) -> None:
-        """Have a file that some pod gives: wait for it if need be."""
+    def give_all(self, units: Iterable[Sequence[Path]]) -> None:
+        """Let the other pods have the files of many units, of which those of one are given in their order."""
+
+    def take(self, *paths: Path) -> None:
+        """Have files that some pods give: wait for them if need be."""
 
 
 class PodsOfMany(Pods):
@@ -77,17 +85,34 @@ class PodsOfMany(Pods):
             return False
         return True
 
-    def give(self, path: Path) -> None:
-        self._store.put_file(self._place(path), path)
+    def give(self, *paths: Path) -> None:
+        for path in paths:
+            self._store.put_file(self._place(path), path)
 
-    def take(self, path: Path) -> None:
+    def give_all(self, units: Iterable[Sequence[Path]]) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="give") as threads:
+            for _ in threads.map(lambda paths: self.give(*paths), units):
+                pass
+
+    def take(self, *paths: Path) -> None:
         """Raises ResultIsThere: there is nothing more to take."""
-        if path.is_file():
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="take") as threads:
+            for begin in range(0, len(paths), WINDOW):
+                missing = paths[begin : begin + WINDOW]
+                while missing := tuple(path for path in missing if not path.is_file()):
+                    self._wait_for(missing[0])
+                    for _ in threads.map(self._take_given, missing):
+                        pass
+
+    def _take_given(self, path: Path) -> None:
+        """Have a file here, if it was given already."""
+        try:
+            given = self._store.open(self._place(path))
+        except FileNotFoundError:
             return
-        self._wait_for(path)
         try:
             with written(path) as part, part.open("wb") as out:
-                for piece in self._store.open(self._place(path)).chunks():
+                for piece in given.chunks():
                     out.write(piece)
         except FileNotFoundError:
             if self._is_over():

@@ -55,13 +55,11 @@ def exchange(plan: Plan, shuffle: Shuffle, pods: Pods, groups: Sequence[int], wa
     buckets = shuffle.smaller(shuffle.root)
     mine = {bucket for bucket in buckets if bisect_left(wanted, bucket.first) < bisect_left(wanted, bucket.end)}
     for group in groups:
-        for bucket in buckets:
-            path = run_of(plan, bucket, group)
-            if path.is_file():  # else it was given before this pod was started again
-                pods.give(path)
-                if bucket not in mine:
-                    path.unlink()
+        runs = {path: bucket for bucket in buckets if (path := run_of(plan, bucket, group)).is_file()}
+        pods.give_all([path] for path in runs)  # another was given before this pod was started again
+        for path, bucket in runs.items():
+            if bucket not in mine:
+                path.unlink()
         pods.give(is_spread(plan, 0, 0, group))
-    for path in (path for bucket in mine for path in runs_of(plan, bucket)):
-        pods.take(path)
+    pods.take(*(path for bucket in mine for path in runs_of(plan, bucket)))
     return sorted(mine, key=lambda bucket: bucket.first)
