@@ -1,7 +1,7 @@
 """Rows that memory does not hold: they are put into partitions, and what belongs together is found a partition at a time.
 
 What an external sort or join begins with. Of 10 billion records in rows of 24 bytes these are 240 GB on the disk, in some
-3,600 partitions, and in memory as much as of ten million. What fits into memory never is on the disk.
+7,200 partitions, and in memory as much as of ten million. What fits into memory never is on the disk.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-HELD_BYTES = 64 << 20
+HELD_BYTES = 32 << 20
 """Of rows that are collected before they go to the disk, and about of a partition: sorting one takes three times that."""
 
 Rows = NDArray[np.void]

@@ -29,12 +29,11 @@ from recipes.selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_
 from recipes.store import Store
 
 PIECE = 1 << 20
-Files: TypeAlias = dict[str, list[FileRecord]]
-Asked: TypeAlias = tuple[int, int, bool, int]
-
-
-ASKED = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
 AT_ONCE = 1 << 16
+"""Rows whose numbers Python holds."""
+ASKED = np.dtype([("draw", "<u8"), ("group", "<u8"), ("is_grouped", "?"), ("split", "i1")])
+Asked: TypeAlias = tuple[int, int, bool, int]
+Files: TypeAlias = dict[str, list[FileRecord]]
 
 
 @dataclass(frozen=True)
@@ -99,17 +98,28 @@ def runs(source: Source, path: str) -> Iterator[list[bytes]]:
 
 @dataclass
 class Part:
-    """What a split has of one file, while that is read."""
+    """What a split has of one file, while that is read: a bit in memory for each of the file's records."""
 
-    marks: list[Marks] = field(default_factory=list)
+    records: int = 0
+    chosen: int = 0
     size: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
+    _bitmap: bytearray = field(default_factory=bytearray)
+    _rest: Marks = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def add(self, lines: Sequence[bytes], marks: Marks) -> None:
         data = b"".join(compress(lines, marks))
-        self.marks.append(marks)
+        self.records += len(marks)
+        self.chosen += int(marks.sum())
         self.size += len(data)
         self.digest.update(data)
+        marks = np.concatenate([self._rest, marks])
+        whole = len(marks) // 8 * 8
+        self._bitmap += bitmap_of(marks[:whole])
+        self._rest = marks[whole:]
+
+    def bitmap(self) -> bytes:
+        return bytes(self._bitmap) + bitmap_of(self._rest)
 
 
 def parts_of(source: Source, path: str, chosen: Reader) -> dict[str, Part]:
@@ -129,15 +139,15 @@ def selected(store: Store, version: Artifact, source: Source, chosen: Reader, pl
     for number, path in enumerate(source.files):
         records = 0
         for name, part in parts_of(source, path, chosen).items():
-            marks = np.concatenate([np.zeros(0, np.bool_), *part.marks])
-            records, count, bitmap = len(marks), int(marks.sum()), bitmap_of(marks)
-            if count:
+            records = part.records
+            if part.chosen:
+                bitmap = part.bitmap()
                 selection = Selection(
                     of=version.digest,
                     path=path,
                     before=before,
                     records=records,
-                    chosen=count,
+                    chosen=part.chosen,
                     sha256=hashlib.sha256(bitmap).hexdigest(),
                 )
                 target = f"{name}-{number:05}.jsonl"

@@ -13,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recipes.fingerprint import canonical_line
-from recipes.partitions import Scratch
+from recipes.partitions import Scratch, rows_of
+from recipes.preparation.duplicates import duplicates
 from recipes.preparation.near_duplicates import Signer, near_duplicates
 from recipes.preparation.personal_data import CARD_NUMBERS, mask, suspects
 from recipes.validation.blocks import Block
@@ -29,6 +30,7 @@ TOP = 40
 SLICES = 50
 LATEST = 253_402_300_800_000
 """Milliseconds from 1970 to the end of the year 9999: a larger number is no time."""
+HASHED = np.dtype([("hash", "<u8")])
 WORD = r"[\p{L}\p{N}]+"
 
 
@@ -38,13 +40,14 @@ class Description:
     def __init__(self, measures: Measures, records: int, scratch: Path) -> None:
         self._measures = measures
         self._share = min(1.0, measures.sample / max(records, 1))
-        self._scratch = Path(tempfile.mkdtemp(dir=scratch))
+        self._scratch = Scratch(Path(tempfile.mkdtemp(dir=scratch)))
         self._records = 0
         self._columns: dict[str, ColumnDescription] = {}
         self._layouts: Counter[str] = Counter()
         self._characters, self._words = Moments(), Moments()
         self._texts: list[str] = []
-        self._hashes: list[NDArray[np.uint64]] = []
+        self._hashes = self._scratch.partitions("hashes", HASHED, 0)
+        self._lengths: list[int] = []
         self._signatures: list[Path] = []
         self._personal: Counter[str] = Counter()
         self._newest: int | None = None
@@ -60,7 +63,9 @@ class Description:
         self._words.see(words, chosen)
         self._texts += [block.texts[row] for row in sampled]
         known_by = identities(block)
-        self._hashes.append(pl.Series(known_by, dtype=pl.String).hash().to_numpy())
+        hashes = pl.Series(known_by, dtype=pl.String).hash().to_numpy()
+        self._hashes.add(np.zeros(len(hashes)), rows_of(HASHED, hashes))
+        self._lengths.append(len(hashes))
         self._layouts.update(layout or "none" for layout in block.layouts)
         self._see_columns(block, chosen)
         self._see_personal_data(block)
@@ -71,6 +76,7 @@ class Description:
         self._records += len(block.rows)
 
     def statistics(self) -> Statistics:
+        duplicates, near_duplicates = self._duplicates()
         return Statistics(
             records=self._records,
             sampled=len(self._texts),
@@ -80,8 +86,8 @@ class Description:
             words=self._words.numbers(),
             vocabulary=vocabulary(self._texts),
             languages=languages(self._texts) if self._measures.languages else {},
-            duplicates=self._records - len(np.unique(np.concatenate(self._hashes))) if self._hashes else 0,
-            near_duplicates=self._near_duplicates(),
+            duplicates=duplicates,
+            near_duplicates=near_duplicates,
             personal_data=dict(self._personal.most_common()),
             newest=self._newest,
             slices=self._made_slices(),
@@ -109,21 +115,23 @@ class Description:
         signer = Signer(self._measures.near_duplicates)
         for text in known_by:
             signer.add(text)
-        self._signatures.append(self._scratch / f"{len(self._signatures)}.npy")
+        self._signatures.append(self._scratch.folder / f"{len(self._signatures)}.npy")
         np.save(self._signatures[-1], signer.signatures())
 
-    def _near_duplicates(self) -> int | None:
-        """Records that are nearly equal to an earlier one, equal ones not among them."""
-        if self._measures.near_duplicates is None:
-            return None
-        if not self._signatures:
-            return 0
-        kept = first_of_each(self._hashes)
-        scratch, total = Scratch(self._scratch), sum(map(len, kept))
-        with scratch.column("near", np.int8, total, 0) as near:
-            for places in near_duplicates(self._signatures, kept, total, self._measures.near_duplicates, scratch):
-                near.put(places, 1)
-            return sum(int(marks.sum()) for marks in near.runs(map(len, kept)))
+    def _duplicates(self) -> tuple[int, int | None]:
+        """Records that are equal to an earlier one; and those that are nearly equal to one, if they were asked for."""
+        scratch, total, near = self._scratch, self._records, self._measures.near_duplicates
+        with scratch.column("equal", np.bool_, total, 0) as equal, scratch.column("near", np.bool_, total, 0) as close:
+            with self._hashes:
+                digests = (np.column_stack([rows["hash"], rows["hash"]]) for rows in self._hashes.pieces(0))
+                for places in duplicates(digests, total, scratch):
+                    equal.put(places, 1)
+            if near is not None:
+                kept = (~marks for marks in equal.runs(self._lengths))
+                for places in near_duplicates(self._signatures, kept, total, near, scratch):
+                    close.put(places, 1)
+            found, nearly = (sum(int(marks.sum()) for marks in each.runs(self._lengths)) for each in (equal, close))
+        return found, None if near is None else nearly
 
     def _see_slices(self, block: Block, characters: NDArray[Any]) -> None:
         wanted = self._measures.slices
@@ -174,14 +182,6 @@ def looked_at(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from looked_at(item)
-
-
-def first_of_each(hashes: list[NDArray[np.uint64]]) -> list[NDArray[np.bool_]]:
-    """Of each block, which records are the first with their hash."""
-    together = np.concatenate(hashes)
-    first = np.zeros(len(together), dtype=bool)
-    first[np.unique(together, return_index=True)[1]] = True
-    return np.split(first, np.cumsum([len(part) for part in hashes])[:-1])
 
 
 def vocabulary(texts: list[str]) -> Vocabulary:
