@@ -20,7 +20,10 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.tables import dataset_versions
 from resources.settings import Settings
+from tests.api.artifact_server import on_s3
 from tests.api.auth.test_audit import asking
+from tests.api.conftest import answering, migrated
+from tests.s3_server import S3Server
 
 FEATURES = {
     "key": "customer",
@@ -49,6 +52,10 @@ def store(settings: Settings) -> Store:
 
 @pytest.fixture
 def make(http: TestClient, database: Database, store: Store, tmp_path: Path) -> Make:
+    return maker(http, database, store, tmp_path)
+
+
+def maker(http: TestClient, database: Database, store: Store, folder: Path) -> Make:
     """Prepares as the asset graph does."""
     raw = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
     assert http.post("/v1/datasets", data={"name": "d"}, files={"files": ("d.jsonl", raw)}).status_code == 201
@@ -64,11 +71,11 @@ def make(http: TestClient, database: Database, store: Store, tmp_path: Path) -> 
             outputs=outputs_at(place, with_features=parameters.features is not None),
             result_uri=f"{place}/result.json",
             store=store.address,
-            work_dir=str(tmp_path / "work"),
-            cache_dir=str(tmp_path / "cache"),
+            work_dir=str(folder / "work"),
+            cache_dir=str(folder / "cache"),
             hardware=Hardware(cpu=1),
         )
-        result = prepare(job, store, tmp_path / "work")
+        result = prepare(job, store, folder / "work")
         assert result is not None
         version, is_new = add_prepared(database, store, Derivation(parent, "d", parameters, "u"), result)
         assert is_new
@@ -91,6 +98,20 @@ def test_a_version_answers_what_it_was_made_with(http: TestClient, make: Make) -
     for key, features in last.items():
         found = http.get(f"/v1/features/d/{key.replace('/', '%2F')}")
         assert found.json() == {"dataset": "d@2", "key": key, "features": features}
+
+
+def test_a_version_on_s3_answers_the_same(http: TestClient, make: Make, s3: S3Server, tmp_path: Path) -> None:
+    make(features=FEATURES)
+    settings = migrated(tmp_path / "home", **on_s3(s3))
+    database = Database(settings.database_url)
+    with answering(settings) as there:
+        maker(there, database, Store(settings.store, settings.storage.variables), tmp_path / "there")(features=FEATURES)
+        for key in ("c%2F1", "c%2F6", "nobody"):
+            here, found = (client.get(f"/v1/features/d/{key}") for client in (http, there))
+            assert (found.status_code, found.json()) == (here.status_code, here.json())
+        here, found = (client.post("/v1/features/d/transform", json=ROWS) for client in (http, there))
+        assert found.status_code == 200 and found.json() == here.json()
+    database.close()
 
 
 def test_the_newest_version_with_features_answers_unless_another_is_asked_for(http: TestClient, make: Make) -> None:

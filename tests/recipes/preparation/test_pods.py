@@ -159,11 +159,11 @@ def test_a_pod_that_is_started_again_as_the_result_is_stored_waits_for_nothing(t
     assert shared.store.list(pods.given) == []
 
 
-def test_pods_that_die_fit_features_as_one_process_does(tmp_path: Path) -> None:
+def test_pods_that_die_fit_features_on_s3_as_one_process_does_in_a_folder(tmp_path: Path, s3: S3Server) -> None:
     rows, wanted = table(600), {"features": FEATURES, "filter": {"dedup": False}}
     alone = Place(tmp_path / "alone", rows, SMALL)
     expected = alone.prepare(wanted)
-    shared = Place(tmp_path / "shared", rows)
+    shared = Place(tmp_path / "shared", rows, store=Store(s3.address, VARIABLES))
     pods = Pods(shared.job(wanted), tmp_path / "pods")
     for rank in range(PODS):
         pods.start(rank, "first")
@@ -172,5 +172,7 @@ def test_pods_that_die_fit_features_as_one_process_does(tmp_path: Path) -> None:
         pods.kill(victim)
         pods.start(victim, f"after-{stage}")
     pods.wait()
-    compare(Result.model_validate_json(shared.store.get_bytes(shared.job(wanted).result_uri)), expected)
+    result = Result.model_validate_json(shared.store.get_bytes(shared.job(wanted).result_uri))
+    compare(result, expected)
+    assert shared.files(result) == alone.files(expected)
     assert shared.store.list(pods.given) == []
