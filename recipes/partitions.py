@@ -1,7 +1,7 @@
 """Rows that memory does not hold: they are put into partitions, and what belongs together is found a partition at a time.
 
 What an external sort or join begins with. Of 10 billion records in rows of 24 bytes these are 240 GB on the disk, in some
-7,200 partitions, and in memory as much as of ten million. What fits into memory never is on the disk.
+7,200 partitions, and in memory some 330 MB: as of 16 million, and of 40. What fits into memory never is on the disk.
 """
 
 import shutil
