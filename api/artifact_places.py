@@ -9,13 +9,13 @@ Numbers stay the experiments': what names no run of that experiment is refused a
 mistyped id never hides a file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from api.run_artifacts import OwnedArtifacts, RunArtifacts, organization_folder
+from api.run_artifacts import Entry, OwnedArtifacts, RunArtifacts, organization_folder
 from api.verified_files import VerifiedFiles
 from resources.errors import HanzoError, not_found
 from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
-from resources.metadata.artifacts.artifact_owners import files_owner
+from resources.metadata.artifacts.artifact_owners import files_owner, folders_above
 from resources.metadata.database import Database
 from resources.metadata.tracking.logged_model_states import no_model
 from resources.metadata.tracking.run_data import check_run_active
@@ -53,14 +53,45 @@ class ArtifactPlaces:
             HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization, in
                 the same words whether there is none or it is another's.
         """
-        with self._database.read() as connection:
-            found = files_owner(connection, proxied)
-        if found is not None and found.organization == organization:
-            return Place(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
-        first = proxied.partition("/")[0]
-        if first == VERSIONS or RESERVED.fullmatch(first):
+        place = self._owned(proxied, organization)
+        if place is not None:
+            return place
+        if is_reserved(proxied):
             raise nowhere()
         return Place(self._free, organization, proxied)
+
+    def entries(self, proxied: str, organization: str) -> list[Entry]:
+        """What lies directly below a checked path, by name; each path is relative to it.
+
+        Raises:
+            HanzoError: 404 as `locate`, but for a path above the files of runs or logged models: clients go down from there.
+        """
+        place = self._owned(proxied, organization)
+        if place is not None:
+            return relative(place.artifacts.entries(place.owner, place.path))
+        with self._database.read() as connection:
+            folders = folders_above(connection, proxied, organization)
+        if folders is None and is_reserved(proxied):
+            raise nowhere()
+        free = [] if is_reserved(proxied) else relative(self._free.entries(organization, proxied))
+        return sorted([*free, *(Entry(name, True) for name in folders or ())], key=lambda entry: entry.path)
+
+    def _owned(self, proxied: str, organization: str) -> Place | None:
+        with self._database.read() as connection:
+            found = files_owner(connection, proxied)
+        if found is None or found.organization != organization:
+            return None
+        return Place(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
+
+
+def is_reserved(proxied: str) -> bool:
+    """Whether nothing but the files of runs, logged models and versions is at a path."""
+    first = proxied.partition("/")[0]
+    return first == VERSIONS or RESERVED.fullmatch(first) is not None
+
+
+def relative(entries: list[Entry]) -> list[Entry]:
+    return [replace(entry, path=entry.path.rpartition("/")[2]) for entry in entries]
 
 
 def nowhere() -> HanzoError:

@@ -36,7 +36,7 @@ def list_artifacts(
     folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
     run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
-    files = [file_message(entry, entry.path) for entry in artifacts.entries(run.id, folder)]
+    files = [file_message(entry) for entry in artifacts.entries(run.id, folder)]
     return answer(root_uri=run.artifact_uri, files=files)
 
 
@@ -62,10 +62,9 @@ def list_proxied(
     folder = checked_folder(path)
     if is_of_version(folder):
         found = version_entries(database, store, folder, caller.organization)
-        return answer(files=[file_message(entry, entry.path) for entry in found])
-    place = places.locate(folder, caller.organization)
-    entries = place.artifacts.entries(place.owner, place.path)
-    return answer(files=[file_message(entry, entry.path.rpartition("/")[2]) for entry in entries])
+    else:
+        found = places.entries(folder, caller.organization)
+    return answer(files=[file_message(entry) for entry in found])
 
 
 @router.get("/mlflow-artifacts/artifacts/{artifact_path:path}")
@@ -142,6 +141,6 @@ def place_response(place: Place, request: Request) -> Response:
     return artifact_response(place.artifacts, place.owner, place.path, request)
 
 
-def file_message(entry: Entry, path: str) -> dict[str, str | int | bool]:
-    message: dict[str, str | int | bool] = {"path": path, "is_dir": entry.is_dir}
+def file_message(entry: Entry) -> dict[str, str | int | bool]:
+    message: dict[str, str | int | bool] = {"path": entry.path, "is_dir": entry.is_dir}
     return message if entry.size is None else {**message, "file_size": entry.size}

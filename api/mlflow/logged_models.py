@@ -13,7 +13,7 @@ from api.mlflow.bodies import Message, Required
 from api.mlflow.messages import answer, experiment_number, metric_message, pairs
 from api.requests import StrictRoute
 from api.run_artifacts import checked_folder, checked_path
-from resources.errors import invalid
+from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.filters.filter_language import Condition, parse_filter
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
@@ -169,7 +169,7 @@ def list_artifacts(
     folder = checked_folder(artifact_directory_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)
-    files = [file_message(entry, entry.path) for entry in artifacts.entries(model.id, folder)]
+    files = [file_message(entry) for entry in artifacts.entries(model.id, folder)]
     return answer(root_uri=model.artifact_uri, files=files)
 
 
@@ -183,7 +183,7 @@ def download(
     artifact_file_path: str = "",
 ) -> Response:
     if not artifact_file_path:
-        raise invalid('Request must include the "artifact_file_path" query parameter.')
+        raise HanzoError(ErrorCode.BAD_REQUEST, 'Request must include the "artifact_file_path" query parameter.')
     checked_path(artifact_file_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)

@@ -4,7 +4,10 @@ So an MLflow client downloads what the asset graph trained, whose source is a lo
 Read-only: a version's files never change. The listing shares its route with that of runs (`artifacts`).
 """
 
+import re
+
 from fastapi import APIRouter, Request, Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from api.dependencies import CallerOf, DatabaseOf, VerifiedFilesOf
 from api.file_response import file_response
@@ -22,11 +25,15 @@ from resources.metadata.registry.registry import Registry
 
 router = APIRouter(prefix="/mlflow-artifacts/artifacts", tags=["mlflow"], route_class=StrictRoute)
 
-ROOT = "models"
+NUMBER = "[0-9]{1,19}"
+"""Other words are none: `models/MODEL/artifacts` are a logged model's files, of an experiment at the root of the proxy."""
+OF_VERSION = re.compile(rf"models/[^/]+/{NUMBER}(?:/.*)?", re.DOTALL)
+
+register_url_convertor("version", type("Version", (StringConvertor,), {"regex": NUMBER})())
 
 
-@router.get("/models/{name}/{number}/{path:path}")
-@router.head("/models/{name}/{number}/{path:path}", include_in_schema=False)
+@router.get("/models/{name}/{number:version}/{path:path}")
+@router.head("/models/{name}/{number:version}/{path:path}", include_in_schema=False)
 def download(
     name: str,
     number: str,
@@ -45,16 +52,14 @@ def download(
 
 
 def is_of_version(proxied: str) -> bool:
-    return proxied.partition("/")[0] == ROOT
+    return OF_VERSION.fullmatch(proxied) is not None
 
 
 def version_entries(database: Database, store: Store, proxied: str, organization: str) -> list[Entry]:
     """What lies directly below `models/NAME/VERSION[/FOLDER]`."""
-    parts = checked_path(proxied).split("/", 3)
-    if len(parts) < 3:
-        raise not_found("There is no such artifact location: it must be models/NAME/VERSION/PATH")
-    version = stored_version(database, ModelKey(organization, parts[1]), parts[2])
-    return entries_below(store, "/".join([version.source.rstrip("/"), *parts[3:]]), "")
+    _, name, number, *below = checked_path(proxied).split("/", 3)
+    version = stored_version(database, ModelKey(organization, name), number)
+    return entries_below(store, "/".join([version.source.rstrip("/"), *below]), "")
 
 
 def stored_version(database: Database, model: ModelKey, number: str) -> ModelVersion:

@@ -107,6 +107,49 @@ def test_a_logged_model_is_where_its_experiment_is(server: ArtifactServer, clien
     assert (status, found["files"]) == (200, [{"path": "MLmodel", "is_dir": False, "file_size": 11}])
 
 
+def test_above_the_files_of_runs_and_models_are_their_folders(
+    server: ArtifactServer, client: MlflowClient, tmp_path: Path
+) -> None:
+    """A client that downloads `mlflow-artifacts:/EXPERIMENT` goes down through all of them."""
+    for location, free in (("mlflow-artifacts:/whole", ["a.txt"]), (None, [])):
+        experiment = client.create_experiment(f"whole at {location}", artifact_location=location)
+        root = client.get_experiment(experiment).artifact_location.removeprefix("mlflow-artifacts:/")
+        assert listed(server, root) == []
+        run_id, model_id = client.create_run(experiment).info.run_id, client.create_logged_model(experiment).model_id
+        client.log_text(run_id, "text", "deep/f.txt")
+        for name in free:
+            assert server.raw("PUT", f"{PROXY}/{root}/{name}", b"free").status == 200
+        assert [entry["path"] for entry in listed(server, root)] == sorted([*free, run_id, "models"])
+        assert listed(server, f"{root}/models") == [{"path": model_id, "is_dir": True}]
+        for owner in (run_id, f"models/{model_id}"):
+            assert listed(server, f"{root}/{owner}") == [{"path": "artifacts", "is_dir": True}]
+        fetched = Path(download_artifacts(f"mlflow-artifacts:/{root}", dst_path=str(tmp_path)))
+        assert (fetched / run_id / "artifacts/deep/f.txt").read_text() == "text"
+        assert sorted(file.name for file in fetched.iterdir() if file.is_file()) == free
+    unknown = [
+        f"{experiment}/nobody",
+        f"{experiment}/models/nobody",
+        "987654",
+        "987654/models",
+        f"{experiment}/{run_id}/other",
+    ]
+    assert {asked(server, "GET", f"{PROXY}?path={path}")[0] for path in unknown} == {404}
+
+
+def test_a_logged_model_of_an_experiment_at_the_root_is_read(server: ArtifactServer, client: MlflowClient) -> None:
+    """`models/MODEL/artifacts` was taken for a version of a registered model, so it was written and never read again."""
+    model = client.create_logged_model(client.create_experiment("at the root", artifact_location="mlflow-artifacts:/"))
+    path = f"models/{model.model_id}/artifacts"
+    assert server.raw("PUT", f"{PROXY}/{path}/MLmodel", b"flavors: {}").status == 200
+    assert server.raw("GET", f"{PROXY}/{path}/MLmodel").body == b"flavors: {}"
+    assert listed(server, path) == [{"path": "MLmodel", "is_dir": False, "file_size": 11}]
+    client.create_registered_model("of the root")
+    client.create_model_version("of the root", model.model_uri, model_id=model.model_id)
+    assert Path(download_artifacts("models:/of the root/1"), "MLmodel").read_bytes() == b"flavors: {}"
+    by_version = "/model-versions/get-artifact?name=of%20the%20root&version=1&path=MLmodel"
+    assert server.raw("GET", by_version).body == b"flavors: {}"
+
+
 def test_elsewhere_only_the_client_reads_and_writes(server: ArtifactServer, client: MlflowClient, tmp_path: Path) -> None:
     experiment = client.create_experiment("elsewhere", artifact_location=tmp_path.as_uri())
     run = client.create_run(experiment)

@@ -184,9 +184,12 @@ def test_files_of_a_model(http: TestClient) -> None:
     assert listed["root_uri"] == model["artifact_uri"]
     for asked in ("", "?artifact_file_path="):
         refused = http.get(f"{MODELS}/{model_id}/artifacts/files{asked}")
-        assert (refused.status_code, refused.json()["message"]) == (
+        assert (refused.status_code, refused.json()) == (
             400,
-            'Request must include the "artifact_file_path" query parameter.',
+            {
+                "error_code": "BAD_REQUEST",
+                "message": 'Request must include the "artifact_file_path" query parameter.',
+            },
         )
     shown = http.get(f"/ajax-api/2.0/mlflow/logged-models/{model_id}/artifacts/files?artifact_file_path=MLmodel")
     assert (shown.content, shown.headers["x-content-type-options"]) == (b"flavors", "nosniff")

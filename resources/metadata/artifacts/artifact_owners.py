@@ -1,6 +1,7 @@
 """Whose files lie at a path of the artifact proxy: a run's or a logged model's, wherever its experiment keeps them.
 
-What belongs here: the look-up. What does not: which places there can be (`artifact_locations`), and the files themselves.
+What belongs here: the look-up, and the folders above those files. What does not: which places there can be
+(`artifact_locations`), and the files themselves.
 """
 
 from collections.abc import Iterator
@@ -63,3 +64,29 @@ def candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
     for end in range(1, len(parts)):
         if parts[end] == FOLDER and parts[end - 1] != VERSIONS:
             yield parts[end - 1], f"{PROXY}:/{'/'.join(parts[: end + 1])}", "/".join(parts[end + 1 :])
+
+
+def folders_above(connection: Connection, proxied: str, organization: str) -> list[str] | None:
+    """The folders directly below a path above the files of an organization's runs and logged models; None where it is not.
+
+    As in MLflow those are `artifacts` of a run or a model, the runs and `models` of an experiment, and the models in there.
+    They are known without a look into the store, so one of a run that logged no file is among them. Holds all their names.
+    """
+    owner = files_owner(connection, f"{proxied}/{FOLDER}")
+    if owner is not None and not owner.path and owner.organization == organization:
+        return [FOLDER]
+    place, _, last = proxied.rpartition("/")
+    if last == VERSIONS and (found := experiments_at(connection, place, organization)):
+        return list(connection.scalars(select(logged_models.c.id).where(logged_models.c.experiment_id.in_(found))))
+    if not (found := experiments_at(connection, proxied, organization)):
+        return None
+    any_model = select(logged_models.c.id).where(logged_models.c.experiment_id.in_(found)).limit(1)
+    of_models = [VERSIONS] if connection.scalar(any_model) else []
+    return [*connection.scalars(select(runs.c.id).where(runs.c.experiment_id.in_(found))), *of_models]
+
+
+def experiments_at(connection: Connection, proxied: str, organization: str) -> list[int]:
+    """The experiments that keep their files at a path; several may be at one that their clients chose."""
+    uri = f"{PROXY}:/{proxied}"
+    at_place = experiments.c.artifact_location.in_([uri, f"{uri}/"]) & (experiments.c.organization == organization)
+    return list(connection.scalars(select(experiments.c.id).where(at_place)))

@@ -67,6 +67,8 @@ REQUESTS: list[Request] = [
     query("/get-artifact", run_uuid="{run}", path="notes.txt"),
     query(f"{M}/artifacts/get", run_id="{run}", path="notes.txt"),
     query("/api/2.0/mlflow-artifacts/artifacts", path="{experiment}/{run}/artifacts"),
+    query("/api/2.0/mlflow-artifacts/artifacts", path="{experiment}/{run}"),
+    query("/api/2.0/mlflow-artifacts/artifacts", path="{experiment}"),
     query(f"{M}/metrics/get-history-bulk", run_id=["{run}"], metric_key="loss"),
     json(f"{M}/artifacts/presigned-download-url", run_id="{run}", path="notes.txt"),
     json(f"{M}/artifacts/presigned-upload-url", run_id="{run}", path="notes.txt"),
