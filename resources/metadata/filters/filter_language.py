@@ -145,7 +145,7 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     numeric = entity == "metric" or (entity == "attribute" and key in grammar.numbers.values())
     listable = entity in ("attribute", "dataset")
     allowed = NUMERIC if numeric else LISTABLE_TEXT if listable else grammar.keyed_operators
-    if operator not in allowed and not has_value:
+    if operator not in allowed and operator in grammar.keyed_operators and not has_value:
         supported = "tags" if "param" not in grammar.entities.values() else "tags and params"
         raise invalid(f"IS NULL / IS NOT NULL is only supported for {supported}, not for '{entity}' '{printable(key)}'")
     if operator not in allowed:

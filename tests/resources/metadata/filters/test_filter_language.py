@@ -68,6 +68,7 @@ def test_a_filter_of_runs_is_refused(text: str, refusal: str) -> None:
         ("name > 'a'", LOGGED_MODEL_GRAMMAR, "Invalid comparison operator '>'"),
         ("metrics.loss LIKE 0", LOGGED_MODEL_GRAMMAR, "Invalid comparison operator 'LIKE'"),
         ("name IS NULL", EXPERIMENT_GRAMMAR, "IS NULL / IS NOT NULL is only supported for tags, not for"),
+        ("tags.a IS NULL", MODEL_GRAMMAR, "Invalid comparator 'IS NULL' not one of '!=, =, ILIKE, LIKE'"),
         ("nothing = true", MODEL_GRAMMAR, CLAUSE),
         ("version_number = x", VERSION_GRAMMAR, "Expected numeric value type"),
     ],
