@@ -22,7 +22,7 @@ class Folders:
     checkpoints: Path
     dataset: Path | None
     borrowed: Mapping[str, Stamp]
-    """What of the checkpoints is the first node's."""
+    """What of the checkpoints is other nodes'."""
 
 
 def make_folders(job: Job, store: Store, states: States, work: Path, nodes: Nodes) -> Folders:
@@ -50,7 +50,7 @@ def make_folders(job: Job, store: Store, states: States, work: Path, nodes: Node
 def bring_back(states: States, cache: Path, checkpoints: Path, nodes: Nodes) -> Mapping[str, Stamp]:
     """What an earlier attempt published, where this machine has nothing that the command left: the job has moved here.
 
-    Of several nodes each has its part of one state. Returns what of it is the first's.
+    Of several nodes each has its part of one state. Returns what of it is others'.
     """
     if nodes.size > 1:
         return begin_together(states, nodes, cache, checkpoints)

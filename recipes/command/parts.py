@@ -35,32 +35,47 @@ def whole_of(parts: Sequence[Manifest], made_of: Manifest) -> Manifest:
     return made_of.model_copy(update={"files": ordered, "facts": {**made_of.facts, NODES: len(parts)}})
 
 
-def files_for(rank: int, whole: Manifest) -> dict[str, FileRecord]:
-    """What a node begins with, by the path in its folder: its own, and what the first has at other paths.
+def owner_of(path: str, whole: Manifest) -> tuple[int, str]:
+    """Whose a file of a state is, and where it lay there."""
+    if NODES not in whole.facts or not is_taken(path):
+        return 0, path
+    _, rank, own = path.split("/", 2)
+    return int(rank), own
 
-    A script whose first process saves for all looks for that on each node.
+
+def files_for(rank: int, whole: Manifest) -> dict[str, tuple[int, FileRecord]]:
+    """What a node begins with, by the path in its folder: whose it is, and the file.
+
+    Its own, and what others have at paths that it has not, the first before all: as if they had shared a folder. A script
+    whose first process saves for all looks for that on each node; and of a tensor that all have alike
+    `torch.distributed.checkpoint` writes one copy, into any process's file, where each process looks for it.
     """
-    first = {file.path: file for file in whole.files if NODES not in whole.facts or not is_taken(file.path)}
-    own = prefix_of(rank)
-    return first | {file.path.removeprefix(own): file for file in whole.files if own and file.path.startswith(own)}
+    files = [(*owner_of(file.path, whole), file) for file in whole.files]
+    found: dict[str, tuple[int, FileRecord]] = {}
+    folders: set[str] = set()
+    for owner, path, file in sorted(files, key=lambda each: (each[0] != rank, each[0])):
+        above = {parent.as_posix() for parent in PurePosixPath(path).parents}
+        if path not in found and path not in folders and not above & found.keys():
+            found[path] = owner, file
+            folders |= above
+    return found
 
 
 def bring_part(store: Store, state: Artifact, rank: int, cache: Path, target: Path) -> Mapping[str, Stamp]:
-    """Make `target` what a node begins with; return what of it is the first's, and no part of this node's own state.
+    """Make `target` what a node begins with; return what of it is others', and no part of this node's own state.
 
     Raises:
         BrokenArtifact: a file of it is missing, or is not the one that was published.
     """
     wanted = files_for(rank, store.manifest(state))
-    fetched = store.fetch(state, cache, only=[file.path for file in wanted.values()])
+    fetched = store.fetch(state, cache, only=[file.path for _, file in wanted.values()])
     scratch = target.with_name(f".{target.name}.tmp")  # so that a kill leaves no half of it for the command
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    for path, file in wanted.items():
+    for path, (_, file) in wanted.items():
         (scratch / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(fetched / file.path, scratch / path)
     shutil.rmtree(target, ignore_errors=True)
     scratch.replace(target)
-    own = prefix_of(rank)
-    borrowed = (path for path, file in wanted.items() if own and not file.path.startswith(own))
+    borrowed = (path for path, (owner, _) in wanted.items() if owner != rank)
     return {path: stamp for path in borrowed if (stamp := look_at(target / path))}

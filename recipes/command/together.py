@@ -42,7 +42,7 @@ class Together(Saving):
     """`Saving` of one of several nodes.
 
     Args:
-        borrowed: what lies in the folder of the first node's, as it was brought.
+        borrowed: what lies in the folder of other nodes', as it was brought.
     """
 
     is_alone = False
@@ -149,7 +149,7 @@ class Together(Saving):
         return {path: stamp for path, stamp in found.items() if self._is_own(path, stamp)}
 
     def _is_own(self, path: str, stamp: Stamp) -> bool:
-        return not is_taken(path) if self._nodes.leads else self._borrowed.get(path) != stamp
+        return self._borrowed.get(path) != stamp and not (self._nodes.leads and is_taken(path))
 
     def _agree(self, seen: Mapping[str, Stamp]) -> None:
         asked = self._asked
@@ -228,7 +228,7 @@ class Together(Saving):
 
 
 def begin_together(states: States, nodes: Nodes, cache: Path, checkpoints: Path) -> Mapping[str, Stamp]:
-    """What all nodes go on from; what lies here alone does not count. Returns what of it is the first node's.
+    """What all nodes go on from; what lies here alone does not count. Returns what of it is other nodes'.
 
     Raises:
         Restart: not all came, or a file is broken: then the state goes, and the start after this finds the one before.

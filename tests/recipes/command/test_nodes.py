@@ -234,8 +234,9 @@ if not found: time.sleep(600)
 class Pods:
     """The program on each node, as pods are started: with a folder that is as empty as a new pod's."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, **variables: str) -> None:
         self.logs = [folder / f"{rank}.log" for rank in range(NODES)]
+        self._variables = variables
         self.processes = [self._start(job, folder / str(rank), rank) for rank in range(NODES)]
 
     def _start(self, job: Job, folder: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -243,7 +244,7 @@ class Pods:
         mine = job.model_copy(update={"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache")})
         (folder / "job.json").write_text(mine.model_dump_json())
         words = [sys.executable, "-m", "recipes.command", str(folder / "job.json")]
-        env = {**os.environ, "PET_NODE_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, **self._variables, "PET_NODE_RANK": str(rank), "PYTHONPATH": str(ROOT)}
         with self.logs[rank].open("wb") as log:
             return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, env=env)
 
@@ -253,8 +254,10 @@ class Pods:
             process.wait(60)
 
     def found(self) -> list[str]:
-        lines = (line for log in self.logs for line in log.read_text().splitlines())
-        return [line for line in lines if line.startswith("found")]
+        return [line for line in self.lines() if line.startswith("found")]
+
+    def lines(self) -> list[str]:
+        return [line for log in self.logs for line in log.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -273,9 +276,9 @@ def test_a_command_on_two_machines_that_die_goes_on_with_the_shards_of_both(hous
     codes = [process.wait(60) for process in again.processes]
     assert codes == [0, 0], [log.read_text() for log in again.logs]
     assert again.found() == [
-        "found {'common': 'for all', 'shard-0': '0'}",
+        "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
         "found {'common': 'for all', 'shard-0': '0', 'shard-1': '1'}",
     ]
     made = Result.model_validate_json(house.store.get_bytes(job.result_uri)).artifacts["checkpoints"]
     paths = [file.path for file in house.store.manifest(made).files]
-    assert paths == [".nodes/1/shard-1", "common", "shard-0"], "what the first has is no part of the other's"
+    assert paths == [".nodes/1/shard-1", "common", "shard-0"], "what others have is no part of a node's own"

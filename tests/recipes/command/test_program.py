@@ -44,11 +44,11 @@ def compute() -> LocalCompute:
 class House:
     """Where the jobs of a test run, and what their logs say."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
         self.folder = folder
         self.source = ROOT
-        self.address = StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS)
-        self.store = Store(self.address)
+        self.store = store or Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
+        self.address = self.store.address
         self.lines: list[str] = []
         self.follower = Follower(self.lines.append, lambda seen: None)
 
