@@ -55,12 +55,13 @@ def load(settings: Settings) -> "Config":
 
     import api.prometheus.page  # noqa: F401 - `serve` takes it
     from api.app import create_app
+    from api.corked import CorkedHttp
 
     app = create_app(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=CorkedHttp,
         ws="none",
         log_level=settings.logging.level,
         access_log=settings.logging.level == "debug",
