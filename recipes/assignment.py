@@ -1,7 +1,7 @@
 """Which split a record comes to: by what it asks, or as it says itself.
 
 Records that ask the same thing in other capitals or punctuation stay together, so that no test question was trained on.
-Memory holds a partition of the records at a time, and 16 bytes for each group (`split.group_by`).
+Memory holds a partition of the records at a time, and 24 bytes for each group (`split.group_by`).
 """
 
 import hashlib
@@ -19,6 +19,7 @@ SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "eval": "validation"}
 DRAWN = np.dtype([("draw", "<u8"), ("group", "<u8"), ("place", "<u8")])
+GROUPED = np.dtype([("group", "<u8"), ("count", "<i8")])
 NAMED = np.dtype([("draw", "<u8"), ("split", "i1")])
 
 Draws = NDArray[np.uint64]
@@ -53,7 +54,7 @@ def assign(records: Iterable[tuple[Draws, Groups]], total: int, parameters: Spli
         for draws, groups in records:
             drawn.add(drawn.of_hashes(draws), rows_of(DRAWN, draws, groups, place + np.arange(len(draws))))
             place += len(draws)
-        names, sizes = groups_in(drawn)
+        names, sizes = groups_in(drawn, total, scratch)
         count = int(sizes.sum())
         held_out = round(count * parameters.test), round(count * parameters.validation)
         for name, size in zip(SPLITS, (count - sum(held_out), *reversed(held_out)), strict=True):
@@ -66,7 +67,8 @@ def assign(records: Iterable[tuple[Draws, Groups]], total: int, parameters: Spli
             clusters = clusters_of(drawn, number)
             group = np.searchsorted(names, clusters["group"])
             rank = before[group] + ranks(group)
-            before += np.bincount(group, minlength=len(names))
+            here, counts = np.unique(group, return_counts=True)
+            before[here] += counts
             in_test, held = (each.has(rank) for each in borders)
             chosen = np.select([in_test, held], [TEST, VALIDATION], TRAIN).astype(np.int8)
             for rows in drawn.pieces(number):
@@ -83,15 +85,25 @@ def clusters_of(drawn: Partitions, number: int) -> Rows:
     return found
 
 
-def groups_in(drawn: Partitions) -> tuple[Groups, NDArray[np.int64]]:
+def groups_in(drawn: Partitions, total: int, scratch: Scratch) -> tuple[Groups, NDArray[np.int64]]:
     """All groups, in order, and how many clusters each has."""
-    names, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    for number in range(drawn.count):
-        here, counts = np.unique(clusters_of(drawn, number)["group"], return_counts=True)
-        together, member = np.unique(np.concatenate([names, here]), return_inverse=True)
-        sizes = np.bincount(member, np.concatenate([sizes, counts]), len(together)).astype(np.int64)
-        names = together
-    return names, sizes
+    found = []
+    with scratch.partitions("groups", GROUPED, total) as grouped:
+        for number in range(drawn.count):
+            groups, counts = np.unique(clusters_of(drawn, number)["group"], return_counts=True)
+            grouped.add(grouped.of_hashes(groups), rows_of(GROUPED, groups, counts))
+        for number in range(grouped.count):
+            found.append(sizes_in(grouped.pieces(number)))
+    return np.concatenate([groups for groups, _ in found]), np.concatenate([sizes for _, sizes in found])
+
+
+def sizes_in(pieces: Iterable[Rows]) -> tuple[Groups, NDArray[np.int64]]:
+    """The groups of rows of `GROUPED`, in order, and the sum of what each has."""
+    groups, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    for rows in pieces:
+        groups, member = np.unique(np.concatenate([groups, rows["group"]]), return_inverse=True)
+        sizes = np.bincount(member, np.concatenate([sizes, rows["count"]]), len(groups)).astype(np.int64)
+    return groups, sizes
 
 
 def ranks(group: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,14 +1,14 @@
 """Rows that memory does not hold: they are put into partitions, and what belongs together is found a partition at a time.
 
-What an external sort or join begins with. Of 10 billion records in rows of 24 bytes these are 240 GB on the disk, in some
-7,200 partitions, and in memory some 330 MB: as of 16 million, and of 40. What fits into memory never is on the disk.
+What an external sort or join begins with. Of 10 billion records in rows of 24 bytes that is 240 GB on the disk, and memory
+has some 330 MB: as much as of 16 million records, or of 40. What fits into memory never is on the disk.
 """
 
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 
 HELD_BYTES = 32 << 20
 """Of rows that are collected before they go to the disk, and about of a partition: sorting one takes three times that."""
+FAN = 1024
+"""Partitions that are filled at a time."""
 
 Rows = NDArray[np.void]
 Places = NDArray[np.uint64]
@@ -48,6 +50,8 @@ class Scratch:
 class Partitions:
     """Rows of one kind in `count` partitions, each in the order in which they came. All are put in before any is read.
 
+    What is held is written to each of them, so that twice the rows would be four times the writes. More than `FAN` are
+    filled in two rounds: first the square root of their number, and of these one after the other as it is read.
     As a context manager it leaves nothing on the disk.
     """
 
@@ -57,12 +61,18 @@ class Partitions:
         self._held: list[tuple[NDArray[np.int32], Rows]] = []
         self._bytes = 0
         self._last: Held | None = None
+        self._coarse: Partitions | None = None
+        self._fine: tuple[int, Partitions] | None = None
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
+        if count > FAN:
+            self._each = max(2, isqrt(count))
+            numbered = np.dtype([("number", "<i4"), ("row", kind)])
+            self._coarse = Partitions(folder / "coarse", numbered, -(-count // self._each), held_bytes)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def of_hashes(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -71,23 +81,41 @@ class Partitions:
 
     def add(self, numbers: NDArray[Any], rows: Rows) -> None:
         """Put each row into the partition of its number."""
-        self._held.append((numbers.astype(np.int32), rows))
+        assert self._last is None, "rows that come after the first was read would be lost"
+        numbers = numbers.astype(np.int32)
+        if self._coarse is not None:
+            self._coarse.add(numbers // self._each, numbered_rows(self._coarse._kind, numbers, rows))
+            return
+        self._held.append((numbers, rows))
         self._bytes += rows.nbytes
         if self._bytes >= self._held_bytes:
             self._write(self._taken())
 
     def pieces(self, number: int) -> Iterator[Rows]:
         """The rows of a partition: all at once, unless it is far larger than the others, as where one hash is very often."""
+        if self._coarse is not None:
+            yield from self._fine_of(number // self._each).pieces(number % self._each)
+            return
         path = self._place(number)
         held = self._finished()
         if not path.is_file():
             if len(rows := held.of(number)):
                 yield rows
             return
-        most = max(1, 2 * self._held_bytes // self._kind.itemsize)
+        # One alone that is on the disk is no partition, but all rows in their order, of which nobody wants many together.
+        most = max(1, (2 * self._held_bytes if self.count > 1 else self._held_bytes // 4) // self._kind.itemsize)
         with path.open("rb") as file:
             for _ in range(0, path.stat().st_size, most * self._kind.itemsize):
                 yield np.fromfile(file, self._kind, most)
+
+    def _fine_of(self, coarse: int) -> "Partitions":
+        assert self._coarse is not None
+        if self._fine is None or self._fine[0] != coarse:
+            found = Partitions(self._folder / "fine", self._kind, self._each, self._held_bytes)
+            for rows in self._coarse.pieces(coarse):
+                found.add(rows["number"] % self._each, np.ascontiguousarray(rows["row"]))
+            self._fine = coarse, found
+        return self._fine[1]
 
     def _place(self, number: int) -> Path:
         return self._folder / str(number)
@@ -115,6 +143,12 @@ class Partitions:
         return self._last
 
 
+def numbered_rows(kind: np.dtype[Any], numbers: NDArray[np.int32], rows: Rows) -> Rows:
+    found = np.empty(len(rows), kind)
+    found["number"], found["row"] = numbers, rows
+    return found
+
+
 @dataclass(frozen=True)
 class Held:
     """Rows in memory, and their order: that of partition 0, which begins at the first of `starts`, and so on."""
@@ -139,7 +173,7 @@ class Column:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._rows.__exit__(*exception)
 
     def put(self, places: Places, values: Any) -> None:
@@ -173,7 +207,10 @@ class Reader:
     def take(self, length: int) -> NDArray[Any]:
         taken = [self._block[:length]]
         while (length := length - len(taken[-1])) > 0:
-            self._block = next(self._blocks)
+            block = next(self._blocks, None)
+            if block is None:
+                raise IndexError("more values are asked for than there are places")
+            self._block = block
             taken.append(self._block[:length])
         self._block = self._block[len(taken[-1]) :]
         return np.concatenate(taken)

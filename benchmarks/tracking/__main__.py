@@ -92,6 +92,7 @@ def measure(
             print(f"  {name}: healthy after {idle[name].ready_after:.2f} s, {idle[name].memory:.0f} MB PSS")
             loaded[name] = Loaded(place.port)
             used[name] = server.processor_seconds
+            server.settle()
             if name != BARE and any(case.reads for case in cases):
                 prepare_reads(loaded[name], options.runs)
         floor = copied_rows(postgres.url("postgres")) if postgres is not None else sqlite_rows(folder)

@@ -18,6 +18,8 @@ NOT_PASSED_ON = ("HANZO_ML_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
 """Names of variables, or how they begin. The last would have ours, a checkout, compiled at each start; peers are by pip."""
 REPOSITORY = Path(__file__).parents[2]
 STARTS_WITHIN = 120.0
+IDLE, IDLE_FOR = 0.2, 2.0
+"""A server does nothing when it takes less than this share of a processor for so many seconds."""
 
 DURABILITY = {
     "sqlite": "ours: WAL, synchronous=NORMAL; mlflow: its default (rollback journal, FULL); FastTrackML: its default (WAL)",
@@ -129,6 +131,18 @@ class Server:
 
     def processor_seconds(self) -> float:
         return processor_seconds(of_session(self._process.pid))
+
+    def settle(self) -> None:
+        """Wait until it has started all that it starts: mlflow is healthy long before its job consumers are there, and while
+        those came it answered a tenth of the calls that it answers then, which was no merit of the others.
+        """
+        until = time.perf_counter() + STARTS_WITHIN
+        used = self.processor_seconds()
+        while time.perf_counter() < until:
+            time.sleep(IDLE_FOR)
+            before, used = used, self.processor_seconds()
+            if used - before < IDLE * IDLE_FOR:
+                return
 
     def stop(self) -> None:
         os.killpg(self._process.pid, 15)

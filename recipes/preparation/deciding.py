@@ -65,6 +65,9 @@ class Told:
                 yield np.where(other == np.uint64(AS_IT_WAS), draw, other)
 
     def groups(self) -> Iterator[Groups]:
+        if not self.plan.parameters.split.group_by:
+            yield from (np.zeros(length, np.uint64) for length in self.lengths)
+            return
         for table in self.tables():
             codes, names = codes_of(table.column("group"))
             yield np.array([hash_of(name) for name in names], np.uint64)[codes]
@@ -101,8 +104,9 @@ def decide(plan: Plan, lengths: Sequence[int]) -> Decided:
             named(counts.tolist(), wanted.column)
             leaked = leaks(zip(records.draws(joined), records.splits(None), strict=True), records.total, scratch)
         else:
-            is_grouped = any(codes_of(table.column("group"))[1] != [""] for table in records.tables() if len(table))
-            refuse_no_groups(is_grouped, wanted)
+            if wanted.group_by:
+                is_grouped = any(codes_of(table.column("group"))[1] != [""] for table in records.tables() if len(table))
+                refuse_no_groups(is_grouped, wanted)
             drawn = zip(records.draws(joined), records.groups(), strict=True)
             assigned = columns.enter_context(assign(drawn, records.total, wanted, scratch))
         added: dict[str, int] = {}
@@ -118,7 +122,7 @@ def decide(plan: Plan, lengths: Sequence[int]) -> Decided:
                 )
             )
             copies = repeated.runs(records.classes(assigned, names), lengths)
-            added = {name: repeated.added(number) for name, number in names.items() if repeated.added(number)}
+            added = {name: count for name, number in names.items() if (count := repeated.added(number))}
         repeated_counts = np.zeros(len(SPLITS), np.int64)
         for index, (splits, times) in enumerate(zip(records.splits(assigned), copies, strict=True)):
             save_array(plan.place(DECIDED, index, "npy"), np.stack([splits, times]))

@@ -43,8 +43,7 @@ def deliver(job: Job, store: Store, plan: Plan, parts: Parts, pods: Pods) -> Non
             files.append(FileRecord(path=file.name, sha256=sha256_of(file), size=file.stat().st_size))
         with written(delivered(plan, number)) as part:
             part.write_bytes(Manifest(kind="part", files=tuple(files)).to_bytes())
-        pods.give(known_by(plan, parts, number))
-        pods.give(delivered(plan, number))
+        pods.give(known_by(plan, parts, number), delivered(plan, number))
 
 
 def columns(known: Sequence[Path], *names: str) -> Iterator[Pairs]:
@@ -66,7 +65,7 @@ class Delivery:
         self._files: dict[str, list[FileRecord]] = {role: [] for role in (*SPLITS, TOGETHER)}
         self._known_by: dict[str, list[Path]] = {role: [] for role in (*SPLITS, TOGETHER)}
         every = range(sum(parts))
-        pods.take(*(path for number in every for path in (delivered(plan, number), known_by(plan, parts, number))))
+        pods.take(path for number in every for path in (delivered(plan, number), known_by(plan, parts, number)))
         # In the order of their names, as a folder of all of them would be read.
         for number in sorted(every, key=lambda number: name_of(parts, number)[1]):
             split, _ = name_of(parts, number)

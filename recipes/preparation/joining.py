@@ -67,7 +67,8 @@ def together(records: Callable[[], Iterable[tuple[Draws, Draws]]], total: int, s
 def touched_by_masking(records: Iterable[tuple[Draws, Draws]], most: int) -> NDArray[np.bool_] | None:
     """Marks at up to `most` slots of all draws that a masked question has, before or since; None where there is none.
 
-    A record that is at none of them is joined to no other. Hardly more are at one than are joined to some other.
+    A record that is at none of them is joined to no other. Few more are at one than are joined to some other, unless memory
+    holds few slots for very many masked questions: those that are at one are only looked at in vain.
     """
     touched = np.zeros(1 << most.bit_length() - 1 if most else 1, np.bool_)
     found = False
@@ -88,8 +89,8 @@ def lowest_of_each(pieces: Iterable[tuple[Draws, Draws]]) -> tuple[Draws, Draws]
     """All members, in order, and the lowest value that each has."""
     members, lowest = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
     for more, values in pieces:
-        together, values = np.concatenate([members, more]), np.concatenate([lowest, values])
-        order = np.lexsort((values, together))
-        members, firsts = np.unique(together[order], return_index=True)
+        members, values = np.concatenate([members, more]), np.concatenate([lowest, values])
+        order = np.lexsort((values, members))
+        members, firsts = np.unique(members[order], return_index=True)
         lowest = values[order][firsts]
     return members, lowest

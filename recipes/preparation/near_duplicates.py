@@ -70,8 +70,9 @@ def near_duplicates(
         kept: of each range, which records are looked at: of equal ones, the first.
     """
     bands, width = bands_of(parameters)
-    with scratch.partitions("banded", BANDED, total * bands) as banded, scratch.partitions("pairs", PAIR, total) as pairs:
-        starts = [0]
+    starts = [0]
+    rows = total * bands
+    with scratch.partitions("banded", BANDED, rows) as banded, scratch.partitions("pairs", PAIR, rows) as pairs:
         for file, marks in zip(files, kept, strict=True):
             signatures = np.load(file)[marks]
             places = starts[-1] + np.flatnonzero(marks)
@@ -81,8 +82,23 @@ def near_duplicates(
             starts.append(starts[-1] + len(marks))
         for number in range(banded.count):
             for found in pairs_in(banded.pieces(number)):
-                pairs.add(found["head"] * pairs.count // max(total, 1), found)
-        yield from near(files, np.array(starts), pairs, total, parameters, scratch)
+                # By the later one: it has few, where very many may have one head.
+                pairs.add(found["later"] * pairs.count // max(total, 1), found)
+        with scratch.partitions("heads", PAIR, total) as heads:
+            count = 0
+            for number in range(pairs.count):
+                for found in map(each_once, pairs.pieces(number)):
+                    heads.add(found["head"] * heads.count // max(total, 1), found)
+                    count += len(found)
+            yield from near(files, np.array(starts), heads, count, parameters, scratch)
+
+
+def each_once(pairs: Rows) -> Rows:
+    """Pairs without those that are there again, from another band."""
+    pairs = pairs[np.lexsort((pairs["head"], pairs["later"]))]
+    is_first = np.ones(len(pairs), np.bool_)
+    is_first[1:] = (pairs["head"][1:] != pairs["head"][:-1]) | (pairs["later"][1:] != pairs["later"][:-1])
+    return pairs[is_first]
 
 
 def pairs_in(pieces: Iterable[Rows]) -> Iterator[Rows]:
@@ -101,18 +117,19 @@ def pairs_in(pieces: Iterable[Rows]) -> Iterator[Rows]:
 def near(
     files: Sequence[Path],
     starts: NDArray[np.int64],
-    pairs: Partitions,
-    total: int,
+    heads: Partitions,
+    count: int,
     parameters: NearDuplicates,
     scratch: Scratch,
 ) -> Iterator[Places]:
-    """The later ones of the pairs that are nearly equal. No signature is read but beside others of its file: the head's is
-    taken to where the later one's lies."""
+    """The later ones of `count` pairs that are nearly equal. No signature is read but beside others of its file: the head's
+    is taken to where the later one's lies."""
     signed = np.dtype([("later", "<u8"), ("signature", "<u4", (parameters.permutations,))])
-    with scratch.partitions("signed", signed, total) as with_head:
-        for number in range(pairs.count):
-            for rows in pairs.pieces(number):
-                rows = np.unique(rows)  # a pair is in many bands
+    total = int(starts[-1])
+    with scratch.partitions("signed", signed, count) as with_head:
+        for number in range(heads.count):
+            for rows in heads.pieces(number):
+                rows = rows[np.argsort(rows["head"], kind="stable")]
                 for chosen, signatures in signatures_of(files, starts, rows["head"]):
                     later = rows["later"][chosen]
                     with_head.add(later * with_head.count // max(total, 1), rows_of(signed, later, signatures))

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.assignment import Draws, ranks
-from recipes.partitions import Column, Scratch, rows_of
+from recipes.partitions import Column, Rows, Scratch, rows_of
 from recipes.preparation.hashing import mixed
 
 NO_CLASS = -1
@@ -25,11 +26,11 @@ class Copies(AbstractContextManager["Copies"]):
     sizes: NDArray[np.int64]
     once_more: Column
 
-    @property
+    @cached_property
     def target(self) -> int:
         return int(self.sizes.max(initial=0))
 
-    @property
+    @cached_property
     def each(self) -> NDArray[np.int64]:
         return self.target // np.maximum(self.sizes, 1)
 
@@ -68,10 +69,45 @@ def oversample(members: Callable[[], Iterable[tuple[Classes, Draws]]], total: in
             keys = mixed(draws[chosen], seed)
             drawn.add(drawn.of_hashes(keys), rows_of(MEMBER, keys, classes[chosen], before + chosen))
             before += len(classes)
-        taken = np.zeros_like(sizes)
+        left = rest.copy()
         for number in range(drawn.count):
-            rows = np.concatenate([np.zeros(0, MEMBER), *drawn.pieces(number)])
-            rows = rows[np.lexsort((rows["place"], rows["mixed"]))]
-            copies.once_more.put(rows["place"][taken[rows["class"]] + ranks(rows["class"]) < rest[rows["class"]]], 1)
-            taken += np.bincount(rows["class"], minlength=len(sizes))
+            quotas = quotas_of(drawn.pieces(number), left)
+            for rows in drawn.pieces(number):
+                for code, quota in quotas.items():
+                    own = rows[rows["class"] == code]
+                    copies.once_more.put(own["place"][quota.has(own["mixed"])], 1)
     return copies
+
+
+@dataclass
+class Quota:
+    """How many of the members of a class that have a number stand there once more: of those with one number the first."""
+
+    numbers: Draws
+    left: NDArray[np.int64]
+
+    def has(self, numbers: Draws) -> NDArray[np.bool_]:
+        """Who stands there once more: each is asked for once, in the order of the input."""
+        member = np.searchsorted(self.numbers, numbers)
+        found = ranks(member) < self.left[member]
+        here, counts = np.unique(member, return_counts=True)
+        self.left[here] -= counts
+        return found
+
+
+def quotas_of(pieces: Iterable[Rows], left: NDArray[np.int64]) -> dict[int, Quota]:
+    """The quotas of a partition: the lowest come first. They are taken from what is `left` of each class."""
+    counted: dict[int, tuple[Draws, NDArray[np.int64]]] = {}
+    for rows in pieces:
+        for code in np.unique(rows["class"]).tolist():
+            numbers, sizes = counted.get(code, (np.zeros(0, np.uint64), np.zeros(0, np.int64)))
+            more = rows["mixed"][rows["class"] == code]
+            numbers, member = np.unique(np.concatenate([numbers, more]), return_inverse=True)
+            weights = np.concatenate([sizes, np.ones(len(more), np.int64)])
+            counted[code] = numbers, np.bincount(member, weights, len(numbers)).astype(np.int64)
+    quotas = {}
+    for code, (numbers, sizes) in counted.items():
+        quota = np.clip(left[code] - (np.cumsum(sizes) - sizes), 0, sizes)
+        left[code] -= quota.sum()
+        quotas[code] = Quota(numbers, quota)
+    return quotas

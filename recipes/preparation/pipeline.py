@@ -7,6 +7,7 @@ columns that the others give it.
 """
 
 import json
+import shutil
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -86,19 +87,19 @@ def run(plan: Plan, source: Source, workers: Workers, pods: Pods) -> tuple[Parts
     share(workers, "read", partial(read, plan), [(index, source.of(plan.ranges[index])) for index in to_read])
     pods.give_all(files_of(plan, reading.STAGE, index) for index in own)
     if leads:
-        pods.take(*(path for index in ranges for path in files_of(plan, reading.STAGE, index)))
+        pods.take(path for index in ranges for path in files_of(plan, reading.STAGE, index))
         find_duplicates(plan)
         pods.give_all([plan.place(DISTINCT, index, "npy")] for index in ranges)
-    pods.take(*(plan.place(DISTINCT, index, "npy") for index in own))
+    pods.take(plan.place(DISTINCT, index, "npy") for index in own)
     share(workers, "encoded", partial(encode, plan), [(index,) for index in own])
     pods.give_all(files_of(plan, encoding.STAGE, index) for index in own)
     prepared = None
     if leads:
-        pods.take(*(path for index in ranges for path in files_of(plan, encoding.STAGE, index)))
+        pods.take(path for index in ranges for path in files_of(plan, encoding.STAGE, index))
         prepared = decide_all(plan)
         pods.give_all([plan.place(DECIDED, index, "npy")] for index in ranges)
         pods.give(plan.work / PARTS_FILE)
-    pods.take(*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE)
+    pods.take([*(plan.place(DECIDED, index, "npy") for index in own), plan.work / PARTS_FILE])
     parts = tuple(json.loads((plan.work / PARTS_FILE).read_bytes()))
     if plan.parameters.features is not None:
         add_features(plan, workers, pods, own)
@@ -116,12 +117,12 @@ def add_features(plan: Plan, workers: Workers, pods: Pods, own: Sequence[int]) -
     share(workers, "fitted", partial(fitting.fit, plan), [(index,) for index in own])
     pods.give_all(fitting.fitted_files(plan, index) for index in own)
     if pods.rank == 0:
-        pods.take(*(path for index in range(len(plan.ranges)) for path in fitting.fitted_files(plan, index)))
+        pods.take(path for index in range(len(plan.ranges)) for path in fitting.fitted_files(plan, index))
         state = fitting.state_of(plan)  # before the keys: what cannot be fitted is told early
         share(workers, "merged", partial(merge, plan), fitting.to_merge(plan), of="tables")
         fitting.fit_all(plan, state)
         pods.give(*fitting.files_of(plan))
-    pods.take(*fitting.files_of(plan))
+    pods.take(fitting.files_of(plan))
     share(workers, "computed", partial(compute, plan), [(index,) for index in own])
 
 
@@ -205,9 +206,10 @@ def share(workers: Workers, done: str, unit: Unit, calls: Sequence[tuple[Any, ..
 def find_duplicates(plan: Plan) -> None:
     """Leave for each range which of its records are not the first: 0 stays, else why it goes."""
     ranges, wanted, scratch = range(len(plan.ranges)), plan.parameters.filter, plan.scratch
+    shutil.rmtree(scratch.folder, ignore_errors=True)  # of a process that was killed, and may have been further
     lengths = [told(plan, reading.STAGE, index).num_rows for index in ranges]
     total = sum(lengths)
-    with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as close:
+    with scratch.column("equal", np.int8, total, 0) as equal, scratch.column("near", np.int8, total, 0) as near:
         if wanted.dedup:
             digests = (halves(told(plan, reading.STAGE, index).column("digest")) for index in ranges)
             for places in duplicates(digests, total, scratch):
@@ -216,8 +218,8 @@ def find_duplicates(plan: Plan) -> None:
             signatures = [plan.place(reading.STAGE, index, "npy") for index in ranges]
             kept = (marks == 0 for marks in equal.runs(lengths))
             for places in near_duplicates(signatures, kept, total, wanted.near_dedup, scratch):
-                close.put(places, NEAR_DUPLICATE)
-        for index, marks in enumerate(zip(equal.runs(lengths), close.runs(lengths), strict=True)):
+                near.put(places, NEAR_DUPLICATE)
+        for index, marks in enumerate(zip(equal.runs(lengths), near.runs(lengths), strict=True)):
             save_array(plan.place(DISTINCT, index, "npy"), np.maximum(*marks))
 
 

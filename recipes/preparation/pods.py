@@ -7,6 +7,8 @@ not, finds in the store what was given before, does the rest, and may give anyth
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from recipes.preparation.plan import written
@@ -17,7 +19,7 @@ POLL_SECONDS = 1.0
 AT_ONCE = 16
 """Files on their way at a time: most are small, and there are some of each range, one after the other for hours of 10 TB."""
 WINDOW = 256
-"""Files that are asked for before the first that is missing is waited for."""
+"""Files of which those that are there are taken before the first that is missing is waited for."""
 SAY_EVERY_SECONDS = 60.0
 
 
@@ -48,7 +50,7 @@ class Pods:
     def give_all(self, units: Iterable[Sequence[Path]]) -> None:
         """Let the other pods have the files of many units, of which those of one are given in their order."""
 
-    def take(self, *paths: Path) -> None:
+    def take(self, paths: Iterable[Path]) -> None:
         """Have files that some pods give: wait for them if need be."""
 
 
@@ -90,34 +92,29 @@ class PodsOfMany(Pods):
             self._store.put_file(self._place(path), path)
 
     def give_all(self, units: Iterable[Sequence[Path]]) -> None:
+        waiting = iter(units)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="give") as threads:
-            for _ in threads.map(lambda paths: self.give(*paths), units):
-                pass
+            while window := [*islice(waiting, WINDOW)]:
+                for _ in threads.map(lambda paths: self.give(*paths), window):
+                    pass
 
-    def take(self, *paths: Path) -> None:
+    def take(self, paths: Iterable[Path]) -> None:
         """Raises ResultIsThere: there is nothing more to take."""
+        waiting = iter(paths)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="take") as threads:
-            for begin in range(0, len(paths), WINDOW):
-                missing = paths[begin : begin + WINDOW]
-                while missing := tuple(path for path in missing if not path.is_file()):
+            while missing := [*islice(waiting, WINDOW)]:
+                while missing := [path for path in missing if not path.is_file()]:
                     self._wait_for(missing[0])
                     for _ in threads.map(self._take_given, missing):
                         pass
 
     def _take_given(self, path: Path) -> None:
-        """Have a file here, if it was given already."""
-        try:
+        """Have a file here, if it was given already. One that is given anew just now is tried again."""
+        with suppress(FileNotFoundError):
             given = self._store.open(self._place(path))
-        except FileNotFoundError:
-            return
-        try:
             with written(path) as part, part.open("wb") as out:
                 for piece in given.chunks():
                     out.write(piece)
-        except FileNotFoundError:
-            if self._is_over():
-                raise ResultIsThere from None
-            raise
 
     def _wait_for(self, path: Path) -> None:
         said = time.monotonic()

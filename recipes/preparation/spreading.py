@@ -61,5 +61,5 @@ def exchange(plan: Plan, shuffle: Shuffle, pods: Pods, groups: Sequence[int], wa
             if bucket not in mine:
                 path.unlink()
         pods.give(is_spread(plan, 0, 0, group))
-    pods.take(*(path for bucket in mine for path in runs_of(plan, bucket)))
+    pods.take(path for bucket in mine for path in runs_of(plan, bucket))
     return sorted(mine, key=lambda bucket: bucket.first)

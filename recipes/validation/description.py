@@ -1,4 +1,4 @@
-"""Blocks of records -> the statistics of a version. Memory holds the sample, and at most 16 bytes for each record."""
+"""Blocks of records -> the statistics of a version. Memory holds the sample, of however many records."""
 
 import tempfile
 from collections import Counter

@@ -1,6 +1,7 @@
 """Rows come back by their partition and in their order, values by their place, whether they were on the disk or not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,12 @@ from recipes.partitions import Partitions, Scratch, rows_of
 KIND = np.dtype([("key", "<u8"), ("place", "<u8")])
 HELD = [48, 1 << 20]
 """Bytes of three rows, or of more than all of them."""
+
+
+@pytest.fixture(params=[2, 1000], autouse=True)
+def fan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More partitions than are filled at a time, or fewer."""
+    monkeypatch.setattr("recipes.partitions.FAN", request.param)
 
 
 @pytest.mark.parametrize("held_bytes", HELD)
@@ -44,6 +51,41 @@ def test_a_partition_that_is_far_larger_than_the_others_comes_in_pieces(tmp_path
         pieces = [*partitions.pieces(1)]
     assert max(map(len, pieces)) <= 20
     assert np.concatenate(pieces)["place"].tolist() == [*range(1000)]
+
+
+def test_a_row_that_comes_after_the_first_was_read_is_refused(tmp_path: Path) -> None:
+    partitions = Partitions(tmp_path, KIND, 1, 1000)
+    assert not [*partitions.pieces(0)]
+    with pytest.raises(AssertionError):
+        partitions.add(np.zeros(1), rows_of(KIND, [1], [1]))
+
+
+def test_more_values_than_there_are_places_are_refused(tmp_path: Path) -> None:
+    with Scratch(tmp_path, 100).column("values", np.int8, 5, 0) as column, pytest.raises(IndexError):
+        [*column.runs([3, 3])]
+
+
+def test_twice_the_rows_are_not_four_times_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time memory was full each partition was opened."""
+    monkeypatch.setattr("recipes.partitions.FAN", 16)
+    opened: list[str] = []
+    does = Path.open
+
+    def counting(self: Path, mode: str = "r", *rest: Any) -> Any:
+        opened.append(mode)
+        return does(self, mode, *rest)
+
+    monkeypatch.setattr(Path, "open", counting)
+    count, held = 256, 500
+    rows, random = count * held, np.random.default_rng(1)
+    with Partitions(tmp_path / "rows", KIND, count, held * KIND.itemsize) as partitions:
+        for begin in range(0, rows, held):
+            numbers = random.integers(0, count, held)
+            partitions.add(numbers, rows_of(KIND, numbers, begin + np.arange(held)))
+        found = np.concatenate([piece for number in range(count) for piece in partitions.pieces(number)])
+    assert np.array_equal(np.sort(found["place"]), np.arange(rows))
+    assert (np.diff(found["key"].astype(np.int64)) >= 0).all()
+    assert opened.count("ab") < 4 * count * 16, "twice the root for each time that memory is full, in either round"
 
 
 def test_hashes_are_spread_over_partitions_in_their_order(tmp_path: Path) -> None:

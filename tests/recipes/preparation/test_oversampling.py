@@ -1,5 +1,7 @@
 """All classes come to as many training records as the largest; who stands there once more is drawn, with few in memory."""
 
+import tracemalloc
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +26,7 @@ def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: in
     parts = [slice(begin, begin + RANGE) for begin in range(0, count, RANGE)]
     with TemporaryDirectory() as folder:
         members = [(classes[part], draws[part]) for part in parts]
-        with oversample(lambda: members, count, salt, Scratch(Path(folder), HELD_BYTES)) as copies:
+        with oversample(partial(list, members), count, salt, Scratch(Path(folder), HELD_BYTES)) as copies:
             runs = copies.runs((known for known, _ in members), [len(known) for known, _ in members])
             found = np.concatenate([np.zeros(0, np.int32), *runs])
             added = [copies.added(number) for number in range(kinds + 1)]
@@ -40,3 +42,22 @@ def test_copies_are_those_of_the_lowest_numbers(seed: int, count: int, kinds: in
     assert (found == expected).all()
     assert added == [int(sizes.max()) - size if size else 0 for size in sizes.tolist()]
     assert {int(found[classes == number].sum()) for number in range(kinds + 1)} <= {0, int(sizes.max())}
+
+
+def test_a_question_that_a_third_of_the_records_ask_is_not_in_memory(tmp_path: Path) -> None:
+    """All of its records were, as they are in one partition."""
+    peaks = []
+    for count in (20_000, 160_000):
+        draws = np.random.default_rng(1).integers(0, 1 << 64, count, np.uint64)
+        draws[::3] = 7
+        classes = (np.arange(count) % 5 == 0).astype(np.int64)
+        parts = [slice(begin, begin + 1000) for begin in range(0, count, 1000)]
+        members = [(classes[part], draws[part]) for part in parts]
+        tracemalloc.start()
+        with oversample(partial(list, members), count, 1, Scratch(tmp_path, 1 << 16)) as copies:
+            lengths = [len(known) for known, _ in members]
+            total = sum(int(run.sum()) for run in copies.runs((known for known, _ in members), lengths))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert total == 2 * max(np.bincount(classes))
+    assert peaks[1] < 1.5 * peaks[0], peaks
