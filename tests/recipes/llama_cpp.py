@@ -1,30 +1,43 @@
 """A GGUF file in llama.cpp's own server, for comparison with transformers."""
 
 import json
+import subprocess
+import sys
 import urllib.request
+import weakref
 from pathlib import Path
 from typing import Any
 
-import xllamacpp
+SERVER = """
+import sys, xllamacpp
+parameters = xllamacpp.CommonParams()
+parameters.model.path = sys.argv[1]
+parameters.n_ctx = 512
+parameters.n_parallel = 1
+parameters.cpuparams.n_threads = 1
+parameters.warmup = False
+parameters.ui = False
+parameters.verbosity = -1
+server = xllamacpp.Server(parameters)
+print("listens", server.listening_address, flush=True)
+sys.stdin.read()
+"""
 
 
 class LlamaCpp:
-    """llama.cpp in this process; it ends with the object."""
+    """llama.cpp in a process of its own, which is killed with the object: now and then its end waits for ever."""
 
     def __init__(self, gguf: Path) -> None:
-        parameters = xllamacpp.CommonParams()
-        parameters.model.path = str(gguf)
-        parameters.n_ctx = 512
-        parameters.n_parallel = 1
-        parameters.cpuparams.n_threads = 1
-        parameters.warmup = False
-        parameters.ui = False
-        parameters.verbosity = -1
-        self._server = xllamacpp.Server(parameters)
+        words = [sys.executable, "-c", SERVER, str(gguf)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        weakref.finalize(self, end, process)
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if line.startswith("listens "))
+        self._address = said.split()[1]
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
-            self._server.listening_address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         return json.loads(urllib.request.urlopen(request, timeout=60).read())
 
@@ -43,3 +56,8 @@ class LlamaCpp:
     def continuation(self, tokens: list[int], length: int) -> list[int]:
         body = {"prompt": tokens, "n_predict": length, "temperature": 0, "return_tokens": True}
         return list(self.post("/completion", body)["tokens"])
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
