@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 PARAMS_IN_ONE_REQUEST = 100
 DRAIN_SECONDS = 300.0
 """How long the end of a run waits for a server that is away, before it gives up what it could not send."""
-ATTEMPTS = 12
+ATTEMPTS = 13
+"""Of a call that may be sent twice: with the pauses between them, a server that is away for a minute is waited for."""
 PROXIED = "mlflow-artifacts:/"
 """Begins the places that are the server's own."""
 T = TypeVar("T")

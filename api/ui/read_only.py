@@ -4,21 +4,22 @@ Browsers name the page's origin in every request that may change something, and 
 MLflow's clients send no such header. So the wall needs no knowledge of the UI, and holds for forged requests of other sites.
 """
 
+import re
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import error_response
 from api.headers import header
 from resources.errors import ErrorCode
 
-READS = (
-    "/search",
-    "/search-datasets",
-    "/get-latest-versions",
-    "/graphql",
-    "/ui-telemetry",
-    "/gateway-proxy",
+QUESTION = re.compile(
+    r"/(ajax-)?api/\d\.\d/?mlflow/([a-z-]+/)+(search|search-datasets|get-latest-versions)"
+    r"|/graphql"
+    r"|/ajax-api/\d\.\d/mlflow/(ui-telemetry|gateway-proxy)"
 )
-"""What ends so is only a question, though it is asked by POST."""
+"""Paths of what only asks, though by POST. All of a path: what ended so was taken for a question, as an artifact of the name
+`search` that was deleted.
+"""
 SIGN_IN = ("/login", "/logout")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -38,7 +39,8 @@ class ReadOnlyPages:
 
 
 def writes(method: str, path: str) -> bool:
-    return method not in SAFE_METHODS and not path.endswith(READS) and path not in SIGN_IN
+    asks = method == "POST" and (QUESTION.fullmatch(path) is not None or path in SIGN_IN)
+    return method not in SAFE_METHODS and not asks
 
 
 def from_a_page(scope: Scope) -> bool:

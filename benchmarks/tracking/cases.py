@@ -128,7 +128,14 @@ def search_first(server: Loaded, clients: int, seconds: float) -> Measured:
 
 
 def searching(server: Loaded, query: dict[str, object]) -> Call:
-    return "POST", API + "runs/search", json.dumps({"experiment_ids": [server.experiment], **query}).encode()
+    """Raises RuntimeError where nothing is found: that would be fast."""
+    call = "POST", API + "runs/search", json.dumps({"experiment_ids": [server.experiment], **query}).encode()
+    client = Client(server.port)
+    found = json.loads(client.call(call)).get("runs")
+    client.close()
+    if not found:
+        raise RuntimeError(f"a search for {query} finds none of the runs that were logged")
+    return call
 
 
 def get_run(server: Loaded, clients: int, seconds: float) -> Measured:

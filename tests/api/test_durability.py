@@ -173,6 +173,7 @@ def test_two_servers_on_one_postgresql_while_it_and_they_are_killed(
         address = {"HANZO_ML_DATABASE_URL": postgres_url}  # and one folder, which is their object store
         servers = [stack.enter_context(ServerProcess(tmp_path, address)) for _ in range(2)]
         kills = (
+            partial(restart, servers[0]),
             partial(kill_a_backend, postgres_url),
             partial(kill_and_start, postgres),
             partial(kill_all, servers, postgres),

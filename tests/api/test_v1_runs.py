@@ -48,8 +48,39 @@ def test_a_run_from_queue_to_end(http: TestClient) -> None:
         run = http.patch(f"/v1/runs/{run['id']}/status", json={"status": status}).json()
         assert run["status"] == status
     assert run["ended_at"] >= run["started_at"]
+    place = f"mlflow-artifacts:/{run['experiment_id']}/{run['id']}/artifacts"
+    assert (run["artifact_uri"], run["organization"]) == (place, "default")
     listed = http.get(f"/v1/experiments/{run['experiment_id']}/runs").json()["runs"]
     assert [found["id"] for found in listed] == [run["id"]]
+
+
+def test_a_run_says_whose_it_is(http: TestClient) -> None:
+    made = http.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0", "user_id": "ada"}).json()["run"]["info"]
+    assert http.get(f"/v1/runs/{made['run_id']}").json()["user_id"] == "ada"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("queued", "SCHEDULED"),
+        ("running", "RUNNING"),
+        ("completed", "FINISHED"),
+        ("failed", "FAILED"),
+        ("cancelled", "KILLED"),
+    ],
+)
+def test_a_status_is_one_of_mlflow_s(http: TestClient, run_id: str, ours: str, theirs: str) -> None:
+    """Row F12, either way: what is said in one's words is read in the other's."""
+
+    def said() -> tuple[str, str]:
+        found = http.get("/api/2.0/mlflow/runs/get", params={"run_id": run_id}).json()["run"]["info"]["status"]
+        return http.get(f"/v1/runs/{run_id}").json()["status"], found
+
+    assert http.patch(f"/v1/runs/{run_id}/status", json={"status": ours}).status_code == 200
+    assert said() == (ours, theirs)
+    for status in ("RUNNING", theirs):
+        assert http.post("/api/2.0/mlflow/runs/update", json={"run_id": run_id, "status": status}).status_code == 200
+    assert said() == (ours, theirs)
 
 
 def test_a_run_is_found_in_its_experiment_and_in_no_other(http: TestClient, run_id: str) -> None:

@@ -43,5 +43,7 @@ def test_it_is_small_and_logs(tmp_path: Path) -> None:
         script = [python, "-I", "-c", SCRIPT, server.url, str(notes)]
         run_id = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path).stdout.split()[-1]
         run = httpx.get(f"{server.url}/v1/runs/{run_id}").json()
+        experiment = httpx.get(f"{server.url}/v1/experiments/{run['experiment_id']}").json()
+    assert experiment["name"] == "zen-72b-finance"
     assert (run["status"], run["params"]) == ("completed", {"lora_rank": "64"})
     assert [artifact["key"] for artifact in run["artifacts"]] == ["notes.txt"]

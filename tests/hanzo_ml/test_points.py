@@ -6,6 +6,7 @@ import math
 import pytest
 
 from hanzo_ml.points import LONGEST_DELAY, Point, Resumption, is_refusal, newest_steps, retry_delay, without_known
+from hanzo_ml.run import ATTEMPTS
 
 
 @pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])
@@ -42,6 +43,7 @@ def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
 
 def test_delays_grow_to_a_limit() -> None:
     delays = [retry_delay(failures) for failures in range(1, 2000)]
+    assert sum(delays[: ATTEMPTS - 1]) > 60, "a server that is away for a minute"
     assert delays == sorted(delays)
     assert (delays[0] < 1, delays[-1]) == (True, LONGEST_DELAY)
 

@@ -166,6 +166,25 @@ def test_totals(database: Database) -> None:
     assert durations.count == 1 and list(durations.within) == [1] * len(DURATION_BUCKETS)
 
 
+def test_gpus_are_allocated_while_a_job_runs_on_each_of_its_nodes(database: Database) -> None:
+    jobs = Jobs(database)
+    asked = {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}
+    for id, config in (
+        ("a", {"resources": asked, "distributed": {"num_nodes": 4}}),
+        ("b", {"resources": asked}),
+        ("c", {"resources": {"gpus": 1}}),
+        ("d", {"resources": asked}),
+    ):
+        jobs.submit(name="mine", config=config, user="ann", organization="acme", id=id)
+    for id in "abc":  # d waits
+        jobs.start(id)
+    with database.read() as connection:
+        assert read_totals(connection).gpus_allocated == {("nvidia-h100-80gb",): 40, ("unknown",): 1}
+    jobs.fail("a", "out of memory")
+    with database.read() as connection:
+        assert read_totals(connection).gpus_allocated == {("nvidia-h100-80gb",): 8, ("unknown",): 1}
+
+
 def test_a_command_counts_as_what_it_was_submitted_as(database: Database) -> None:
     """All of them were a `command` in Prometheus, which no panel asks for."""
     jobs = Jobs(database)
