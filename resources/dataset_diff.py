@@ -17,6 +17,7 @@ from recipes.record_lines import record_lines
 from recipes.schema import Artifact, canonical_json
 from recipes.store import Store
 from resources.errors import invalid
+from resources.ingest.schema import SchemaOfMany
 from resources.metadata.datasets import DatasetVersion
 
 HASH = np.dtype("S16")
@@ -69,8 +70,8 @@ def diff(store: Store, old: DatasetVersion, new: DatasetVersion, key: str | None
     count = len(after.records) - len(added) - (0 if changed is None else len(changed))
     shared = old.schema.keys() & new.schema.keys()
     return Diff(
-        old=statistics(store, old),
-        new=statistics(store, new),
+        old=Statistics(old.reference, old.num_records, old.size_bytes, before.columns),
+        new=Statistics(new.reference, new.num_records, new.size_bytes, after.columns),
         added=len(added),
         removed=len(removed),
         changed=None if changed is None else len(changed),
@@ -92,22 +93,28 @@ def diff(store: Store, old: DatasetVersion, new: DatasetVersion, key: str | None
 
 @dataclass(frozen=True)
 class RecordHashes:
-    """In the order of the records. `keys` is empty where none was asked for."""
+    """In the order of the records. `keys` is empty where none was asked for. `columns`: how many have which type in each."""
 
     records: Hashes
     keys: Hashes
+    columns: Any
 
 
 def hashes_of(store: Store, version: DatasetVersion, key: str | None) -> RecordHashes:
     records, keys = bytearray(), bytearray()
+    columns: Any = store.manifest(version.artifact).facts.get("columns")
+    counted = SchemaOfMany() if columns is None else None  # of a version that was prepared nobody has counted them
     for number, line in enumerate(record_lines(store, version.artifact), start=1):
         records += hashed(line)
+        row = msgspec.json.decode(line) if key is not None or counted is not None else {}
+        if counted is not None:
+            counted.see(row)
         if key is not None:
-            row = msgspec.json.decode(line)
             if key not in row:
                 raise invalid(f"record {number} of {version.reference} has no '{key}': give a key that every record has")
             keys += hashed(canonical_json(row[key]))
-    found = RecordHashes(np.frombuffer(records, HASH), np.frombuffer(keys, HASH))
+    columns = columns if counted is None else counted.counts()
+    found = RecordHashes(np.frombuffer(records, HASH), np.frombuffer(keys, HASH), columns)
     if key is not None and (doubles := len(found.keys) - len(np.unique(found.keys))):
         raise invalid(
             f"{doubles} records of {version.reference} share their '{key}' with another: give a key that is unique"
@@ -133,11 +140,6 @@ def surplus(these: Hashes, those: Hashes) -> NDArray[np.intp]:
     others = np.sort(those)
     there = np.searchsorted(others, ordered, side="right") - np.searchsorted(others, ordered, side="left")
     return np.sort(order[occurrence >= there])
-
-
-def statistics(store: Store, version: DatasetVersion) -> Statistics:
-    columns = store.manifest(version.artifact).facts.get("columns")
-    return Statistics(version.reference, version.num_records, version.size_bytes, columns)
 
 
 def lines_at(store: Store, artifact: Artifact, positions: NDArray[np.intp]) -> list[Any]:

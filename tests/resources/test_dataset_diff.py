@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_the_schemas_and_the_statistics_are_compared(place: Place, make: Make) -
     assert (found.schema_added, found.schema_removed) == ({"c": "null"}, {"b": "integer"})
     assert found.schema_changed == {"a": ("integer", "string")}
     assert (found.old.num_records, found.old.columns) == (1, {"a": {"integer": 1}, "b": {"integer": 1}})
+
+
+def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Place, make: Make) -> None:
+    """Of a prepared one: only what is created tells them in its manifest."""
+    old, files = make(row(1), row(2)), place.folder / "files"
+    files.mkdir()
+    (files / "a.jsonl").write_text('{"id":1,"text":"text 1"}\n{"id":"2"}\n')
+    new = replace(old, artifact=place.store.publish(files, "s3://hanzo-ml/datasets/d/prepared/all", "dataset"))
+    for key in (None, "id"):
+        found = diff(place.store, old, new, key)
+        assert found.old.columns == {"id": {"integer": 2}, "text": {"string": 2}}
+        assert found.new.columns == {"id": {"integer": 1, "string": 1}, "text": {"string": 1}}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -281,8 +283,28 @@ def test_groups_of_a_column_that_no_record_has_are_refused(tmp_path: Path) -> No
         Place(tmp_path, questions(60)).prepare({"split": {"group_by": "clas"}})
 
 
+def lengths_in(place: Place, result: Result, cache: Path) -> list[int]:
+    """Of the tokens of all splits."""
+    folders = [place.store.fetch(result.artifacts[name], cache) for name in SPLITS]
+    found = [open_table(file).column("length").to_pylist() for folder in folders for file in folder.glob("*.arrow")]
+    return [length for part in found for length in part]
+
+
 def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
+    """Both bounds stay, and what is one token beyond them goes; what stays is cut after that."""
     place = Place(tmp_path, questions(200))
+    tokenizer = place.tokenize()
+    counted = place.prepare({"tokenize": tokenizer})
+    lengths = sorted(lengths_in(place, counted, tmp_path / "counted"))
+    least, most = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
+    assert least < most
+    result = place.prepare({"tokenize": tokenizer, "filter": {"min_length": least, "max_length": most}})
+    assert sorted(lengths_in(place, result, tmp_path / "within")) == [n for n in lengths if least <= n <= most]
+    details = [row["detail"] for row in place.rows(result, "rejected")]
+    assert sorted(details) == sorted(
+        [f"{n} tokens, min_length is {least}" for n in lengths if n < least]
+        + [f"{n} tokens, max_length is {most}" for n in lengths if n > most]
+    )
     asked = {"tokenize": place.tokenize(max_length=48), "filter": {"min_length": 60, "max_length": 120}}
     result = place.prepare(asked)
     folder = place.store.fetch(result.artifacts["train"], tmp_path)
@@ -335,6 +357,18 @@ def test_a_listed_word_need_not_end_in_letters(word: str) -> None:
     found = ToxicityFilter(Toxicity(words=(word,)))
     assert found.problem(f"He is a {word.upper()}, they say.") == found.problem(word) == "a word of the list"
     assert found.problem(f"x{word}") is found.problem(f"{word}x") is None
+
+
+def test_an_installed_detector_rejects_from_its_threshold_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = ModuleType("detector_of_the_operator")
+    installed.score = lambda text: 0.5 if "storm" in text else 0.49  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, installed.__name__, installed)
+    there = EntryPoints([EntryPoint("mine", "detector_of_the_operator:score", "hanzo_ml.toxicity")])
+    monkeypatch.setattr("recipes.preparation.toxicity.entry_points", lambda group: there.select(group=group))
+    by_default = ToxicityFilter(Toxicity(detector="mine"))
+    assert (by_default.problem("a storm"), by_default.problem("a calm")) == ("score 0.50", None)
+    assert ToxicityFilter(Toxicity(detector="mine", threshold=0.51)).problem("a storm") is None
+    assert ToxicityFilter(Toxicity(detector="mine", threshold=0.2)).problem("a calm") == "score 0.49"
 
 
 def test_an_unknown_detector_is_refused(tmp_path: Path) -> None:
