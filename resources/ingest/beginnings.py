@@ -4,12 +4,17 @@ from collections.abc import Mapping
 
 FORMATS: Mapping[bytes, str] = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
 """No text begins so: what comes behind the word has no letter."""
+PACKED: Mapping[bytes, str] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Only files of lines are unpacked: of the others some is read from their end."""
 ENCODINGS: Mapping[bytes, str] = {b"\xff\xfe\0\0": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 LONGEST_BEGINNING = 10
 
 
 def another_format(beginning: bytes, said: str = "") -> str | None:
     """That a file is of another format than `said`, as what follows its name; None where its beginning does not tell."""
+    packed = next((name for start, name in PACKED.items() if beginning.startswith(start)), None)
+    if packed and said:
+        return f"is packed with {packed}: unpack it before, as a {said} file can be compressed within"
     format = next((name for start, name in FORMATS.items() if beginning.startswith(start)), said)
     return None if format == said else f"is a {format} file: give its format as {format}"
 

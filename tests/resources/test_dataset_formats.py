@@ -228,6 +228,18 @@ def test_lines_in_another_encoding_are_told_how_to_become_utf8(place: Place, for
     assert "raw.jsonl is empty" in place.refusal(b"\xef\xbb\xbf\r\n", format=format)
 
 
+@pytest.mark.parametrize(("pack", "name"), [(gzip.compress, "gzip"), (packed_zstd, "zstd")])
+@pytest.mark.parametrize("writer", ["parquet", "arrow file", "arrow stream"])
+def test_what_is_read_from_its_end_is_not_unpacked(
+    place: Place, writer: str, pack: Callable[[bytes], bytes], name: str
+) -> None:
+    """ "Magic bytes not found" told nobody what to do."""
+    format, write = WRITERS[writer]
+    write(place.folder / "data")
+    refusal = place.refusal(pack((place.folder / "data").read_bytes()), format=format)
+    assert f"is packed with {name}: unpack it before, as a {format} file can be compressed within" in refusal
+
+
 def test_a_file_of_another_format_than_was_said_is_named(place: Place) -> None:
     table = pa.table({"a": [1]})
     pq.write_table(table, place.folder / "parquet")
