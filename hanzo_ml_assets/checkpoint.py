@@ -13,6 +13,7 @@ from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
+from recipes.architecture import Architecture
 from recipes.incidents import read_incidents
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
@@ -21,6 +22,9 @@ from recipes.store import Store
 from recipes.usage import Usage
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
+from resources.errors import HanzoError
+from resources.estimate.admission import admit
+from resources.estimate.shapes import shape_of_base
 from resources.lineage.record import record
 from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
@@ -156,7 +160,8 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
-        BadConfiguration: unknown recipe, a parameter that does not fit it, or a dataset that a check blocks.
+        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
+            that a check blocks.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
@@ -165,6 +170,8 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
         reference, recipe = found.dataset, found.recipe
     else:
         reference, recipe = wanted(model, job.config)
+        asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
+        refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
     version = control_plane.datasets.read(reference, job.organization)
     if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
         raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
@@ -179,6 +186,18 @@ def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Reci
     """
     recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
     return str(config.get("dataset") or model.dataset), recipe
+
+
+def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None:
+    """What is refused at submission where the recipe is known there: here also that of a definition, and after a click.
+
+    Raises:
+        BadConfiguration: with the nearest recipe that fits.
+    """
+    try:
+        admit(recipe, shape)
+    except HanzoError as refused:
+        raise BadConfiguration(refused.message) from None
 
 
 def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> Plan:

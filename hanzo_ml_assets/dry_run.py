@@ -19,10 +19,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import hanzo_ml_assets
-from hanzo_ml_assets.checkpoint import Plan, plan_of, training_job, wanted
+from hanzo_ml_assets.checkpoint import Plan, plan_of, refuse_what_does_not_fit, training_job, wanted
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from recipes.known_architectures import known_shape
 from recipes.schema import BadConfiguration, Frozen, Schedule, StoreAddress, first_problem
 from recipes.store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
@@ -63,6 +64,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
         raise BadConfiguration("a job without a model definition needs a dataset: give `dataset`, or `model`")
     control_plane = ControlPlane()
     plan = planned(definition(submission.model), submission, control_plane.settings)
+    refuse_what_does_not_fit(plan.record.recipe, known_shape(plan.record.recipe))  # the store may not be there
     job = training_job(plan, control_plane)
     scheduler = control_plane.settings.scheduler
     objects = render(job, scheduler)

@@ -17,7 +17,7 @@ from recipes.training.trainable import missing
 from resources.errors import invalid
 from resources.estimate.admission import admit
 from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
-from resources.estimate.past_runs import newest_job_of, params_of, past_runs
+from resources.estimate.past_runs import params_of_newest, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -54,9 +54,7 @@ def completed(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob,
     """The body with the recipe and the dataset of its model definition, as the newest run of that used them."""
     if body.model == SANDBOX or (body.recipe and body.dataset):
         return body, []
-    with database.read() as connection:
-        job = newest_job_of(connection, body.model, caller.organization)
-        used = params_of(connection, job.id) if job else {}
+    used = params_of_newest(database, body.model, caller.organization)
     if "recipe" not in used:
         note = f"model '{body.model}' has no run yet that says which recipe it has: estimated with {DEFAULT_RECIPE}"
         return body, [] if body.recipe else [note]

@@ -24,6 +24,7 @@ from resources.command_jobs import submit_command
 from resources.detached import LOG
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.estimate.admission import admit, refuse_no_quantity
+from resources.estimate.past_runs import params_of_newest
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -114,15 +115,39 @@ def queued(body: NewJob, database: Database, store: Store, settings: Settings, c
     allow_base_model(settings, recipe, base)
     allow_image(settings, recipe, base)
     refuse_no_quantity(recipe.hardware, "hardware")
-    if body.recipe or body.model == SANDBOX:  # else it is the definition's, which only the asset graph knows
+    if body.recipe or body.model == SANDBOX:
         admit(recipe, shape_of_base(recipe, store))
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+    elif usual := recipe_of_newest(body, database, caller):
+        admit_usual(usual, body.model, store)
     if quota is not None:
         body = body.model_copy(update={"schedule": under_quota(body.schedule or Schedule(), quota)})
     config = body.model_dump(mode="json", exclude_none=True)
     if body.dataset is not None:
         config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
     return Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
+
+
+def recipe_of_newest(body: NewJob, database: Database, caller: Caller) -> Recipe | None:
+    """The recipe of a model definition, which only the asset graph knows, as the newest run of that used it.
+
+    None before the first run, or where that recipe is not there, or otherwise, by now.
+    """
+    used = params_of_newest(database, body.model, caller.organization)
+    try:
+        return Recipe.named(used["recipe"]).changed(body.parameters) if "recipe" in used else None
+    except BadConfiguration:
+        return None
+
+
+def admit_usual(recipe: Recipe, model: str, store: Store) -> None:
+    """Raises HanzoError where it cannot fit, with a way past: the definition may have another recipe since."""
+    try:
+        admit(recipe, shape_of_base(recipe, store))
+    except HanzoError as refused:
+        raise invalid(
+            f"{refused.message} (the recipe of the newest run of model '{model}': give `recipe` if it has another by now)"
+        ) from None
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:

@@ -90,6 +90,13 @@ def newest_job_of(connection: Connection, model: str, organization: str) -> JobR
     return next((job for job in found if job.config.get("model") == model), None)
 
 
+def params_of_newest(database: Database, model: str, organization: str) -> dict[str, str]:
+    """The parameters that the run of `newest_job_of` logged; nothing where none was started."""
+    with database.read() as connection:
+        job = newest_job_of(connection, model, organization)
+        return params_of(connection, job.id) if job else {}
+
+
 def params_of(connection: Connection, run_id: str) -> dict[str, str]:
     rows = connection.execute(select(params.c.key, params.c.value).where(params.c.run_id == run_id))
     return {row.key: row.value for row in rows}

@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from resources.metadata.database import Database
+from resources.metadata.jobs import Jobs
 from tests.api.server_process import ServerProcess
 
 RECIPE = "smollm2-135m-lora"
@@ -108,6 +110,25 @@ def test_what_cannot_fit_is_refused_with_what_would(
     assert refused["error_code"] == "INVALID_PARAMETER_VALUE"
     assert "GiB of the" in refused["message"] and instead in refused["message"] and "\n" not in refused["message"]
     assert httpx.get(f"{server.url}/v1/jobs").json()["jobs"] == before
+
+
+def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server: ServerProcess, dataset: str) -> None:
+    """The asset graph alone knows the definition: before its first run, nothing is known here that could be refused."""
+    small = {"hardware": ONE_40GB, "distributed": None}
+    body = {"name": "big", "model": "big", "parameters": small}
+    first = str(post(server, "/v1/jobs", body, 201)["id"])
+    database = Database(server.settings.database_url)
+    try:
+        Jobs(database).start(first)
+        post(server, f"/v1/runs/{first}/params", {"params": {"recipe": "zen-7b-full"}})
+        message = post(server, "/v1/jobs", body, 400)["message"]
+        assert "GiB of the" in message and "use recipe 'zen-7b-lora', which fits 1 x nvidia-a100-40gb" in message
+        assert "newest run of model 'big': give `recipe` if it has another by now" in message
+        post(server, "/v1/jobs", {"name": "big", "model": "big"}, 201)
+        post(server, "/v1/jobs", body | {"recipe": "zen-7b-lora"}, 201)
+        post(server, "/v1/jobs", body | {"model": "other"}, 201)
+    finally:
+        database.close()
 
 
 @pytest.mark.parametrize(

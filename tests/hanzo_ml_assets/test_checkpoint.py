@@ -1,8 +1,10 @@
 """A training run is what it was when it was started."""
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -11,6 +13,7 @@ from sqlalchemy import select
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import build_checkpoint, complete, ensure_job, log_params, make_plan, training_job
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.definition import ModelDefinition
 from recipes import recipe as recipes
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.results import TrainingFacts
@@ -20,6 +23,7 @@ from recipes.training.parameters import TrainParameters
 from resources.compute.base import JobFailed
 from resources.compute.local import LocalCompute
 from resources.lineage.run_record import NO_COMMIT
+from resources.metadata.jobs import JobRecord
 from resources.metadata.resumed import Resumed
 from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
@@ -199,4 +203,52 @@ def test_a_run_whose_program_dies_for_good_says_what_it_was_healed_of(home: Path
         )
     assert not result.success
     assert RunData(control_plane.database).tags("dead")["health/incident_1"] == smaller.words
+    control_plane.database.close()
+
+
+def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compute_is_never_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a job that names no recipe, which the API cannot know, and by a click: both come here."""
+    control_plane = ControlPlane()
+    asked: list[str] = []
+
+    def ran(_compute: LocalCompute, job: Job, _follower: object) -> None:
+        asked.append(job.id)
+        raise JobFailed("was asked")
+
+    monkeypatch.setattr(LocalCompute, "run", ran)
+    assistant = dry_run.definition("ellarin-assistant")
+    big = assistant.model_copy(update={"name": "big", "recipe": "zen-7b-full"})
+    alone = {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 1}
+    one_40gb = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": alone}
+    unknown = {"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}, "distributed": alone}
+    partitions = dg.DynamicPartitionsDefinition(name="runs")
+
+    def materialized(model: ModelDefinition, run_id: str, **given: Any) -> JobRecord:
+        with dg.DagsterInstance.ephemeral() as instance:
+            instance.add_dynamic_partitions("runs", [run_id])
+            dg.materialize(
+                [build_checkpoint(model, partitions)],
+                instance=instance,
+                partition_key=run_id,
+                resources={"control_plane": control_plane},
+                run_config={"ops": {"models__" + model.name.replace("-", "_") + "__checkpoint": {"config": given}}},
+                raise_on_error=False,
+            )
+        return control_plane.jobs.read(run_id)
+
+    config = {"name": "big", "model": "big", "parameters": one_40gb}
+    control_plane.jobs.submit(name="big", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="submitted")
+    for job in (materialized(big, "submitted"), materialized(big, "clicked", parameters=one_40gb)):
+        assert job.status == "failed"
+        assert re.fullmatch(
+            r"recipe 'zen-7b-full' needs [0-9.]+ GiB of the [0-9.]+ GiB on each nvidia-a100-40gb: "
+            "use recipe 'zen-7b-lora', which fits 1 x nvidia-a100-40gb",
+            job.reason,
+        ), job.reason
+    assert asked == []
+    for model, run_id, parameters in ((big, "unknown", unknown), (big, "own", {}), (assistant, "demo", {})):
+        materialized(model, run_id, parameters=parameters)
+    assert asked == ["unknown", "own", "demo"], "hardware that nobody knows, its own eight GPUs, the demo on a CPU"
     control_plane.database.close()

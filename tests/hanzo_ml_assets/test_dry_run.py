@@ -26,6 +26,7 @@ from resources.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "parameters": {}}
+ONE_40GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}, "distributed": None}
 
 
 @pytest.fixture
@@ -164,6 +165,7 @@ def refused(run: Any, **changed: Any) -> str:
         ({"dataset": "ellarin@9"}, "there is no dataset 'ellarin@9'"),
         ({"dataset": "whole"}, "dataset whole@1 is not split yet: `hanzo-ml up` splits it"),
         ({"model": "sandbox"}, "a job without a model definition needs a dataset"),
+        ({"recipe": "zen-7b-full", "parameters": ONE_40GB}, "on each nvidia-a100-40gb: use recipe 'zen-7b-lora'"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_says_what_to_do(home: Path, run: Any, changed: Any, words: str) -> None:
