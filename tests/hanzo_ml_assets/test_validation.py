@@ -26,6 +26,7 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.validations import CHECKED, Validation
+from resources.validation.policy import Check
 from tests.resources.metadata.registry.test_registry import registration
 
 CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
@@ -112,6 +113,60 @@ def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: 
     assert "data:image/svg+xml;base64," in str(picture)
 
 
+def told(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
+    """What Dagster shows of each check: its asset, whether it passed, and how bad it is."""
+    return {
+        each.check_name: (each.asset_key.path[-1], each.passed, each.severity.value)
+        for each in result.get_asset_check_evaluations()
+    }
+
+
+def started(result: dg.ExecuteInProcessResult) -> list[str | None]:
+    return [event.step_key for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_START]
+
+
+VERSION = "datasets__doors__version"
+OF_RECORDS = {str(check): ("version", True, "WARN") for check in Check if check != Check.LEAKAGE}
+OF_RECORDS |= {"contract": ("version", True, "ERROR")}
+OF_SPLITS = {"no_leak": ("test", True, "ERROR"), "leakage": ("test", True, "WARN")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "personal_data", "wrong"),
+    [
+        ("Door 3.", {}, {}),
+        ("ann@example.com", {}, {"personal_data": "WARN"}),
+        ("ann@example.com", {"severity": "error"}, {"personal_data": "ERROR"}),
+    ],
+)
+def test_each_check_is_told_and_one_that_does_not_block_stops_nothing(
+    graph: Graph, answer: str, personal_data: dict[str, Any], wrong: dict[str, str]
+) -> None:
+    content = rows(60)
+    content[3]["answer"] = answer
+    result = graph.materialize(content, contract=CONTRACT, checks={"personal_data": personal_data})
+    assert told(result) == OF_RECORDS | OF_SPLITS | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert ("1 email" in graph.verdict("personal_data")) is bool(wrong)
+    assert result.success and graph.validation().blocked == ""
+    assert set(graph.version().splits) == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [(7, {"contract": "ERROR"}), ("ann@example.com", {"personal_data": "ERROR"})],
+)
+def test_one_that_blocks_is_told_with_the_others_and_the_splits_are_not_begun(
+    graph: Graph, answer: Any, wrong: dict[str, str]
+) -> None:
+    content = rows(60)
+    content[3]["answer"] = answer
+    block = {"personal_data": {"severity": "error", "blocking": True}}
+    result = graph.materialize(content, contract=CONTRACT, checks=block)
+    severe = OF_RECORDS | {"personal_data": ("version", True, "ERROR")}
+    assert told(result) == severe | {name: ("version", False, bad) for name, bad in wrong.items()}
+    assert not result.success and started(result) == [VERSION]
+
+
 def test_what_could_not_be_checked_or_split_has_its_reason_until_it_could(graph: Graph) -> None:
     def problem() -> str:
         with graph.plane.database.read() as connection:
@@ -191,14 +246,6 @@ def test_a_version_is_free_again_when_its_contract_was_corrected(graph: Graph) -
     assert graph.materialize(content).success
     assert graph.validation().blocked == ""
     assert set(graph.version().splits) == {"train", "validation", "test"}
-
-
-def test_what_does_not_block_is_told_and_stops_nothing(graph: Graph) -> None:
-    content = rows(60)
-    content[3]["answer"] = "ann@example.com"
-    assert graph.materialize(content).success
-    assert "1 email" in graph.verdict("personal_data")
-    assert graph.validation().blocked == ""
 
 
 @pytest.mark.slow
