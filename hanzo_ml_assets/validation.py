@@ -211,6 +211,7 @@ def quality_metadata(found: Validated) -> dict[str, object]:
         "languages": dg.MetadataValue.json(seen.languages),
         "mean_characters": seen.characters.mean or 0.0,
         "distinct_words": seen.vocabulary.distinct,
+        **({"newest_record": dg.MetadataValue.timestamp(seen.newest / 1000)} if seen.newest is not None else {}),
     }
 
 

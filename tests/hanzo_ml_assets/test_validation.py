@@ -1,11 +1,15 @@
 """The checks of a dataset on the real graph: what blocks stops what follows, drift and leaks are told, all is recorded."""
 
+import base64
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import dagster as dg
 import pytest
@@ -108,9 +112,62 @@ def test_a_version_that_keeps_its_contract_is_described_split_and_passed(graph: 
     assert found.facts.violations.count == 0
     assert {verdict.check for verdict in found.verdicts if not verdict.passed} <= {"near_duplicates", "leakage"}
     assert set(graph.version().splits) == {"train", "validation", "test"}
-    (materialized,) = result.asset_materializations_for_node("datasets__doors__version")
-    picture = materialized.metadata["distributions"].value
-    assert "data:image/svg+xml;base64," in str(picture)
+
+
+def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """What Dagster shows of the version beside its checks."""
+    (materialized,) = result.asset_materializations_for_node(VERSION)
+    return {name: entry.value for name, entry in materialized.metadata.items()}
+
+
+def test_the_time_of_the_newest_record_is_shown_where_a_column_says_it(graph: Graph) -> None:
+    content = [{**row, "made": f"2026-03-{day:02}T12:00:00Z"} for day, row in enumerate(rows(28), 1)]
+    dated = graph.materialize([*content[9:], *content[:9]], measures={"timestamp": "made"})
+    assert shown(dated)["newest_record"] == datetime(2026, 3, 28, 12, tzinfo=UTC).timestamp()
+    assert "newest_record" not in shown(graph.materialize(content))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def pictures(markdown: str) -> dict[str, tuple[list[str], list[tuple[float, float]]]]:
+    """By its name, what is written in a picture, and the width and height of its bars."""
+    found = {}
+    for name, encoded in re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", markdown):
+        picture = ElementTree.fromstring(base64.b64decode(encoded))
+        bars = [(float(bar.attrib["width"]), float(bar.attrib["height"])) for bar in picture.iter(f"{SVG}rect")]
+        found[name] = ([str(text.text) for text in picture.iter(f"{SVG}text")], bars)
+    return found
+
+
+def test_what_the_records_are_like_is_shown_in_numbers_and_in_pictures(graph: Graph) -> None:
+    """30 of 16 words and 10 of 11, two of which stand in it twice; a quarter has a note."""
+    english = "The keeper of the lamp walks to the tower every evening, and he counts {} ships."
+    dutch = "De wachter van lamp {} loopt elke avond naar de toren."
+    texts = [english.format(n) for n in range(100, 130)] + [dutch.format(100 + n % 8) for n in range(10)]
+    content = [{"text": text, "note": "seen" if n % 4 == 0 else None} for n, text in enumerate(texts)]
+    found = shown(graph.materialize(content))
+    assert found["duplicates"] == 2 and found["languages"] == {"en": 30, "nl": 10} and found["personal_data"] == {}
+    assert found["mean_characters"] == sum(map(len, texts)) / 40
+    assert found["distinct_words"] == len({word for text in texts for word in re.findall(r"\w+", text.lower())})
+    assert found["columns"].splitlines()[2:] == ["| note | null, string | 25.0% |", "| text | string | 100.0% |"]
+    assert "| duplicates | warn | 2 records (5.0%) are equal to an earlier record" in found["checks"]
+    drawn = pictures(found["distributions"])
+    assert list(drawn) == ["characters", "words", "vocabulary", "languages"]
+    for name, title, least, most in (
+        ("characters", "Characters of a record", len(dutch.format(100)), len(english.format(100))),
+        ("words", "Words of a record", 11, 16),
+    ):
+        written, bars = drawn[name]
+        assert written[:3] == [title, str(least), str(most)] and written[3].endswith("highest bar 75%")
+        (_, few), (_, many) = bars
+        assert few == pytest.approx(many / 3), "a quarter is left of three quarters"
+    written, bars = drawn["vocabulary"]
+    assert written[:5] == ["Most frequent words", "the", "90 (15.3%)", "lamp", "40 (6.8%)"] and len(bars) == 12
+    assert [width / bars[0][0] for width, _ in bars[:2]] == pytest.approx([1, 40 / 90], abs=0.001)
+    written, bars = drawn["languages"]
+    assert written == ["Languages", "en", "30 (75.0%)", "nl", "10 (25.0%)"]
+    assert [width / bars[0][0] for width, _ in bars] == pytest.approx([1, 1 / 3], abs=0.001)
 
 
 def told(result: dg.ExecuteInProcessResult) -> dict[str, tuple[str, bool, str]]:
