@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS, build_dataset_assets
 from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.validation import OWN
 from recipes.record_lines import record_lines
 from recipes.schema import Job
 from recipes.store import Store
@@ -337,3 +338,26 @@ def test_a_test_record_that_an_ancestor_was_trained_on_is_named_and_may_block(gr
     trained = list(record_lines(graph.plane.store, graph.version("doors@1").split("train")))
     assert json.loads(tested[first.line - 1]) == json.loads(trained[first.ancestor_line - 1])
     assert "doors@1 train, of m@1" in graph.validation("doors@2").blocked
+
+
+def test_a_test_record_that_differs_by_a_word_from_one_that_is_trained_on_is_named(graph: Graph) -> None:
+    """60 texts of 30 words of their own, each in two versions: where one is tested and the other trained on, it leaks."""
+
+    def text(number: int, word: str) -> str:
+        return " ".join(word if place == 15 else f"w{number}x{place}" for place in range(30))
+
+    content = [{"text": text(number, word)} for number in range(60) for word in ("lamp", "lantern")]
+    assert graph.materialize(content, leak_similarity={"threshold": 0.7}).success
+    trained, tested = (
+        [json.loads(line)["text"] for line in record_lines(graph.plane.store, graph.version().split(split))]
+        for split in ("train", "test")
+    )
+    other = {text(n, a): text(n, b) for n in range(60) for a, b in (("lamp", "lantern"), ("lantern", "lamp"))}
+    expected = {tested.index(each) + 1: trained.index(other[each]) + 1 for each in tested if other[each] in trained}
+    leaks = graph.validation().leaks
+    assert leaks is not None and expected
+    assert {leak.line: leak.ancestor_line for leak in leaks.first} == expected
+    assert {(leak.match, leak.ancestor) for leak in leaks.first} == {("near", OWN)}
+    assert all(0.7 <= leak.similarity < 1 for leak in leaks.first)
+    assert (leaks.exact, leaks.near, leaks.by_ancestor) == (0, len(expected), {OWN: len(expected)})
+    assert f"{len(expected)} more nearly: {OWN} has {len(expected)}" in graph.verdict("leakage")

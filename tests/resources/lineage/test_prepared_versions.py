@@ -81,3 +81,13 @@ def test_drift_is_measured_against_the_prepared_version_that_the_model_in_produc
         baseline, names = ancestry.baseline(), set(ancestry.training_records())
     assert baseline == (version.reference, statistics)
     assert names == {f"{version.reference} train, of m@1"}
+
+
+def test_what_a_version_must_not_be_tested_with_is_all_that_it_was_made_of_in_any_number_of_steps(small: World) -> None:
+    raw = small.create(questions(40), "raw")
+    trained = small.split(raw)["train"]
+    ready, _ = prepared(small, raw, "ready")
+    again, _ = prepared(small, ready, "again", augment={"mask_pii": False, "shuffle_seed": 1})
+    with small.database.read() as connection:
+        found = Ancestry(connection, small.database, again).training_records()
+    assert found == {"ready@1 train": ready.split("train"), "raw@1 train": trained}
