@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from recipes import indexing
+from recipes.chunks import chunk_uri
 from recipes.fingerprint import canonical_line
 from recipes.indexing import publish_hashes
 from recipes.record_index import find_index, fingerprint_of, index_uri
@@ -212,6 +213,21 @@ def test_a_record_is_traced_from_its_version_to_what_is_served(world: World) -> 
         assert node(found, "d@1").facts["numbers"] == [number]
         assert node(found, "d@1").facts["how"] == ["the same record"]
         assert found.totals["split"] == 1
+
+
+def test_a_version_is_made_with_an_index_of_all_its_records_and_traced_without_reading_them(world: World) -> None:
+    """Without one every question would read all records of all versions, and be answered all the same."""
+    corpus = rows(40)
+    version = world.create(corpus)
+    index = find_index(world.store, version.artifact)
+    assert index is not None and sum(segment.count for segment in index.records) == 40
+    for file in world.store.manifest(version.artifact).files:
+        for chunk in file.chunks:
+            world.store.remove(chunk_uri(version.artifact.uri, chunk.sha256))
+    with pytest.raises(FileNotFoundError):
+        list(record_lines(world.store, version.artifact))
+    for number, row in enumerate(corpus, start=1):
+        assert node(world.trace(row), "d@1").facts["numbers"] == [number]
 
 
 def test_what_reached_nothing_is_held_by_no_version(small: World) -> None:
