@@ -26,6 +26,7 @@ from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
+from tests.api.test_dataset_checks import create, validate
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -201,6 +202,34 @@ def test_without_sign_in_every_change_is_on_record_too(local: FastAPI) -> None:
         ("/v1/jobs", 201, ["registered model:j"]),
         (f"{MLFLOW}/runs/update", 400, []),
     ]
+
+
+INTO_A_DATASET: dict[tuple[str, str], dict[str, Any]] = {
+    ("GET", "/v1/datasets/{dataset_id}/preview"): {},
+    ("GET", "/v1/datasets/{dataset_id}/download"): {},
+    ("GET", "/v1/datasets/{dataset_id}/diff"): {"params": {"against": "d@1"}},
+    ("GET", "/v1/datasets/{dataset_id}/lineage"): {},
+    ("GET", "/v1/datasets/{dataset_id}/checks"): {},
+    ("GET", "/v1/datasets/{dataset_id}/report"): {},
+    ("GET", "/v1/datasets/trace"): {"params": {"match": "lamp"}},
+    ("POST", "/v1/datasets/trace"): {"json": {"match": "lamp"}},
+}
+"""What each is asked with. Features, which are counted, are in `test_features`."""
+
+
+def test_every_way_into_a_dataset_is_on_record(local: FastAPI, tmp_path: Path) -> None:
+    """Answered, not refused: a refusal is on record whatever it was that was asked."""
+    reads = {("GET", route.template) for route in Routes(local).all if route.method == "GET"}
+    assert {each for each in reads if each[1].startswith("/v1/datasets/{dataset_id}/")} <= INTO_A_DATASET.keys()
+    with asking(local) as http:
+        dataset = create(http)
+        validate(local.state.settings, dataset, tmp_path)
+        for (method, template), asked in INTO_A_DATASET.items():
+            path = template.format(dataset_id=dataset["id"])
+            assert http.request(method, path, **asked).status_code == 200, path
+    opened = [(call["method"], call["route"], call["status"], call["objects"]) for call in recorded_in(local)[1:]]
+    whose = {path: [] if path.endswith("/trace") else [f"dataset:{dataset['id']}"] for _, path in INTO_A_DATASET}
+    assert opened == [(method, path, 200, whose[path]) for method, path in INTO_A_DATASET]
 
 
 def test_a_change_that_ends_in_an_unexpected_error_is_on_record(local: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
