@@ -4,6 +4,7 @@ names are only names."""
 import asyncio
 import hashlib
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -381,6 +383,28 @@ def test_a_stream_is_stored_as_it_came(store: Store, size: int) -> None:
     assert len(store.get_bytes(uri)) == size
     assert b"".join(store.open(uri).chunks(100, 200)) == (bytes(range(256)) * 300)[: min(size, 200)][100:]
     assert store.list("s3://hanzo-models/m/1") == [uri]
+
+
+@pytest.mark.parametrize("of", ["stream", "file"])
+def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S3Server, tmp_path: Path, of: str) -> None:
+    """In one request all of it would wait in memory, and S3 takes no more than 5 GB so."""
+    uri, data, file = "s3://hanzo-models/m/1/x", random.Random(0).randbytes(12 << 20), tmp_path / "file"
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 100_000):
+            yield data[start : start + 100_000]
+
+    if of == "stream":
+        asyncio.run(in_s3.put_stream(uri, pieces(), len(data)))
+    else:
+        file.write_bytes(data)
+        in_s3.put_file(uri, file)
+    sent = [(request.method, parse_qs(request.query, keep_blank_values=True)) for request in s3.requests]
+    numbers = sorted(query.get("partNumber", ["none"])[0] for method, query in sent if method == "PUT")
+    assert numbers == ["1", "2", "3"]
+    assert [sorted(query) for method, query in sent if method == "POST"] == [["uploads"], ["uploadId"]]
+    assert in_s3.get_bytes(uri) == data
+    assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
 
 
 @pytest.mark.parametrize("size", [100, 12 << 20])
