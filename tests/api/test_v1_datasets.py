@@ -296,6 +296,15 @@ def test_a_link_gives_no_byte_of_what_is_broken(
         assert {path.name for path in ruined} & {event["payload"]["uri"].rpartition("/")[2] for event in told}
 
 
+def test_a_link_to_s3_holds_as_long_as_was_asked_for(tmp_path: Path, s3_session: S3Server) -> None:
+    """And an hour where nothing was said: what the link says is what S3 keeps to."""
+    with answering(migrated(tmp_path, **on_s3(s3_session))) as client:
+        made = create(client, "for-a-while", b'{"a": 1}\n')
+        for asked, holds in (({"seconds": 60}, "60"), ({}, "3600")):
+            link = client.get(f"/v1/datasets/{made['id']}/download", params=asked).json()["url"]
+            assert parse_qs(urlsplit(link).query)["X-Amz-Expires"] == [holds]
+
+
 @pytest.mark.parametrize("public", ["", "http://files.example:9000"])
 def test_downloads_lead_to_s3_by_the_name_that_clients_know(tmp_path: Path, s3_session: S3Server, public: str) -> None:
     """The server's own endpoint may be a name inside of a cluster, that means nothing outside."""
