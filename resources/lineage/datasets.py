@@ -3,7 +3,7 @@
 "What data was this model trained on" is asked of the model (`prove`); here it is asked from the data's side.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
@@ -29,7 +29,8 @@ class Made:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it.
+    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it, each run
+    once.
 
     `origins` are addresses at which a version's raw files could be had, of those that were made for it.
     """
@@ -50,8 +51,19 @@ def lineage(connection: Connection, version: DatasetVersion) -> Lineage:
         origins=list(version.lineage.get("origins", ())),
         made_from=[made(connection, artifact) for artifact in ancestors(connection, version.artifact)],
         children=[each.name.removeprefix("dataset ") for each in found if each.kind == "dataset"],
-        made_into=[each for each in found if each.kind != "dataset"],
+        made_into=runs_once(each for each in found if each.kind != "dataset"),
     )
+
+
+def runs_once(found: Iterable[Made]) -> list[Made]:
+    """Each name once: a run's adapter and its evaluations are told by their run's name, which stood there three times. The
+    record of the run goes before them.
+    """
+    once: dict[str, Made] = {}
+    for each in found:
+        if each.name not in once or each.kind == "run":
+            once[each.name] = each
+    return list(once.values())
 
 
 def ancestors(connection: Connection, artifact: Artifact) -> list[Artifact]:

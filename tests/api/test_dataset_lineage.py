@@ -1,0 +1,50 @@
+"""/v1/datasets/{id}/lineage: what a version was made of, and all that was made of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from recipes.store import Store
+from resources.ingest.create import create_from
+from resources.ingest.formats import Format
+from resources.ingest.new_version import NewVersion
+from resources.ingest.sources import local_files
+from resources.metadata.database import Database
+from resources.metadata.datasets import DatasetVersion
+from resources.settings import Settings
+from tests.resources.lineage.test_trace import World, rows
+
+
+@pytest.fixture
+def world(settings: Settings, tmp_path: Path) -> Iterator[World]:
+    database = Database(settings.database_url)
+    yield World(database, Store(settings.store), tmp_path)
+    database.close()
+
+
+def made_into_a_model_and_a_child(world: World) -> DatasetVersion:
+    """A version that a run was trained on, of which a model was exported, and another version was made."""
+    version = world.create(rows(40))
+    world.model("m", "r1", world.run("r1", version, world.split(version)))
+    path = world.folder / "child.jsonl"
+    path.write_text('{"a": 1}\n')
+    child = NewVersion("child", "jsonl", "u", "default", transform="cut", parents=[version.reference])
+    create_from(world.database, world.store, child, local_files(path, Format.JSONL))
+    return version
+
+
+def test_the_lineage_is_told_both_ways_and_a_run_once(http: TestClient, world: World) -> None:
+    version = made_into_a_model_and_a_child(world)
+    found = http.get(f"/v1/datasets/{version.id}/lineage").json()
+    assert (found["dataset"], found["parents"], found["children"]) == ("d@1", [], ["child@1"])
+    assert [made["kind"] for made in found["made_from"]] == ["source"]
+    splits = [f"split at {version.storage_path}splits/x/{split}" for split in ("test", "train", "validation")]
+    exports = [f"{kind} at s3://hanzo-models/m/r1/{kind}" for kind in ("gguf", "merged")]
+    assert sorted(made["name"] for made in found["made_into"]) == sorted([*splits, "run r1", *exports])
+    (run,) = (made for made in found["made_into"] if made["name"] == "run r1")
+    assert (run["kind"], run["uri"]) == ("run", "s3://hanzo-ml/runs/r1/record")
+    [child] = http.get("/v1/datasets", params={"name": "child"}).json()["datasets"]
+    below = http.get(f"/v1/datasets/{child['id']}/lineage").json()
+    assert (below["parents"], below["transform"], below["children"], below["made_into"]) == (["d@1"], "cut", [], [])
