@@ -29,8 +29,8 @@ class Made:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it, each run
-    once.
+    """Both ways. `made_from` begins with the nearest; `children` are versions, `made_into` all else that came of it, in
+    which a run stands once.
 
     `origins` are addresses at which a version's raw files could be had, of those that were made for it.
     """

@@ -1,4 +1,4 @@
-"""`dataset trace` and `dataset lineage` against a real server: a record in any form, a text, where it went, what is refused."""
+"""`dataset trace` and `lineage` against a real server: a record in any form, a text, where it went, and what is refused."""
 
 import json
 import re
