@@ -35,9 +35,9 @@ def create(http: TestClient) -> dict[str, Any]:
 def validate(settings: Settings, made: dict[str, Any], tmp_path: Any) -> None:
     """What the version asset does, without a process for it."""
     database, store = Database(settings.database_url), Store(settings.store)
-    version = Datasets(database).read("d@1", "default")
+    version = Datasets(database).read(f"{made['name']}@{made['version']}", "default")
     files = sorted(store.fetch(version.artifact, tmp_path / "cache").glob("*.jsonl"))
-    statistics, violations = examine(lines_in(files), ValidateParameters(contract=CONTRACT), len(ROWS), tmp_path)
+    statistics, violations = examine(lines_in(files), ValidateParameters(contract=CONTRACT), version.num_records, tmp_path)
     folder = tmp_path / "statistics"
     folder.mkdir()
     (folder / "statistics.json").write_text(statistics.model_dump_json())

@@ -1,9 +1,11 @@
 """`hanzo-ml dataset check` and `report` against a real server: what was found, in words, and an exit code that says it."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from hanzo_ml.cli.dataset_checks import print_checks
@@ -15,6 +17,7 @@ from resources.metadata.validations import Validations
 from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from tests.api.server_process import ServerProcess
+from tests.api.test_dataset_checks import validate
 from tests.hanzo_ml.test_cli import refusal, run
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
@@ -47,6 +50,26 @@ def test_a_report_of_a_version_that_was_not_checked_is_refused_and_writes_nothin
     target = tmp_path / "r.html"
     assert "d@1 was not checked yet" in refusal(run(uri, "dataset", "report", "d@1", "--out", str(target)))
     assert not target.exists()
+
+
+def test_a_report_is_one_page_named_after_its_version(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, work = tmp_path / "d.jsonl", tmp_path / "work"
+    raw.write_text(GOOD)
+    made = json.loads(run(server.url, "dataset", "create", "--name", "checked", "--path", str(raw), "--json").stdout)
+    validate(server.settings, made, tmp_path)
+    work.mkdir()
+    monkeypatch.chdir(work)
+    done = run(server.url, "dataset", "report", "checked@1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "checked-1.html\n", "")
+    assert [path.name for path in work.iterdir()] == ["checked-1.html"]
+    page = (work / "checked-1.html").read_bytes()
+    assert page == httpx.get(f"{server.url}/v1/datasets/{made['id']}/report", trust_env=False).content
+    assert b"Who keeps the lamp?" in page
+    assert re.findall(rb"""(?:src|href)=["'](?!data:|#)[^"']*""", page) == [], "it is read without the server"
+    assert run(server.url, "dataset", "report", "checked@1", "--out", str(work / "r.html")).stdout == f"{work / 'r.html'}\n"
+    assert (work / "r.html").read_bytes() == page
 
 
 @pytest.mark.parametrize("reference", ["nobody", "d@7"])
