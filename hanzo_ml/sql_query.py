@@ -7,7 +7,7 @@ decimals, dates and times are texts, binary values base64.
 import math
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
@@ -41,11 +41,12 @@ def query_lines(database: str, statement: str) -> Iterator[bytes]:
     else:
         raise BadQuery("no database that can be read: give --database sqlite:///FILE or postgresql://USER@HOST/NAME")
     is_empty = True
-    for names, rows in tables:
-        is_empty = False
-        if double := next((name for name in names if names.count(name) > 1), None):
-            raise BadQuery(f"two columns of the query are called '{double}': rename one with AS")
-        yield b"".join(line(names, row) for row in rows)
+    with closing(tables):  # what is refused leaves no connection open for as long as somebody holds the refusal
+        for names, rows in tables:
+            is_empty = False
+            if double := next((name for name in names if names.count(name) > 1), None):
+                raise BadQuery(f"two columns of the query are called '{double}': rename one with AS")
+            yield b"".join(line(names, row) for row in rows)
     if is_empty:
         raise BadQuery("the query has no rows: a dataset needs at least one record")
 
@@ -58,7 +59,7 @@ def is_text(statement: str) -> bool:
     return True
 
 
-def sqlite_rows(database: str, statement: str) -> Iterator[Block]:
+def sqlite_rows(database: str, statement: str) -> Generator[Block, None, None]:
     try:
         path = unquote(urlsplit(database).path).removeprefix("/")
     except ValueError as error:
@@ -72,7 +73,7 @@ def sqlite_rows(database: str, statement: str) -> Iterator[Block]:
         raise BadQuery(f"the database says: {error}") from None
 
 
-def postgresql_rows(database: str, statement: str) -> Iterator[Block]:
+def postgresql_rows(database: str, statement: str) -> Generator[Block, None, None]:
     import psycopg  # only those who ask a PostgreSQL need it
 
     try:

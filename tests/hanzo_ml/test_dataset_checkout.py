@@ -11,14 +11,17 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
+import psycopg
 import pytest
 
 from hanzo_ml.checkout import TRIES, Broken, Part, RemoteFile, checkout
 from hanzo_ml.sql_query import BadQuery, line, query_lines
 from tests.api.server_process import ServerProcess
+from tests.api.waiting import wait_for
 from tests.hanzo_ml.test_cli import cli
+from tests.postgres import postgres, postgres_url
 
-__all__ = ["cli"]
+__all__ = ["cli", "postgres", "postgres_url"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 LINES = "".join(
     json.dumps({"id": number, "text": " ".join(map(str, random.Random(number).choices(range(5000), k=300)))}) + "\n"
@@ -220,6 +223,71 @@ def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
     assert made["schema"] == {"id": "integer", "note": "string", "price": "null|number", "raw": "string"}
     first = json.loads(cli("dataset", "preview", "orders@1", "-n", "1").stdout)
     assert first == {"id": 0, "note": "note 0", "price": 0.5, "raw": "AP8="}
+
+
+@pytest.fixture
+def warehouse(postgres_url: str) -> str:
+    """The orders in PostgreSQL, with values of kinds that SQLite has not."""
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(
+            "CREATE TABLE orders (id int, price numeric(10, 2), day date, at timestamptz, took interval, raw bytea,"
+            " note jsonb, key uuid, parts int[], host inet)"
+        )
+        connection.execute(
+            "INSERT INTO orders SELECT n, n + 0.10, '2024-02-29', '2024-02-29 12:30+00', '90 seconds', '\\x00ff',"
+            """ '{"a": [1.5, null]}', '00000000-0000-0000-0000-000000000001', '{1,2}', '10.0.0.1'"""
+            " FROM generate_series(0, 2499) AS n"
+        )
+    return postgres_url
+
+
+def test_the_rows_of_a_query_of_postgresql_are_a_version(cli: Cli, warehouse: str) -> None:
+    statement = "SELECT id, price, day, at, took, raw, note, key, parts FROM orders ORDER BY id"
+    arguments = ("dataset", "create", "--name", "warehouse", "--sql", statement, "--database", warehouse)
+    made = json.loads(cli(*arguments, "--json").stdout)
+    assert (made["num_records"], made["metadata"]) == (2500, {"sql": statement})
+    (first, _, third) = map(json.loads, cli("dataset", "preview", "warehouse@1", "-n", "3").stdout.splitlines())
+    assert first == {
+        "id": 0,
+        "price": "0.10",
+        "day": "2024-02-29",
+        "at": "2024-02-29T12:30:00Z",
+        "took": "PT90S",
+        "raw": "AP8=",
+        "note": {"a": [1.5, None]},
+        "key": "00000000-0000-0000-0000-000000000001",
+        "parts": [1, 2],
+    }
+    assert (third["id"], third["price"]) == (2, "2.10")
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DELETE FROM orders", "the database says"),
+        ("WITH gone AS (DELETE FROM orders RETURNING id) SELECT * FROM gone", "the database says"),
+        ("SELECT setval('ids', 7)", "read-only transaction"),
+        ("SELECT id, id FROM orders", "two columns"),
+        ("SELECT unknown FROM orders", "does not exist"),
+        ("SELECT 'NaN'::float8 AS x", "column 'x' holds nan"),
+        ("SELECT host FROM orders", "cast it to text"),
+        ("SELECT id FROM orders WHERE id < 0", "the query has no rows"),
+    ],
+)
+def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
+    warehouse: str, statement: str, reason: str
+) -> None:
+    with psycopg.connect(warehouse) as connection:
+        connection.execute("CREATE SEQUENCE ids")
+    with pytest.raises(BadQuery, match=reason) as refused:
+        list(query_lines(warehouse, statement))
+    assert "\n" not in str(refused.value)
+    others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(warehouse, autocommit=True) as connection:
+        found = connection.execute("SELECT (SELECT count(*) FROM orders), (SELECT last_value FROM ids)").fetchone()
+        # A row that was refused left its connection open, with the transaction in it, for as long as the refusal was held.
+        wait_for(lambda: connection.execute(f"{others} AND backend_type = 'client backend'").fetchone() is None)
+    assert found == (2500, 1)
 
 
 @pytest.mark.parametrize(
