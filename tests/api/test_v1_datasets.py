@@ -14,7 +14,7 @@ import pytest
 
 from api.file_response import SAFE
 from api.signed_links import Link
-from recipes.chunks import chunk_uri
+from recipes.chunks import chunk_folder, chunk_uri
 from recipes.schema import Artifact
 from recipes.selection import bitmap_uri
 from recipes.store import Store
@@ -24,6 +24,7 @@ from resources.metadata.datasets import Datasets
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
 from tests.api.server_process import ServerProcess
+from tests.api.waiting import wait_for
 from tests.hanzo_ml.test_cli import run
 from tests.resources.test_split_storage import divided
 from tests.s3_server import BUCKETS, VARIABLES, S3Server
@@ -439,19 +440,32 @@ def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(server: ServerProcess, http: httpx.Client) -> None:
-    if server.settings.storage.endpoint is not None:
-        pytest.skip("what a killed server leaves on S3 is in test_artifact_integrity")
+@pytest.mark.parametrize("killed", ["receives", "stores"])
+def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(
+    server: ServerProcess, http: httpx.Client, killed: str
+) -> None:
+    """While the body comes, more of it than waits in sockets; or with its first chunks in the store. Whoever is faster than
+    the second kill has all of it."""
+    draw, name = random.Random(killed), f"cut-{killed}"
+    lines = b"".join(b'{"text": "%s"}\n' % draw.randbytes(5000).hex().encode() for _ in range(2400))
+    store, chunks = Store(server.settings.store, server.settings.storage.variables), chunk_folder("s3://hanzo-ml/datasets/x")
+    before = store.list(chunks)
     head = (
-        f"POST /v1/datasets/raw?name=cut&file=a.jsonl HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
-        f"Content-Length: {len(LINES) * 2}\r\n\r\n"
+        f"POST /v1/datasets/raw?name={name}&file=a.jsonl HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"Content-Length: {len(lines) * (2 if killed == 'receives' else 1)}\r\n\r\n"
     ).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head + LINES)
+        connection.sendall(head + lines)
+        if killed == "stores":
+            wait_for(lambda: store.list(chunks) != before)
         server.kill()
     server.start()
-    assert http.get("/v1/datasets", params={"name": "cut"}).json()["datasets"] == []
-    assert create(http, "cut")["version"] == 1
+    left = http.get("/v1/datasets", params={"name": name}).json()["datasets"]
+    assert left == [] or (killed == "stores" and [each["num_records"] for each in left] == [2400])
+    made = create(http, name, lines)
+    assert (made["created"], made["version"], made["num_records"]) == (not left, 1, 2400)
+    (file,) = http.get(f"/v1/datasets/{made['id']}/download").json()["files"]
+    assert joined(file) == lines
 
 
 def test_a_bad_record_is_named_and_nothing_is_stored(server: ServerProcess, http: httpx.Client) -> None:
