@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from tests.api.conftest import answering, migrated
 from tests.api.server_process import ServerProcess
 
 RECIPE = "smollm2-135m-lora"
@@ -90,6 +92,29 @@ def test_a_zen_recipe_has_hours_dollars_and_what_is_assumed(server: ServerProces
     assert found["seed_estimate"] == {"time": "7 days", "cost": "$22,400"}
     assert any("assumed" in note for note in found["notes"])
     assert any("is not pinned" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("config", "price"),
+    [
+        ("", 3.0),
+        ("prices: {gpu_hour: {nvidia-a100-80gb: 7.5}}\n", 7.5),
+        ("prices: {gpu_hour: {nvidia-a100-80gb: 0}}\n", 0.0),
+        ("prices: {gpu_hour: {nvidia-h100-80gb: 4}}\n", None),
+    ],
+)
+def test_the_price_book_is_configuration(tmp_path: Path, config: str, price: float | None) -> None:
+    """A list of one's own replaces that of the product: a type that it leaves out costs nobody knows what."""
+    (tmp_path / "config.yaml").write_text(config)
+    with answering(migrated(tmp_path)) as http:
+        files = {"files": ("d.jsonl", b'{"instruction": "Door?", "answer": "Red."}\n')}
+        assert http.post("/v1/datasets", data={"name": "doors"}, files=files).status_code == 201
+        job = {"name": "mine", "dataset": "doors", "recipe": "zen-72b-full"}
+        found = http.post("/v1/jobs/estimate", json=job).json()
+    if price is None:
+        assert found["dollars"] is None and any("prices.gpu_hour in config.yaml" in note for note in found["notes"])
+    else:
+        assert found["dollars"] == {of: pytest.approx(hours * 32 * price) for of, hours in found["hours"].items()}
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/estimate"])
