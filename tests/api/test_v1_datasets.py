@@ -444,8 +444,9 @@ def test_a_bucket_is_fetched_and_only_below_the_allowed_key(
 def test_a_server_killed_in_an_upload_leaves_nothing_and_takes_it_again(
     server: ServerProcess, http: httpx.Client, killed: str
 ) -> None:
-    """While the body comes, more of it than waits in sockets; or with its first chunks in the store. Whoever is faster than
-    the second kill has all of it."""
+    """While the body comes, of which more was sent than waits in sockets; or when its first chunks are in the store. An
+    upload that was through before the second kill is there whole.
+    """
     draw, name = random.Random(killed), f"cut-{killed}"
     lines = b"".join(b'{"text": "%s"}\n' % draw.randbytes(5000).hex().encode() for _ in range(2400))
     store, chunks = Store(server.settings.store, server.settings.storage.variables), chunk_folder("s3://hanzo-ml/datasets/x")
