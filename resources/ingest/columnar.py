@@ -35,6 +35,7 @@ def parquet_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     import pyarrow as pa  # slow to import, and only these formats need it
     import pyarrow.parquet as pq
 
+    stream.seek(0)
     if words := another_format(stream.read(LONGEST_BEGINNING), "parquet"):
         yield Problem(words)
         return
@@ -66,6 +67,7 @@ def read_a_row_of_each(metadata: "pq.FileMetaData", stream: BinaryIO) -> None:
 def arrow_records(stream: BinaryIO) -> Iterator[dict[str, Any] | Problem]:
     import pyarrow as pa
 
+    stream.seek(0)
     if words := another_format(stream.read(LONGEST_BEGINNING), "arrow"):
         yield Problem(words)
         return
