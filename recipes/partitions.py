@@ -66,8 +66,8 @@ class Partitions:
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here before
         if count > FAN:
             self._each = max(2, isqrt(count))
-            numbered = np.dtype([("number", "<i4"), ("row", kind)])
-            self._coarse = Partitions(folder / "coarse", numbered, -(-count // self._each), held_bytes)
+            self._numbered = np.dtype([("number", "<i4"), ("row", kind)])
+            self._coarse = Partitions(folder / "coarse", self._numbered, -(-count // self._each), held_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class Partitions:
         assert self._last is None, "rows that come after the first was read would be lost"
         numbers = numbers.astype(np.int32)
         if self._coarse is not None:
-            self._coarse.add(numbers // self._each, numbered_rows(self._coarse._kind, numbers, rows))
+            self._coarse.add(numbers // self._each, rows_of(self._numbered, numbers, rows))
             return
         self._held.append((numbers, rows))
         self._bytes += rows.nbytes
@@ -141,12 +141,6 @@ class Partitions:
                 self._write(self._last)
                 self._last = self._taken()
         return self._last
-
-
-def numbered_rows(kind: np.dtype[Any], numbers: NDArray[np.int32], rows: Rows) -> Rows:
-    found = np.empty(len(rows), kind)
-    found["number"], found["row"] = numbers, rows
-    return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 FORMATS: Mapping[bytes, str] = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
 """No text begins so: what comes behind the word has no letter."""
-PACKED: Mapping[bytes, str] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+"""How compressed files begin. No text in UTF-8 does."""
+PACKED: Mapping[bytes, str] = {GZIP: "gzip", ZSTD: "zstd"}
 """Only files of lines are unpacked: of the others some is read from their end."""
 ENCODINGS: Mapping[bytes, str] = {b"\xff\xfe\0\0": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 LONGEST_BEGINNING = 10

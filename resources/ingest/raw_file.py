@@ -4,13 +4,10 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from resources.ingest.beginnings import LONGEST_BEGINNING, another_encoding, another_format
+from resources.ingest.beginnings import GZIP, LONGEST_BEGINNING, ZSTD, another_encoding, another_format
 from resources.ingest.swelling import WORDS, is_swollen
 
 BLOCK = 1 << 20
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""How compressed files begin. No text in UTF-8 does."""
-
 UNREAD = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 """How those begin that nobody unpacks here."""
 BLOCK_OF_BZIP2 = b"1AY&SY"
