@@ -3,10 +3,13 @@
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +44,12 @@ def wait_until(what: str, look: Callable[[], T | None], seconds: float = LIMIT_S
             return answer
         time.sleep(every)
     raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a process that stands still has got a signal that it has not heard yet."""
+    (mask,) = re.findall(r"^ShdPnd:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @dataclass
@@ -110,6 +119,24 @@ class LocalStack:
     def wait_until_it_has_ended(self, job: str) -> None:
         """Until nothing works for a cancelled job any more: its program has saved a checkpoint."""
         wait_until(f"the end of {job}", lambda: not is_running(self.trainer(job)))
+
+    @contextmanager
+    def standing_still(self, job: str) -> Iterator[int]:
+        """The trainer does nothing meanwhile: a fast machine would end the training. Yields its process id."""
+        trainer = self.pid(self.trainer(job))
+        os.kill(trainer, signal.SIGSTOP)
+        try:
+            assert is_running(self.trainer(job)), f"the training of {job} had ended"
+            yield trainer
+        finally:
+            os.kill(trainer, signal.SIGCONT)
+
+    @contextmanager
+    def standing_still_until_told_to_end(self, job: str) -> Iterator[None]:
+        """The trainer does nothing until it has the SIGTERM of what is done meanwhile: no step can come before it."""
+        with self.standing_still(job) as trainer:
+            yield
+            wait_until(f"SIGTERM to the trainer of {job}", lambda: is_pending(trainer, signal.SIGTERM))
 
     def pid(self, folder: Path) -> int:
         return int((folder / "pid.json").read_text())

@@ -1,10 +1,6 @@
 """`kill -9` of anything at random steps, and a broken checkpoint: the run ends as an unharmed one does, bit for bit."""
 
-import os
 import random
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,7 +37,7 @@ def test_each_is_killed_three_times_and_a_checkpoint_breaks(stack: LocalStack, b
             kill_run_worker(stack, killed)
         for service in chance.sample(("dagster-daemon", "api"), 2):
             kill(stack.pid(stack.service(service)))
-        with standing_still(stack, job):
+        with stack.standing_still(job):
             stack.hanzo_ml("up")
         stack.wait_for_step(job, first + 4 + chance.randrange(4))
         kill(stack.pid(stack.trainer(job)))
@@ -54,15 +50,6 @@ def test_each_is_killed_three_times_and_a_checkpoint_breaks(stack: LocalStack, b
     log = (stack.trainer(job) / "log.txt").read_text()
     assert log.count("resuming from checkpoint") == ROUNDS
     assert "falling back" in log
-
-
-@contextmanager
-def standing_still(stack: LocalStack, job: str) -> Iterator[None]:
-    """A fast machine would end the training while the stack comes up."""
-    trainer = stack.pid(stack.trainer(job))
-    os.kill(trainer, signal.SIGSTOP)
-    yield
-    os.kill(trainer, signal.SIGCONT)
 
 
 def kill_run_worker(stack: LocalStack, killed: set[Path]) -> None:
