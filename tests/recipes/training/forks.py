@@ -52,11 +52,13 @@ class Forks:
         return Result.model_validate_json(self.place.store.get_bytes(job.result_uri))
 
     def kill(self, job: Job, step: int, chance: Random) -> None:
-        """Train until some time after that step, when there is a checkpoint; then a process dies, and the others with it."""
+        """Train until some time in the step after that, when there is a checkpoint; then a process dies, and the others too.
+
+        On a fast machine all that is left takes less than any number of seconds that was fixed.
+        """
         before = log_of(job).stat().st_size if log_of(job).exists() else 0
         processes = self._start(job)
-        wait_for_step(job, step, before, processes)
-        time.sleep(chance.uniform(0, 0.05))
+        time.sleep(chance.uniform(0, wait_for_step(job, step, before, processes)))
         for process in chance.sample(processes, len(processes)):
             process.kill()
             process.join()
@@ -118,13 +120,20 @@ def log_of(job: Job) -> Path:
     return Path(job.work_dir, "log.txt")
 
 
-def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess], *, saved: bool = True) -> None:
-    """Until it is done, and a checkpoint of some step is `saved`: they are made whole while training goes on."""
+def wait_for_step(job: Job, step: int, offset: int, processes: Sequence[BaseProcess], *, saved: bool = True) -> float:
+    """Until it is done, and a checkpoint of some step is `saved`: they are made whole while training goes on.
+
+    Returns about how many seconds a step took.
+    """
     end = time.monotonic() + LONG
+    seen: dict[int, float] = {}
     while True:
         text = log_of(job).read_bytes()[offset:].decode() if log_of(job).exists() else ""
-        steps = (step_of(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-        if max(steps, default=0) >= step and (" saved" in text or not saved):
-            return
-        assert time.monotonic() < end and all(process.is_alive() for process in processes), text
+        now = time.monotonic()
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n") and (done := step_of(line)):
+                seen.setdefault(done, now)
+        if max(seen, default=0) >= step and (" saved" in text or not saved):
+            return (max(seen.values()) - min(seen.values())) / len(seen)
+        assert now < end and all(process.is_alive() for process in processes), text
         time.sleep(0.002)
