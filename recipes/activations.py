@@ -20,7 +20,8 @@ class Forward:
     """What decides the size of a forward pass.
 
     A micro-batch is `rows` packed rows of `length` tokens; `width` is the bytes of the computing type; `rank` and `targets`
-    are the adapter's, none of them where all weights are trained. Adapters compute in float32, as PEFT makes them.
+    are the adapter's, none of them where all weights are trained; `adapter` is the bytes of the type that it computes in.
+    Blocks that are `compiled` keep what enters a norm as it came, and compute the factors of silu(gate) * up again.
     """
 
     architecture: Architecture
@@ -31,6 +32,8 @@ class Forward:
     targets: tuple[str, ...] = ()
     dropout: bool = False
     checkpointing: bool = False
+    adapter: int = FLOAT32
+    compiled: bool = False
 
     @property
     def tokens(self) -> int:
@@ -49,7 +52,12 @@ def block_bytes(forward: Forward) -> int:
     attention = width * (4 * shape.query_width + forward.length) + FLOAT32 * shape.num_attention_heads
     # silu(gate) * up: the argument and both factors.
     gated = width * 3 * shape.intermediate_size
+    if forward.compiled:
+        attention -= width * (forward.length + 2 * (shape.query_width - shape.key_value_width))
+        gated -= width * shape.intermediate_size
     norms = 2 * norm_bytes(forward, shape.hidden_size) + head_norms(forward)
+    if forward.compiled:
+        norms -= 2 * (FLOAT32 - width) * shape.hidden_size
     return forward.tokens * (norms + attention + gated + inputs(forward))
 
 
@@ -69,21 +77,22 @@ def head_norms(forward: Forward) -> int:
 def inputs(forward: Forward) -> int:
     """What the projections keep of what they read, for one token.
 
-    A frozen weight needs no input. An adapter reads a copy in float32 of its own, where the model computes in less; dropout
-    makes one for each target, and a mask, which is a float32 too on a CPU and a byte on a GPU: the larger is counted.
+    A frozen weight needs no input. An adapter reads a copy of its own, where it computes in more than the model does;
+    dropout makes one for each target, and a mask, which is of the same type on a CPU and a byte on a GPU: the larger is
+    counted.
     """
     shape, width = forward.architecture, forward.width
     sizes = {name: into for name, (into, _) in shape.projections.items()}
     if forward.trains_all:
         # What `o_proj` reads is attention's result, which is counted there.
         return width * sum(sizes[group[0]] for group in GROUPS if group != ("o_proj",))
-    low_rank = FLOAT32 * forward.rank * len(forward.targets)
+    low_rank = forward.adapter * forward.rank * len(forward.targets)
     if forward.dropout:
-        return low_rank + sum(2 * FLOAT32 * sizes[target] for target in forward.targets)
-    if width < FLOAT32:
-        return low_rank + FLOAT32 * sum(sizes[target] for target in forward.targets)
+        return low_rank + sum(2 * forward.adapter * sizes[target] for target in forward.targets)
+    if width < forward.adapter:
+        return low_rank + forward.adapter * sum(sizes[target] for target in forward.targets)
     read = [group for group in GROUPS if set(group) & set(forward.targets) and group != ("o_proj",)]
-    return low_rank + FLOAT32 * sum(sizes[group[0]] for group in read)
+    return low_rank + width * sum(sizes[group[0]] for group in read)
 
 
 def saved_bytes(forward: Forward) -> int:

@@ -38,6 +38,12 @@ def fully_sharded(recipe: Recipe) -> dict[str, Any] | None:
     return None
 
 
+def holds_whole_model(recipe: Recipe) -> bool:
+    """Whether each process has all of the model, and computes its own rows with it."""
+    strategy = recipe.distributed.strategy if recipe.distributed else "ddp"
+    return zero_stage(recipe) is None and recipe.together == 1 and (strategy == "ddp" or recipe.processes == 1)
+
+
 def trains_shards(recipe: Recipe) -> bool:
     """Whether fsdp shards what is trained, where there are several processes; an adapter is whole in every one.
 

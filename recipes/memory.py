@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
-from recipes.launch import fully_sharded, zero_stage
+from recipes.launch import fully_sharded, holds_whole_model, zero_stage
 from recipes.pipeline import micro_batches_held, stage_shapes
 from recipes.recipe import Recipe
 
@@ -133,6 +133,20 @@ def autocasts(recipe: Recipe) -> bool:
     return recipe.method == "full" and recipe.computing_dtype != "float32" and not is_spread
 
 
+def adapts_in_computing_type(recipe: Recipe) -> bool:
+    """Whether an adapter computes in the type that the model does, and not in that of its weights.
+
+    Not in float16, whose gradients are scaled as many times as a step has tokens (`recipes.training.float16`): one that is 2
+    in their mean would be infinite.
+    """
+    return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and holds_whole_model(recipe)
+
+
+def compiles_blocks(recipe: Recipe) -> bool:
+    """Whether blocks are compiled, and attention reads no mask: on a GPU, with packed rows and all of the model in place."""
+    return recipe.hardware.gpus > 0 and recipe.objective == "sft" and holds_whole_model(recipe)
+
+
 def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:
     """What the optimizer updates. Raises BadConfiguration where a target is no module of this model."""
     return shape.tensors if recipe.method == "full" else shape.adapter(recipe.lora_rank, recipe.lora_target_modules)
@@ -207,4 +221,6 @@ def forward_of(recipe: Recipe, shape: Architecture) -> Forward:
         targets=recipe.lora_target_modules if adapts else (),
         dropout=adapts and recipe.lora_dropout > 0,
         checkpointing=recipe.gradient_checkpointing,
+        adapter=WIDTH[recipe.computing_dtype if adapts_in_computing_type(recipe) else TRAINED],
+        compiled=compiles_blocks(recipe),
     )

@@ -15,13 +15,17 @@ if __name__ == "__main__":
     gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
 
 import torch
+from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
+from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
-from recipes.launch import saves_by_name
+from recipes.launch import holds_whole_model, saves_by_name
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
+from recipes.training import packed_attention
+from recipes.training.compilation import compile_blocks
 from recipes.training.course import Course, take_up
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
 from recipes.training.facts import facts_of
@@ -89,6 +93,11 @@ def build_model(job: Job, course: Course, material: Material, store: Store) -> A
     set_seed(course.recipe.seed)
     model = load_for_training(material.folder, course.recipe)
     material.objective.begin(model)
+    if material.objective.packed and holds_whole_model(course.recipe):
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        if packed_attention.fits(base.config, computing_dtype(course.recipe.computing_dtype)):
+            packed_attention.attend_within_examples(base)
+        compile_blocks(base, Path(job.cache_dir))
     if course.resume is None and (start := job.inputs.get("start")):
         start_from(start, model, course.recipe, course.group, store, Path(job.cache_dir))
     return model

@@ -1,5 +1,5 @@
-"""Usage: python -m benchmarks.training [--shape small|7b|7b-4096] [--method lora|qlora] [--records 600] [--cache FOLDER]
-                                    [--only NAME ...]
+"""Usage: python -m benchmarks.training [--shape small|7b|7b-4096 ...] [--method lora|qlora ...] [--records 600]
+                                    [--cache FOLDER] [--only NAME ...]
 
 Trains the same LoRA, or QLoRA, on the same records with everything that installs and prints, of each: useful tokens (no
 padding) per processor-second, or per second and with MFU on a GPU; the share of time in which checkpoints stopped training;
@@ -7,6 +7,7 @@ peak memory. Processor-seconds, because they hold on a machine that does other w
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -41,12 +42,17 @@ CPU_GOALS = {"TRL, default": "at least 1.6", FLOOR: "at least 0.80, that is with
 
 @dataclass(frozen=True)
 class Cost:
-    """Of training alone: processor-seconds, seconds, share of time that checkpoints took, peak memory in MB."""
+    """Of training alone: processor-seconds, seconds, share of time that checkpoints took, peak memory in MB.
+
+    They are about a `share` of the steps; those before took `start` seconds.
+    """
 
     cpu: float
     seconds: float
     stall: float
     memory: float
+    share: float
+    start: float
 
 
 def cost_of(command: list[str], report: Path) -> Cost:
@@ -89,8 +95,8 @@ def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--shape", choices=sorted(SHAPES), default="small")
-    options.add_argument("--method", choices=METHODS, default="lora")
+    options.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["small"])
+    options.add_argument("--method", nargs="+", choices=METHODS, default=["lora"])
     options.add_argument("--records", type=int, default=600)
     options.add_argument("--cache", type=Path, help="folder of the peers' environments; kept for the next time")
     options.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="who is measured")
@@ -98,23 +104,26 @@ def main() -> None:
     cache = asked.cache or Settings.load().home / "benchmarks" / "training"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        work = make_work(folder / "work", SHAPES[asked.shape], asked.method, asked.records, os.cpu_count() or 1)
         (folder / "server").mkdir()
         server = Server("ours", Place(folder / "server", free_port(), f"sqlite:///{folder}/server/metadata.db"), cache)
         try:
-            job = job_of(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
-            (folder / "job.json").write_text(job.model_dump_json())
-            machine = read_machine()
-            where = ", ".join(machine.gpus) or f"{machine.processor}, {work.threads} threads"
-            print(
-                f"{work.method}, {work.records} records, {work.tokens} useful tokens, "
-                f"rows of {work.sequence_length}; {where}",
-                flush=True,
-            )
-            costs = measured(asked.only, work, folder, cache)
+            for name, method in itertools.product(asked.shape, asked.method):
+                place = folder / f"{name}-{method}"
+                work = make_work(place / "work", SHAPES[name], method, asked.records, os.cpu_count() or 1, folder / "models")
+                compare(work, place, server, cache, asked.only)
         finally:
             server.stop()
-    report(costs, work, job, machine.gpus)
+
+
+def compare(work: Work, folder: Path, server: Server, cache: Path, names: list[str]) -> None:
+    """Print what the same work costs each of them."""
+    job = job_of(work, folder / "ours", f"http://127.0.0.1:{server.port}", new_run(server.port))
+    (folder / "job.json").write_text(job.model_dump_json())
+    machine = read_machine()
+    where = ", ".join(machine.gpus) or f"{machine.processor}, {work.threads} threads"
+    told = f"{work.records} records, {work.tokens} useful tokens, rows of {work.sequence_length}"
+    print(f"\n{work.method}, {told}; {where}", flush=True)
+    report(measured(names, work, folder, cache), work, job, machine.gpus)
 
 
 def measured(names: list[str], work: Work, folder: Path, cache: Path) -> dict[str, Cost]:
@@ -133,14 +142,15 @@ def measured(names: list[str], work: Work, folder: Path, cache: Path) -> dict[st
 
 def report(costs: dict[str, Cost], work: Work, job: Job, gpus: tuple[str, ...]) -> None:
     def speed(cost: Cost) -> float:
-        return work.tokens / (cost.seconds if gpus else cost.cpu)
+        return work.tokens * cost.share / (cost.seconds if gpus else cost.cpu)
 
     unit = "tokens/s" if gpus else "tokens/cpu-s"
-    print(f"\n{'':<28}{unit:>14}{'cpu-s':>9}{'seconds':>9}{'stall':>8}{'peak MB':>10}{'MFU' if gpus else '':>8}")
+    start = f"{'start s':>9}" if gpus else ""
+    print(f"\n{'':<28}{unit:>14}{'cpu-s':>9}{'seconds':>9}{'stall':>8}{'peak MB':>10}{start}{'MFU' if gpus else '':>8}")
     for name, cost in sorted(costs.items(), key=lambda item: -speed(item[1])):
-        share = f"{mfu(speed(cost), job, gpus[0]):.1%}" if gpus else ""
+        share = f"{cost.start:>9.1f}{mfu(speed(cost), job, gpus[0]):>8.1%}" if gpus else ""
         figures = f"{speed(cost):>14,.0f}{cost.cpu:>9.1f}{cost.seconds:>9.1f}{cost.stall:>8.1%}{cost.memory:>10,.0f}"
-        print(f"{name:<28}{figures}{share:>8}")
+        print(f"{name:<28}{figures}{share}")
     if OURS not in costs:
         return
     print()

@@ -36,13 +36,14 @@ def main() -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
     order = torch.randperm(len(rows)).tolist()
-    with measuring(report, []):
+    with measuring(report) as clock:
         for first in range(0, len(order), work.batch_size):
             batch = collate([rows[index] for index in order[first : first + work.batch_size]])
             model(**{name: tensor.to(device) for name, tensor in batch.items()}, use_cache=False).loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, MAX_GRAD_NORM)
             optimizer.step()
             optimizer.zero_grad()
+            clock.step_done()
 
 
 if __name__ == "__main__":

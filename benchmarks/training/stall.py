@@ -30,7 +30,8 @@ NOBODY = "http://127.0.0.1:9"
 
 def job_with(work_folder: Path, place: Path, interval: str) -> Job:
     """Train all weights without end, with a checkpoint every interval."""
-    job = job_of(make_work(work_folder, FORTY_MILLION, "lora", RECORDS, os.cpu_count() or 1), place, NOBODY, "stall")
+    work = make_work(work_folder, FORTY_MILLION, "lora", RECORDS, os.cpu_count() or 1, work_folder.with_name("models"))
+    job = job_of(work, place, NOBODY, "stall")
     recipe = Recipe.model_validate(job.parameters["recipe"]).changed(
         {
             "method": "full",

@@ -5,8 +5,11 @@ A folder holds all of it, as each tool takes it: `model/`, `train/train.jsonl`, 
 
 import json
 import math
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+
+from transformers import AutoTokenizer
 
 from benchmarks.preparation.corpus import write_corpus
 from benchmarks.training.shapes import Shape, Work
@@ -22,11 +25,18 @@ CHATML = (
 RECORDS_FOR_TOKENIZER = 500
 
 
-def make_work(folder: Path, shape: Shape, method: str, records: int, threads: int) -> Work:
-    """Write the folder. What a token is counts the same for all: those of our encoding, cut at the sequence length."""
+def make_work(folder: Path, shape: Shape, method: str, records: int, threads: int, models: Path) -> Work:
+    """Write the folder. What a token is counts the same for all: those of our encoding, cut at the sequence length.
+
+    The model is made where `models` has none of that shape: one of 7B is 13 GB.
+    """
     (folder / "train").mkdir(parents=True)
     write_corpus(folder / "train" / "train.jsonl", records)
-    tokenizer = make_model(folder / "model", shape, folder / "train" / "train.jsonl")
+    model = models / "-".join(map(str, (*astuple(shape)[:-2], records)))
+    if not model.exists():
+        make_model(model, shape, folder / "train" / "train.jsonl")
+    (folder / "model").symlink_to(model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     rows = [json.loads(line) for line in (folder / "train" / "train.jsonl").read_text().splitlines()]
     with (folder / "conversations.jsonl").open("w") as file:
         for row in rows:
@@ -50,8 +60,8 @@ def make_work(folder: Path, shape: Shape, method: str, records: int, threads: in
     return work
 
 
-def make_model(folder: Path, shape: Shape, corpus: Path) -> Any:
-    """A Llama of the shape with random weights, and a byte-level tokenizer of the corpus. Returns the tokenizer."""
+def make_model(folder: Path, shape: Shape, corpus: Path) -> None:
+    """A Llama of the shape with random weights, and a byte-level tokenizer of the corpus."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -93,4 +103,3 @@ def make_model(folder: Path, shape: Shape, corpus: Path) -> Any:
         model = LlamaForCausalLM(config).to(getattr(torch, shape.dtype))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return tokenizer

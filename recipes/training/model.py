@@ -15,10 +15,11 @@ from recipes import pipeline, tensor_parallel
 from recipes.architecture import Architecture
 from recipes.arithmetic import computing_dtype
 from recipes.launch import fully_sharded, zero_stage
-from recipes.memory import autocasts
+from recipes.memory import adapts_in_computing_type, autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training import zero
+from recipes.training.low_rank import compute_in_the_type_of_inputs
 from recipes.training.stages import load_stage
 
 NF4_BLOCK = 64
@@ -122,6 +123,9 @@ def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, lora)
+        adapted = get_peft_model(model, lora)
     except ValueError as error:
         raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
+    if adapts_in_computing_type(recipe) and computing_dtype(recipe.computing_dtype) is torch.bfloat16:
+        compute_in_the_type_of_inputs(adapted)
+    return adapted

@@ -18,6 +18,7 @@ from recipes.known_architectures import ASSUMED, STATED, shape_of
 from recipes.memory import memory_budget, nf4_bytes, optimizer_bytes
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.training.low_rank import compute_in_the_type_of_inputs
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ROWS, LENGTH = 2, 64
@@ -169,7 +170,9 @@ def kept_by(model: Any) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "adapter"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.bfloat16, 2)], ids=["32", "16", "16 and adapter"]
+)
 @pytest.mark.parametrize(
     ("family", "targets", "dropout"),
     [
@@ -183,18 +186,21 @@ def kept_by(model: Any) -> int:
     ],
 )
 def test_activations_are_within_5_percent_of_what_autograd_keeps(
-    family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, checkpointing: bool
+    family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, adapter: int, checkpointing: bool
 ) -> None:
     shape = tiny(family)
     model = build(shape, dtype)
     if targets:
         config = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
         model = get_peft_model(model, config)
+        if adapter < 4:
+            compute_in_the_type_of_inputs(model)
     model.train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    forward = Forward(shape, ROWS, LENGTH, dtype.itemsize, 8 if targets else 0, targets, dropout > 0, checkpointing)
+    rank = 8 if targets else 0
+    forward = Forward(shape, ROWS, LENGTH, dtype.itemsize, rank, targets, dropout > 0, checkpointing, adapter)
     assert saved_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -33,6 +33,9 @@ class Loss:
 
 class Objective(ABC):
     """Made once for a run."""
+
+    packed: ClassVar[bool] = False
+    """Whether its micro-batches are of packed rows, all of one length, with `position_ids` and without a mask."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

@@ -14,6 +14,8 @@ from recipes.training.rows import packed
 
 
 class Sft(Objective):
+    packed = True
+
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
         return packed(split, store, cache, tokenizer, self.recipe)
 

@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipes import evaluate
+from recipes.architecture import Architecture
 from recipes.gpus import GPUS
 from recipes.incidents import OutOfMemory
+from recipes.memory import memory_budget
+from recipes.recipe import Recipe
 from recipes.results import EvaluationReport
+from recipes.training import packed_attention
+from recipes.training.compilation import compile_blocks
+from recipes.training.model import with_adapter
 from resources.detached import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
@@ -24,8 +31,19 @@ from tests.recipes.training.runs import Runs, install, losses_of, step_of
 pytestmark = pytest.mark.gpu
 
 FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
+HALF = {"method": "full", "dtype": "bfloat16", "learning_rate": 1e-3}
 LORA = {"base_dtype": "bfloat16", "lora_dropout": 0.1}
 QLORA = LORA | {"method": "qlora", "base_dtype": "nf4", "compute_dtype": "bfloat16", "double_quant": True}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 400,
+    "max_position_embeddings": 256,
+}
 HUNGRY = """
 import torch
 from recipes.training.objectives.sft import Sft
@@ -55,10 +73,17 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [("lora", LORA), ("qlora", QLORA | {"optimizer": "paged_adamw"}), ("full", FULL)]
+    ("name", "method"),
+    [
+        ("lora", LORA | {"gradient_accumulation": 2}),
+        ("float16", {"base_dtype": "float16", "lora_dropout": 0.1, "gradient_checkpointing": True}),
+        ("qlora", QLORA | {"optimizer": "paged_adamw"}),
+        ("full", FULL),
+        ("half", HALF),
+    ],
 )
 def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, method: dict[str, Any]) -> None:
-    """With dropout, whose random numbers are the GPU's."""
+    """With dropout, whose random numbers are the GPU's, in blocks that each process compiles anew."""
     settings = {"max_steps": 20, **method, **on_gpus(1)}
     whole = runs.train(runs.job(f"gpu-{name}-whole", **settings))
     losses = list(losses_of(whole).values())
@@ -66,15 +91,17 @@ def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, metho
     due = [random.randrange(first, first + 6) for first in (1, 10)]
     job = runs.job(f"gpu-{name}-killed", **settings)
     killed: dict[int, int] = {}
+    compiled: list[str] = []
 
     def kill(line: str) -> None:
+        compiled.extend([line] * ("blocks are compiled" in line))
         pid = read_pid(Path(job.work_dir))
         if due and pid and pid not in killed and step_of(line) >= due[0]:
             os.kill(pid, signal.SIGKILL)
             killed[pid] = due.pop(0)
 
     result = runs.train(job, kill)
-    assert len(killed) == 2, killed
+    assert len(killed) == 2 and len(compiled) == 3, (killed, compiled)
     assert losses_of(result) == losses_of(whole), killed
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
@@ -134,3 +161,81 @@ def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:
     alone = runs.train(runs.job("gpu-told", **told))
     untold = runs.train(runs.job("gpu-untold", hardware=told["hardware"]))
     assert losses_of(untold) == losses_of(alone)
+
+
+def attended(config: dict[str, Any], packed: bool, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss, and the gradient of the embeddings, of a model of such a shape on rows of those positions."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**TINY | config), dtype=torch.bfloat16, attn_implementation="sdpa"
+    ).cuda()
+    if packed:
+        assert packed_attention.fits(model.config, torch.bfloat16)
+        packed_attention.attend_within_examples(model)
+    tokens = torch.randint(0, 400, positions.shape, generator=torch.Generator().manual_seed(1)).cuda()
+    loss = model(input_ids=tokens, labels=tokens, position_ids=positions.cuda(), use_cache=False).loss
+    loss.backward()
+    return loss.detach(), model.get_input_embeddings().weight.grad.float()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "llama", "num_key_value_heads": 2},
+        {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 24},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "num_key_value_heads": 1},
+    ],
+    ids=str,
+)
+def test_attention_that_reads_no_mask_sees_what_attention_with_one_does(config: dict[str, Any]) -> None:
+    on_gpus(1)
+    rows = [[50, 14, 64], [128], [1, 1, 100, 26]]
+    positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
+    loss, gradient = attended(config, False, positions)
+    found, found_gradient = attended(config, True, positions)
+    assert float(found) == pytest.approx(float(loss), rel=1e-3)
+    assert float((found_gradient - gradient).norm() / gradient.norm()) < 0.02
+    across, _ = attended(config, True, torch.arange(128).expand(3, 128))
+    assert abs(float(across - loss)) > 10 * abs(float(found - loss)), "where examples end must matter"
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"lora_dropout": 0.1}], ids=str)
+def test_a_step_takes_the_memory_that_was_reckoned(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The blocks of a 1B shape, compiled, in bfloat16."""
+    gpus = on_gpus(1)
+    shape = Architecture(
+        model_type="llama",
+        hidden_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        intermediate_size=8192,
+        vocab_size=32000,
+        tie_word_embeddings=False,
+        max_position_embeddings=4096,
+    )
+    adapter = {"base_dtype": "bfloat16", "lora_rank": 16, "lora_target_modules": list(TARGETS)}
+    settings = {"batch_size": 4, "sequence_length": 2048, **adapter, **changes, "hardware": gpus["hardware"]}
+    recipe = Recipe.named("smollm2-135m-lora").changed(settings)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        base = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**shape.model_dump(exclude_none=True)), dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+    model = with_adapter(base, recipe).train()
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    packed_attention.attend_within_examples(base)
+    compile_blocks(base, tmp_path)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], fused=True)
+    tokens = torch.randint(0, 32000, (4, 2048), device="cuda")
+    positions = torch.arange(512, device="cuda").repeat(4).expand(4, 2048)
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        model(input_ids=tokens, labels=tokens, position_ids=positions, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.cuda.max_memory_allocated() == pytest.approx(memory_budget(recipe, shape).certain, rel=0.08)

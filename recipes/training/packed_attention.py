@@ -1,0 +1,91 @@
+"""Attention of packed rows that is told where their examples end, and reads no mask. For GPUs.
+
+With a mask that keeps neighbours apart, PyTorch has no FlashAttention: a mask of sequence x sequence is read in every block,
+and what lies behind it is computed all the same. FlashAttention takes examples of any length side by side (Dao 2023).
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+NAME = "packed"
+BOUNDS = "cu_seq_lens_q"
+"""Where each example begins, and the end of the last: int32 [examples + 1]. The name is that of transformers."""
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose attention is nothing but causal, within a window or not: no sinks, no cap on the logits."""
+OLDEST_GPU = (8, 0)
+"""Compute capability from which FlashAttention runs."""
+WIDEST_HEAD = 256
+
+
+def fits(config: PretrainedConfig, dtype: torch.dtype) -> bool:
+    """Whether a model that computes in `dtype` on this machine can attend so."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= OLDEST_GPU
+        and dtype in (torch.bfloat16, torch.float16)
+        and config.model_type in ARCHITECTURES
+        and head <= WIDEST_HEAD
+        and head % 8 == 0
+        and not config.attention_dropout
+    )
+
+
+def attend_within_examples(model: PreTrainedModel) -> None:
+    """From now on. Rows are packed, or padded behind: nothing that is not in an example's past is seen."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, no_mask)
+    model.set_attn_implementation(NAME)
+    model.get_decoder().register_forward_pre_hook(tell_bounds, with_kwargs=True)
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def tell_bounds(decoder: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    found = bounds_of(named["position_ids"])
+    # Else another number of examples were another program to compile, and the first that was compiled another than the rest.
+    torch._dynamo.mark_dynamic(found, 0)
+    return given, named | {BOUNDS: found}
+
+
+def bounds_of(positions: torch.Tensor) -> torch.Tensor:
+    """Of examples in rows [rows, length], by their tokens' positions, which begin at 0 in each."""
+    starts = (positions.flatten() == 0).nonzero().flatten()
+    return torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).to(torch.int32)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: torch.Tensor,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Of tensors [rows, heads, length, head size]; the result is [rows, length, heads, head size]."""
+    rows, heads, length, _head = query.shape
+    # Under autocast the rotation leaves what it turns in float32.
+    q, k, v = (part.transpose(1, 2).flatten(0, 1).to(value.dtype) for part in (query, key, value))
+    found: Any = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        length,  # at most, whatever the rows hold: a number that changes were another program to compile
+        length,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=k.shape[1] != heads,
+    )
+    return found.unflatten(0, (rows, length)), None
