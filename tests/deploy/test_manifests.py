@@ -198,6 +198,8 @@ def test_the_image_holds_every_package_and_the_locked_libraries_and_runs_as_our_
     assert names <= set(compiled.split())
     assert {"requirements.lock", "pyproject.toml", "dagster.yaml", "workspace.yaml"} <= copied
     assert f'RUN echo "$GIT_COMMIT" > {COMMIT_FILE}' in lines, "what runs and proofs say of the code"
+    [installed] = (line for line in lines if "apt-get install" in line)
+    assert "gcc" in installed.split(), "what compiles the blocks of a model for a GPU"
     assert f"USER {USER_ID}:{USER_ID}" in lines and 'ENTRYPOINT ["hanzo-ml"]' in lines
 
 
