@@ -21,7 +21,7 @@ class Forward:
 
     A micro-batch is `rows` packed rows of `length` tokens; `width` is the bytes of the computing type; `rank` and `targets`
     are the adapter's, none of them where all weights are trained; `adapter` is the bytes of the type that it computes in.
-    Blocks that are `compiled` keep what enters a norm as it came, and compute the factors of silu(gate) * up again.
+    Blocks that are `compiled` compute again what lies between matrix products, and their attention reads no mask.
     """
 
     architecture: Architecture
@@ -47,22 +47,27 @@ class Forward:
 def block_bytes(forward: Forward) -> int:
     """Kept by one block, when nothing is recomputed."""
     shape, width = forward.architecture, forward.width
-    # Queries, keys and values as attention reads them, its result and its mask, and a logarithm for each head in float32.
-    # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
-    attention = width * (4 * shape.query_width + forward.length) + FLOAT32 * shape.num_attention_heads
-    # silu(gate) * up: the argument and both factors.
-    gated = width * 3 * shape.intermediate_size
+    logarithms = FLOAT32 * shape.num_attention_heads
     if forward.compiled:
-        attention -= width * (forward.length + 2 * (shape.query_width - shape.key_value_width))
-        gated -= width * shape.intermediate_size
-    norms = 2 * norm_bytes(forward, shape.hidden_size) + head_norms(forward)
-    if forward.compiled:
-        norms -= 2 * (FLOAT32 - width) * shape.hidden_size
+        attention = width * 2 * (shape.query_width + shape.key_value_width) + logarithms
+        gated = width * 2 * shape.intermediate_size
+    else:
+        # Queries, keys and values as attention reads them, its result, its mask, and a logarithm for each head in float32.
+        # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
+        attention = width * (4 * shape.query_width + forward.length) + logarithms
+        # silu(gate) * up: the argument and both factors.
+        gated = width * 3 * shape.intermediate_size
+    norms = 2 * norm_bytes(forward, shape.hidden_size, compiled=forward.compiled) + head_norms(forward)
     return forward.tokens * (norms + attention + gated + inputs(forward))
 
 
-def norm_bytes(forward: Forward, size: int) -> int:
-    """RMS norm of one token: what came in and one factor, in float32; its result too where the norm's weight is trained."""
+def norm_bytes(forward: Forward, size: int, *, compiled: bool = False) -> int:
+    """RMS norm of one token: what came in and one factor, in float32; its result too where the norm's weight is trained.
+
+    Compiled it keeps what came in as it came, and computes the result again.
+    """
+    if compiled:
+        return forward.width * size + FLOAT32
     return FLOAT32 * size + FLOAT32 + (forward.width * size if forward.trains_all else 0)
 
 
@@ -71,28 +76,30 @@ def head_norms(forward: Forward) -> int:
     if shape.model_type not in NORMED_HEADS:
         return 0
     heads = shape.num_attention_heads + shape.num_key_value_heads
-    return heads * norm_bytes(forward, shape.head_size)
+    return heads * norm_bytes(forward, shape.head_size, compiled=forward.compiled)
 
 
 def inputs(forward: Forward) -> int:
     """What the projections keep of what they read, for one token.
 
     A frozen weight needs no input. An adapter reads a copy of its own, where it computes in more than the model does;
-    dropout makes one for each target, and a mask, which is of the same type on a CPU and a byte on a GPU: the larger is
-    counted.
+    compiled, those that read the same share it. Dropout makes one for each target, and a mask, which is of the same type on
+    a CPU and a byte on a GPU: the larger is counted, but for what is compiled.
     """
     shape, width = forward.architecture, forward.width
     sizes = {name: into for name, (into, _) in shape.projections.items()}
+    # What `o_proj` reads is attention's result, which is counted there.
+    own = [group for group in GROUPS if group != ("o_proj",)]
     if forward.trains_all:
-        # What `o_proj` reads is attention's result, which is counted there.
-        return width * sum(sizes[group[0]] for group in GROUPS if group != ("o_proj",))
+        return width * sum(sizes[group[0]] for group in own)
     low_rank = forward.adapter * forward.rank * len(forward.targets)
     if forward.dropout:
-        return low_rank + sum(2 * forward.adapter * sizes[target] for target in forward.targets)
-    if width < forward.adapter:
+        mask = 1 if forward.compiled else forward.adapter
+        return low_rank + sum((forward.adapter + mask) * sizes[target] for target in forward.targets)
+    if width < forward.adapter and not forward.compiled:
         return low_rank + forward.adapter * sum(sizes[target] for target in forward.targets)
-    read = [group for group in GROUPS if set(group) & set(forward.targets) and group != ("o_proj",)]
-    return low_rank + width * sum(sizes[group[0]] for group in read)
+    read = [group for group in (own if width == forward.adapter else GROUPS) if set(group) & set(forward.targets)]
+    return low_rank + forward.adapter * sum(sizes[group[0]] for group in read)
 
 
 def saved_bytes(forward: Forward) -> int:

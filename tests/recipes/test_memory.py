@@ -151,8 +151,8 @@ def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes() -> None:
     assert optimizer_bytes("adamw_8bit", [Tensors("w", w.numel()) for w in weights], width=4) == states(optimizer)
 
 
-def kept_by(model: Any) -> int:
-    """Bytes that autograd keeps of one packed micro-batch, by its own hooks."""
+def kept_by(model: Any, texts: int = 2) -> int:
+    """Bytes that autograd keeps of one packed micro-batch with so many texts in each row, by its own hooks."""
     own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
     kept: dict[int, torch.Tensor] = {}
 
@@ -162,7 +162,7 @@ def kept_by(model: Any) -> int:
         return tensor
 
     tokens = torch.randint(0, 400, (ROWS, LENGTH))
-    positions = torch.arange(LENGTH // 2).repeat(2).expand(ROWS, LENGTH)  # two texts in each row
+    positions = torch.arange(LENGTH // texts).repeat(texts).expand(ROWS, LENGTH)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model(input_ids=tokens, labels=tokens, position_ids=positions, use_cache=False).loss
     assert loss.isfinite()
@@ -202,6 +202,36 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
     rank = 8 if targets else 0
     forward = Forward(shape, ROWS, LENGTH, dtype.itemsize, rank, targets, dropout > 0, checkpointing, adapter)
     assert saved_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "dropout", "adapter"),
+    [
+        ("llama", ALL, 0.0, 2),
+        ("qwen2", ALL, 0.1, 2),
+        ("qwen3", ("q_proj", "v_proj"), 0.1, 2),
+        ("llama", ALL, 0.0, 4),
+        ("llama", (), 0.0, 4),
+    ],
+)
+def test_so_they_are_where_blocks_are_compiled(family: str, targets: tuple[str, ...], dropout: float, adapter: int) -> None:
+    """With the partition that PyTorch compiles, of what is kept and what is computed again; rows of one text need no mask."""
+    shape = tiny(family)
+    base = model = build(shape, torch.bfloat16)
+    if targets:
+        model = get_peft_model(
+            base, LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
+        )
+        if adapter < 4:
+            compute_in_the_type_of_inputs(model)
+    torch.compiler.reset()
+    for block in base.model.layers:
+        block.compile(dynamic=False, backend="aot_eager_decomp_partition")
+    rank = 8 if targets else 0
+    forward = Forward(
+        shape, ROWS, LENGTH, 2, rank, targets, dropout > 0, checkpointing=False, adapter=adapter, compiled=True
+    )
+    assert saved_bytes(forward) == pytest.approx(kept_by(model.train(), texts=1), rel=0.05)
 
 
 def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:
