@@ -215,7 +215,7 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
     ],
 )
 def test_so_they_are_where_blocks_are_compiled(family: str, targets: tuple[str, ...], dropout: float, adapter: int) -> None:
-    """With the partition that PyTorch compiles, of what is kept and what is computed again; rows of one text need no mask."""
+    """With PyTorch's own partition of what is kept and what is computed again; rows of one text need no mask."""
     shape = tiny(family)
     base = model = build(shape, torch.bfloat16)
     if targets:
