@@ -28,6 +28,7 @@ from resources.dataset_deletion import recording
 from resources.ingest.create import create_from
 from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion
+from resources.ingest.query import query_file
 from resources.ingest.remote import files_at, is_address
 from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record
@@ -58,9 +59,9 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
     source = dg.AssetSpec(
         [*prefix, "source"],
         group_name=group,
-        kinds={"file", definition.format},
+        kinds={"file", definition.format} if definition.sql is None else {"sql"},
         owners=owners,
-        description=f"Raw files: {definition.source or 'uploaded'}. {definition.description}",
+        description=f"{origin_words(definition)}. {definition.description}",
     )
 
     @dg.asset(
@@ -75,7 +76,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
     )
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         found = pinned(context, control_plane)
-        if found is None and definition.source is None:
+        if found is None and definition.source is None and definition.sql is None:
             raise dg.Failure(f"upload files: `hanzo-ml dataset create --name NAME --path FILE`; {definition.name} has none")
         if found is None:
             wanted = NewVersion(definition.name, definition.format, "dagster", DEFAULT_ORGANIZATION)
@@ -150,9 +151,19 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
     return [source, version, splits, build_prepared(definition)]
 
 
+def origin_words(definition: DatasetDefinition) -> str:
+    if definition.sql is not None:
+        return f"Rows of database {definition.database}: {definition.sql}"
+    return f"Raw files: {definition.source or 'uploaded'}"
+
+
 def raw_files(definition: DatasetDefinition, folder: Path, settings: Settings) -> list[SourceFile]:
-    """What a definition's `source` means. Whoever wrote it runs this server: no address is refused to him."""
+    """What a definition's `source` or `sql` means. Whoever wrote it runs this server: no address, and no database that is
+    named in its settings, is refused to him.
+    """
     source, format = str(definition.source), format_of(definition.format)
+    if definition.sql is not None and definition.database is not None:
+        return [query_file(settings, definition.database, definition.sql, format)]
     return files_at(settings, source, format) if is_address(source) else local_files((folder / source).resolve(), format)
 
 

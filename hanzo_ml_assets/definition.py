@@ -1,8 +1,8 @@
 """What a user writes in a `defs.yaml`: datasets and models as types, checked when the graph is loaded."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
 from recipes.schema import Frozen
@@ -25,6 +25,8 @@ class DatasetDefinition(Frozen):
         None,
         description="file or folder, relative to the definition, or an s3:// or kafka:// address; none where it is uploaded",
     )
+    sql: str | None = Field(None, description="instead of a source, a query whose rows are the records, of `database`")
+    database: str | None = Field(None, description="its name in storage.databases of the settings")
     format: Literal["jsonl", "parquet", "csv", "arrow", "text"] = "jsonl"
     contract: Contract = Contract()
     measures: Measures = Measures()
@@ -33,6 +35,14 @@ class DatasetDefinition(Frozen):
     split: SplitParameters = SplitParameters()
     prepare: PrepareParameters | None = Field(None, description="how `prepared` is made of a version")
     owners: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def comes_from_one_place(self) -> Self:
+        if (self.sql is None) != (self.database is None):
+            raise ValueError("sql and database belong together: give a query and the name of its database, or none")
+        if self.sql is not None and (self.source is not None or self.format != "jsonl"):
+            raise ValueError("the rows of sql have no source and no format beside: leave those out")
+        return self
 
 
 class EvaluationSuite(Frozen):

@@ -107,7 +107,8 @@ def first_problem(error: ValidationError) -> str:
     where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{where}': remove it or correct its spelling"
-    return f"'{where}': {problem['msg'].removeprefix('Value error, ')}"
+    what = problem["msg"].removeprefix("Value error, ")
+    return f"'{where}': {what}" if where else what
 
 
 def masked_address(address: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import ValidationError
-from sqlalchemy.engine import make_url
+from pydantic import ValidationError, model_validator
+from sqlalchemy.engine import URL, make_url
 
 from recipes.schema import BadConfiguration, StoreAddress
 from resources.configuration import (
@@ -49,6 +49,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Keeps the stack to some GPUs, as it does any program of CUDA."""
 NO_MORE = "-1"
 """In it, a GPU that there cannot be: CUDA sees none from there on, and alone it is how people ask for none."""
+
+POSTGRESQL_PORT = 5432
 
 
 class Settings(Section):
@@ -97,6 +99,20 @@ class Settings(Section):
             variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
             raise BadConfiguration(f"{variable or source}: {first_problem(error)}") from None
 
+    @model_validator(mode="after")
+    def asks_databases_of_others(self) -> Self:
+        """This server's own has what all organizations have."""
+        for name, database in self.storage.databases.items():
+            if self.is_own_database(make_url(database.url.get_secret_value())):
+                raise ValueError(f"storage.databases.{name}.url is this server's own database: name another")
+        return self
+
+    def is_own_database(self, url: URL) -> bool:
+        if url.drivername == "sqlite":
+            path = Path(str(url.database)).resolve()
+            return path.is_relative_to(self.home) or path == Path(str(make_url(self.database_url).database)).resolve()
+        return place_of(url) == place_of(make_url(self.database_url))
+
     @property
     def database_url(self) -> str:
         return self.database.url.get_secret_value() if self.database.url else f"sqlite:///{self.home / 'hanzo-ml.db'}"
@@ -142,6 +158,11 @@ class Settings(Section):
             if shown[section][key]:
                 shown[section][key] = masked_address(shown[section][key])
         return shown
+
+
+def place_of(url: URL) -> tuple[str, str, str | None]:
+    """Where a database of PostgreSQL is: its host may stand among the parameters, as a socket does."""
+    return str(url.host or url.query.get("host", "")), str(url.port or url.query.get("port", POSTGRESQL_PORT)), url.database
 
 
 SECTIONS = {

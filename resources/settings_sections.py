@@ -97,6 +97,29 @@ class Buckets(Section):
     models: str = "hanzo-models"
 
 
+class AskedDatabase(Section):
+    """A database of which datasets are queries. It is asked as the user in its address, who needs to read and no more."""
+
+    url: SecretStr = Field(description="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+    organizations: tuple[str, ...] = Field(
+        (), description="whose people may ask it over HTTP, for all that its user may read; none at first"
+    )
+    seconds: int = Field(3600, ge=1, description="how long a query may take")
+
+    @field_validator("url")
+    @classmethod
+    def is_a_whole_address(cls, value: SecretStr) -> SecretStr:
+        """The processes that ask it have other working folders: the path of a file begins at the root."""
+        url = value.get_secret_value()
+        try:
+            is_whole = bool(urlsplit(url).path.strip("/") and make_url(url).database)
+        except (ArgumentError, ValueError):
+            is_whole = False
+        if not is_whole or not re.fullmatch(r"sqlite:////[^?#]+|postgres(ql)?://\S+", url):
+            raise ValueError("no address such as sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+        return value
+
+
 class Storage(Section):
     endpoint: str | None = Field(None, description="S3 endpoint; a folder in the state folder when unset")
     public_endpoint: str | None = Field(
@@ -112,6 +135,16 @@ class Storage(Section):
         description="addresses from which anybody may have this server fetch a dataset: s3:// and file://, with all below, "
         "kafka://BROKER or kafka://BROKER/TOPIC; none at first",
     )
+    databases: dict[str, AskedDatabase] = Field(
+        {}, description="databases, by the names under which definitions and requests have datasets made of their rows"
+    )
+
+    @field_validator("databases")
+    @classmethod
+    def have_plain_names(cls, value: dict[str, AskedDatabase]) -> dict[str, AskedDatabase]:
+        if bad := next((name for name in value if not re.fullmatch(r"[\w.-]{1,100}", name)), None):
+            raise ValueError(f"{bad!r} is no name of a database: use letters, digits, '_', '-' and '.'")
+        return value
 
     @field_validator("import_from")
     @classmethod

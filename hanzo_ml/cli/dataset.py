@@ -15,7 +15,16 @@ from hanzo_ml.cli.features import features
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.prepare import prepare
 from hanzo_ml.cli.topic import continued
-from hanzo_ml.cli.upload import ADDRESSES, format_of, metadata_of, progress_line, send_address, send_files, send_query
+from hanzo_ml.cli.upload import (
+    ADDRESSES,
+    ask_for_query,
+    format_of,
+    metadata_of,
+    progress_line,
+    send_address,
+    send_files,
+    send_query,
+)
 from hanzo_ml.credentials import authorization
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -40,7 +49,9 @@ def create(
         str | None, typer.Option(help="jsonl, parquet, csv, arrow or text; by default what the files' endings say.")
     ] = None,
     sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
-    database: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here.")] = None,
+    database: Annotated[
+        str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here; or a name that the server knows.")
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(metavar="NAME@VERSION", help="Of a topic, only what came after the messages of this version."),
@@ -56,11 +67,12 @@ def create(
         raise Refused("--format says what the files at --path are: leave it out, the rows of --sql have no format")
     if since is not None:
         path = continued(str(path), find(since))
-    extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if sql else [])])
+    is_read_here = database is not None and "://" in database
+    extra = metadata_of([*(metadata or []), *([f"sql={sql}"] if is_read_here else [])])
     found = "jsonl" if path is None else format or format_of(path)
     fields = {"name": name, "format": found, "tags": tag or [], "metadata": extra}
     if sql is not None and database is not None:
-        made = send_query(database, sql, fields)
+        made = send_query(database, sql, fields) if is_read_here else ask_for_query(database, sql, fields)
     elif str(path).startswith(ADDRESSES):
         made = send_address(str(path), fields)
     else:

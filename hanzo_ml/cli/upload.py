@@ -1,4 +1,6 @@
-"""What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address for the server."""
+"""What `hanzo-ml dataset create` sends: local files in a form, rows of a query as a body, an address or a query for the
+server.
+"""
 
 import io
 import json
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hanzo_ml.cli.connection import Refused, call
-from hanzo_ml.sql_query import BadQuery, query_lines
+from recipes.sql_query import BadQuery, query_lines
 
 ENDINGS = {
     "jsonl": (".jsonl",),
@@ -103,6 +105,11 @@ def send_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
             return call("POST", f"{ROUTE}/raw", params={**fields, "file": "query.jsonl"}, content=body(), timeout=NEVER)
         except BadQuery as problem:
             raise Refused(str(problem)) from None
+
+
+def ask_for_query(database: str, statement: str, fields: dict[str, Any]) -> Any:
+    """Have the server ask a database that its settings name."""
+    return call("POST", ROUTE, data={**fields, "sql": statement, "database": database}, timeout=NEVER)
 
 
 def send_address(address: str, fields: dict[str, Any]) -> Any:

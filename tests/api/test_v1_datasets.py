@@ -474,6 +474,6 @@ def test_a_bad_record_is_named_and_nothing_is_stored(server: ServerProcess, http
     assert answer.status_code == 400 and "a.jsonl, line 4001: not a JSON object" in answer.json()["message"]
     assert http.get("/v1/datasets", params={"name": "bad"}).json()["datasets"] == []
     both = http.post("/v1/datasets", data={"name": "bad", "source": "s3://x/y"}, files={"files": ("a.jsonl", LINES)})
-    assert both.status_code == 400 and "one of both" in both.json()["message"]
+    assert both.status_code == 400 and "one of these" in both.json()["message"]
     assert BUCKETS["datasets"] == server.settings.storage.buckets.datasets
     assert not (Path(server.home) / "objects" / "hanzo-ml-datasets" / "datasets" / "bad").exists()

@@ -1,9 +1,8 @@
-"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption; rows of a query."""
+"""`hanzo-ml dataset` beyond create: exact files that come back, also after an interruption."""
 
 import hashlib
 import json
 import random
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,17 +10,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
-import psycopg
 import pytest
 
 from hanzo_ml.checkout import TRIES, Broken, Part, RemoteFile, checkout
-from hanzo_ml.sql_query import BadQuery, line, query_lines
 from tests.api.server_process import ServerProcess
-from tests.api.waiting import wait_for
 from tests.hanzo_ml.test_cli import cli
-from tests.postgres import postgres, postgres_url
 
-__all__ = ["cli", "postgres", "postgres_url"]
+__all__ = ["cli"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 LINES = "".join(
     json.dumps({"id": number, "text": " ".join(map(str, random.Random(number).choices(range(5000), k=300)))}) + "\n"
@@ -204,145 +199,3 @@ def test_what_was_there_of_a_large_part_is_not_fetched_again_unless_it_is_wrong(
     checkout(lambda: [breaking], tmp_path / "to", "mark")
     assert (tmp_path / "to" / "a.jsonl").read_text() == LINES
     assert Breaking.asked[0] == "bytes=1000-" and ("bytes=0-" in Breaking.asked) == wrong
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> str:
-    path = tmp_path / "shop.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE orders (id INTEGER, note TEXT, raw BLOB, price REAL)")
-        rows = [(number, f"note {number}", b"\x00\xff", None if number % 2 else 0.5) for number in range(2500)]
-        connection.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
-    return f"sqlite:///{path}"
-
-
-def test_the_rows_of_a_query_are_a_version(cli: Cli, shop: str) -> None:
-    arguments = ("dataset", "create", "--name", "orders", "--sql", "SELECT * FROM orders ORDER BY id", "--database", shop)
-    made = json.loads(cli(*arguments, "--json").stdout)
-    assert (made["num_records"], made["metadata"]) == (2500, {"sql": "SELECT * FROM orders ORDER BY id"})
-    assert made["schema"] == {"id": "integer", "note": "string", "price": "null|number", "raw": "string"}
-    first = json.loads(cli("dataset", "preview", "orders@1", "-n", "1").stdout)
-    assert first == {"id": 0, "note": "note 0", "price": 0.5, "raw": "AP8="}
-
-
-@pytest.fixture
-def warehouse(postgres_url: str) -> str:
-    """The orders in PostgreSQL, with values of kinds that SQLite has not."""
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(
-            "CREATE TABLE orders (id int, price numeric(10, 2), day date, at timestamptz, took interval, raw bytea,"
-            " note jsonb, key uuid, parts int[], host inet)"
-        )
-        connection.execute(
-            "INSERT INTO orders SELECT n, n + 0.10, '2024-02-29', '2024-02-29 12:30+00', '90 seconds', '\\x00ff',"
-            """ '{"a": [1.5, null]}', '00000000-0000-0000-0000-000000000001', '{1,2}', '10.0.0.1'"""
-            " FROM generate_series(0, 2499) AS n"
-        )
-    return postgres_url
-
-
-def test_the_rows_of_a_query_of_postgresql_are_a_version(cli: Cli, warehouse: str) -> None:
-    statement = "SELECT id, price, day, at, took, raw, note, key, parts FROM orders ORDER BY id"
-    arguments = ("dataset", "create", "--name", "warehouse", "--sql", statement, "--database", warehouse)
-    made = json.loads(cli(*arguments, "--json").stdout)
-    assert (made["num_records"], made["metadata"]) == (2500, {"sql": statement})
-    (first, _, third) = map(json.loads, cli("dataset", "preview", "warehouse@1", "-n", "3").stdout.splitlines())
-    assert first == {
-        "id": 0,
-        "price": "0.10",
-        "day": "2024-02-29",
-        "at": "2024-02-29T12:30:00Z",
-        "took": "PT90S",
-        "raw": "AP8=",
-        "note": {"a": [1.5, None]},
-        "key": "00000000-0000-0000-0000-000000000001",
-        "parts": [1, 2],
-    }
-    assert (third["id"], third["price"]) == (2, "2.10")
-
-
-@pytest.mark.parametrize(
-    ("statement", "reason"),
-    [
-        ("DELETE FROM orders", "the database says"),
-        ("WITH gone AS (DELETE FROM orders RETURNING id) SELECT * FROM gone", "the database says"),
-        ("SELECT setval('ids', 7)", "read-only transaction"),
-        ("SELECT id, id FROM orders", "two columns"),
-        ("SELECT unknown FROM orders", "does not exist"),
-        ("SELECT 'NaN'::float8 AS x", "column 'x' holds nan"),
-        ("SELECT host FROM orders", "cast it to text"),
-        ("SELECT id FROM orders WHERE id < 0", "the query has no rows"),
-    ],
-)
-def test_a_query_of_postgresql_that_writes_or_loses_something_is_refused(
-    warehouse: str, statement: str, reason: str
-) -> None:
-    with psycopg.connect(warehouse) as connection:
-        connection.execute("CREATE SEQUENCE ids")
-    with pytest.raises(BadQuery, match=reason) as refused:
-        list(query_lines(warehouse, statement))
-    assert "\n" not in str(refused.value)
-    others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    with psycopg.connect(warehouse, autocommit=True) as connection:
-        found = connection.execute("SELECT (SELECT count(*) FROM orders), (SELECT last_value FROM ids)").fetchone()
-        # A row that was refused left its connection open, with the transaction in it, for as long as the refusal was held.
-        wait_for(lambda: connection.execute(f"{others} AND backend_type = 'client backend'").fetchone() is None)
-    assert found == (2500, 1)
-
-
-@pytest.mark.parametrize(
-    ("statement", "reason"),
-    [
-        ("DELETE FROM orders", "readonly"),
-        ("SELECT id, id FROM orders", "two columns"),
-        ("SELECT unknown FROM orders", "no such column"),
-        ("SELECT 9e999 AS x", "column 'x' holds inf"),
-        ("SELECT * FROM orders WHERE id < 0", "the query has no rows"),
-        ("", "the query has no rows"),
-    ],
-)
-def test_a_query_that_writes_or_loses_something_is_refused(shop: str, statement: str, reason: str) -> None:
-    with pytest.raises(BadQuery, match=reason):
-        list(query_lines(shop, statement))
-    assert sum(block.count(b"\n") for block in query_lines(shop, "SELECT id FROM orders")) == 2500
-
-
-@pytest.mark.parametrize(
-    ("database", "statement", "words"),
-    [
-        (None, "ATTACH 'made.db' AS made", "the database says"),
-        (None, "VACUUM INTO 'made.db'", "the database says"),
-        (None, "SELECT 1; SELECT 2", "one statement at a time"),
-        (None, "SELECT '\udcff'", "no text in UTF-8"),
-        ("sqlite://[", "SELECT 1", "is no address of a database"),
-        ("postgresql://someone:the-password@[", "SELECT 1", "the database says"),
-    ],
-)
-def test_a_query_that_cannot_be_is_refused_in_one_line_and_makes_nothing(
-    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str | None, statement: str, words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadQuery, match=words) as refused:
-        list(query_lines(database or shop, statement))
-    assert "the-password" not in str(refused.value)
-    assert not (tmp_path / "made.db").exists()
-
-
-@pytest.mark.parametrize("value", [float("nan"), [1.0, float("inf")], [[float("nan")]], {"a": [float("-inf")]}])
-def test_a_number_that_json_has_not_is_refused_in_an_array_too(value: object) -> None:
-    """As those of PostgreSQL may hold them; they became null."""
-    with pytest.raises(BadQuery, match="column 'x' holds"):
-        line(["id", "x"], [1, value])
-    assert line(["id", "x"], [1, [1.5, (2.5, None)]]) == b'{"id":1,"x":[1.5,[2.5,null]]}\n'
-
-
-def test_the_rows_of_a_query_have_no_format(cli: Cli, shop: str) -> None:
-    done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", shop, "--format", "csv")
-    assert done.returncode == 1 and "--format says what the files at --path are" in done.stderr
-
-
-def test_a_database_that_nobody_can_read_is_refused_without_its_password(cli: Cli) -> None:
-    url = "postgresql://someone:the-password@127.0.0.1:9/shop"
-    done = cli("dataset", "create", "--name", "x", "--sql", "SELECT 1", "--database", url)
-    assert done.returncode == 1 and "the database says" in done.stderr
-    assert "the-password" not in done.stderr

@@ -1,4 +1,6 @@
-"""POST /v1/datasets: a version of files that are uploaded in a form or as the body itself, or that the server fetches."""
+"""POST /v1/datasets: a version of files that are uploaded in a form or as the body itself, or that the server fetches, or
+of the rows of a query.
+"""
 
 import json
 import tempfile
@@ -22,6 +24,7 @@ from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion, not_taken
+from resources.ingest.query import allowed_query
 from resources.ingest.remote import allowed_files
 from resources.ingest.sources import SourceFile
 from resources.metadata.database import Database
@@ -40,20 +43,27 @@ def create(
     source: Annotated[
         str | None, Form(description="s3://, file:// or kafka:// address, below one that the server allows")
     ] = None,
+    sql: Annotated[str | None, Form(description="a query whose rows are the records; with `database`")] = None,
+    asked: Annotated[
+        str | None, Form(alias="database", description="name of a database that the server may ask, in its settings")
+    ] = None,
     format: Annotated[str, Form()] = "jsonl",
     tags: Annotated[list[str] | None, Form()] = None,
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
 ) -> Response:
-    """Upload files as a new version, or have the server fetch them. 201 with the version; 200 when this content is one, with
-    what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
+    """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
+    content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
     """
-    if (source is None) == (not files):
+    if (source is not None) + bool(files) + (sql is not None) != 1 or (sql is None) != (asked is None):
         raise invalid(
-            "send the dataset's files in a form (multipart/form-data), or the address of its `source`: one of both"
+            "send the dataset's files in a form (multipart/form-data), or the address of its `source`, or a query as `sql` "
+            "with the name of its `database`: one of these"
         )
     wanted = new_version(name, format, caller, tags, metadata)
     if source is not None:
         found = allowed_files(settings, source, format_of(format))
+    elif sql is not None and asked is not None:
+        found = [allowed_query(settings, asked, sql, format_of(format), caller.organization)]
     else:
         found = [SourceFile(str(safe_name(file.filename or "")), rewound(file.file)) for file in files or ()]
     return answer(database, store, wanted, found)

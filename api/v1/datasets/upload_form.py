@@ -3,7 +3,7 @@
 Starlette keeps up to a megabyte of each in memory, and opens a file for each larger one: for a dataset of many files that is
 more than the machine has, or than a process may open. So it takes no more than a thousand.
 
-A JSON object is a form without files: of a dataset that the server fetches, whose `source` it names.
+A JSON object is a form without files: of a dataset that the server fetches, whose `source` it names, or of a query.
 """
 
 import io
@@ -137,7 +137,7 @@ def fields_of(text: bytes) -> Iterator[tuple[str, str]]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise HTTPException(400, "send a form (multipart/form-data), or a JSON object with `name` and `source`")
+        raise HTTPException(400, "send a form (multipart/form-data), or a JSON object with `name` and `source`, or `sql`")
     for name, value in found.items():
         for each in value if isinstance(value, list) else [value]:
             if each is not None:
