@@ -34,7 +34,11 @@ class Replaced(FileNotFoundError):
 
 
 def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> Bucket:
-    """A bucket on the server of an address, or its folder, which is made. Every put asks for encryption at rest (row X1)."""
+    """A bucket on the server of an address, or its folder, which is made. Every put asks for encryption at rest (row X1).
+
+    And tells its checksum, as each part of a large one does: of what a wire, a proxy or a disk's buffer changed, the server
+    then stores nothing. The library has it already, for the signature.
+    """
     root = local_root(address)
     if root is not None:
         return LocalStore(root / name, mkdir=True)
@@ -43,6 +47,8 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
         config["aws_server_side_encryption"] = address.encryption
     if address.kms_key:
         config["aws_sse_kms_key_id"] = address.kms_key
+    if address.checksum != "none":
+        config["aws_checksum_algorithm"] = address.checksum
     return S3Store(
         name,
         config=config,

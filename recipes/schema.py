@@ -144,13 +144,15 @@ class StoreAddress(Frozen):
     """Where the object store is.
 
     `root` is `file:///folder` or the endpoint of an S3 server; `buckets` maps the specification's kinds (datasets,
-    checkpoints, models) to bucket names (specification row R1). An S3 server encrypts at rest as `encryption` says (row X1).
+    checkpoints, models) to bucket names (specification row R1). An S3 server encrypts at rest as `encryption` says (row X1),
+    and refuses what is not as its `checksum` says.
     """
 
     root: str
     buckets: dict[str, str]
     encryption: Literal["AES256", "aws:kms", "none"] = "AES256"
     kms_key: str | None = None
+    checksum: Literal["SHA256", "none"] = "SHA256"
 
 
 class Program(StrEnum):

@@ -125,6 +125,7 @@ class Settings(Section):
             buckets=self.storage.buckets.model_dump(),
             encryption=self.storage.encryption,
             kms_key=self.storage.kms_key,
+            checksum=self.storage.checksum,
         )
 
     @property

@@ -129,6 +129,9 @@ class Storage(Section):
     secret_key: SecretStr | None = None
     encryption: Literal["AES256", "aws:kms", "none"] = Field("AES256", description="of objects at rest, by the S3 server")
     kms_key: str | None = Field(None, description="id of the KMS key, for encryption aws:kms; the server's own when unset")
+    checksum: Literal["SHA256", "none"] = Field(
+        "SHA256", description="sent with all that is put there; none for an S3 server that knows no checksums"
+    )
     buckets: Buckets = Buckets()
     import_from: tuple[str, ...] = Field(
         (),

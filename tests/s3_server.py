@@ -1,5 +1,9 @@
-"""An S3 server over HTTP for tests: moto's, which remembers every request that it got."""
+"""An S3 server over HTTP for tests: moto's, which remembers every request that it got, and refuses what is not as the
+checksum says that came with it, which moto takes.
+"""
 
+import base64
+import hashlib
 import io
 import logging
 import re
@@ -19,6 +23,9 @@ from recipes.schema import StoreAddress
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 ACCESS_KEY, SECRET_KEY = "the-access-key", "the-secret-key"
+BAD_DIGEST = (
+    "<Error><Code>BadDigest</Code><Message>The SHA256 you specified did not match the calculated checksum.</Message></Error>"
+)
 VARIABLES = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
 
@@ -36,6 +43,8 @@ class S3Server:
     requests: list[S3Request] = field(default_factory=list)
     uploads_began: datetime = field(default_factory=lambda: datetime.now(UTC))
     """When every upload that is not complete began, as this server says."""
+    breaking: int = 0
+    """Of so many bodies that come, one bit is another one on the way."""
 
     def __post_init__(self) -> None:
         self.client = boto3.client(
@@ -61,6 +70,7 @@ class S3Server:
             for left in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
                 self.client.abort_multipart_upload(Bucket=bucket, Key=left["Key"], UploadId=left["UploadId"])
         self.requests.clear()
+        self.breaking = 0
         self.uploads_began = datetime.now(UTC)
 
 
@@ -77,6 +87,15 @@ def s3_server() -> Iterator[S3Server]:
             if name.startswith("HTTP_")
         }
         requests.append(S3Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"], headers))
+        told = headers.get("x-amz-checksum-sha256")
+        if environ["REQUEST_METHOD"] == "PUT" and (told or found.breaking):
+            body = bytearray(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            if found.breaking:
+                found.breaking -= 1
+                body[len(body) // 2] ^= 1
+            if told and told != base64.b64encode(hashlib.sha256(body).digest()).decode():
+                return Response(BAD_DIGEST, 400, mimetype="application/xml")(environ, start_response)
+            environ["wsgi.input"] = io.BytesIO(body)
         if environ["REQUEST_METHOD"] == "POST" and "uploadId=" in environ["QUERY_STRING"]:
             # moto fails on an upload that is gone, or has it succeed again; MinIO and Ceph say that there is no such upload.
             asked = {**environ, "REQUEST_METHOD": "GET", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}

@@ -515,6 +515,53 @@ def test_every_put_is_signed_with_the_key_given_and_encrypted_at_rest(in_s3: Sto
     )
 
 
+def test_every_body_is_put_with_its_checksum(in_s3: Store, s3: S3Server, tmp_path: Path) -> None:
+    """Each part of a large one too: what is whole is made of parts that were looked at."""
+    data = random.Random(0).randbytes(12 << 20)
+    (tmp_path / "large").write_bytes(data)
+    in_s3.put_bytes(f"{URI}/bytes", b"x")
+    in_s3.put_file(f"{URI}/file", tmp_path / "large")
+    asyncio.run(in_s3.put_stream(f"{URI}/stream", arriving(6 << 20)))
+    bodies = [request for request in s3.requests if request.method == "PUT"]
+    assert len(bodies) == 1 + 3 + 1
+    assert all(request.headers["x-amz-checksum-sha256"] for request in bodies)
+    begun = [request for request in s3.requests if request.method == "POST" and "uploads" in request.query]
+    assert [request.headers["x-amz-checksum-algorithm"] for request in begun] == ["SHA256", "SHA256"]
+    assert in_s3.get_bytes(f"{URI}/file") == data
+    in_s3.copy(f"{URI}/file", f"{URI}/copy")
+    assert in_s3.get_bytes(f"{URI}/copy") == data
+
+
+@pytest.mark.parametrize("of", ["bytes", "small file", "large file", "stream"])
+def test_a_body_that_broke_on_its_way_is_refused_and_what_was_there_stays(
+    in_s3: Store, s3: S3Server, tmp_path: Path, of: str
+) -> None:
+    uri, path = f"{URI}/x", tmp_path / "x"
+    path.write_bytes(bytes(12 << 20 if of == "large file" else 1000))
+
+    def put() -> None:
+        if of == "bytes":
+            in_s3.put_bytes(uri, b"new")
+        elif of == "stream":
+            asyncio.run(in_s3.put_stream(uri, arriving(6 << 20)))
+        else:
+            in_s3.put_file(uri, path)
+
+    in_s3.put_bytes(uri, b"old")
+    s3.breaking = 1
+    with pytest.raises(StoreUnavailable, match="BadDigest"):
+        put()
+    assert s3.breaking == 0 and in_s3.get_bytes(uri) == b"old"
+    assert not s3.client.list_multipart_uploads(Bucket=BUCKETS["datasets"]).get("Uploads")
+    put()
+    assert in_s3.get_bytes(uri) != b"old"
+
+
+def test_a_server_that_knows_no_checksums_is_sent_none(s3: S3Server) -> None:
+    Store(s3.address.model_copy(update={"checksum": "none"}), VARIABLES).put_bytes(f"{URI}/x", b"x")
+    assert "x-amz-checksum-sha256" not in s3.requests[-1].headers
+
+
 @pytest.mark.parametrize(
     ("encryption", "key", "sent"),
     [("aws:kms", "key-1", ("aws:kms", "key-1")), ("none", None, (None, None))],
