@@ -1,10 +1,18 @@
-"""What the first pod finds out of all records takes no more memory for eight times the records."""
+"""More records take no more memory: what the first pod finds out of all of them, and the whole program with every filter."""
 
+import json
+import random
+import subprocess
+import sys
+import time
 import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -14,7 +22,9 @@ from recipes.preparation.deciding import decide
 from recipes.preparation.pipeline import find_duplicates
 from recipes.preparation.plan import Plan, Range
 from recipes.preparation.tables import save_array, write_table
+from tests.recipes.preparation.place import WORDS, Place, questions
 
+ROOT = Path(__file__).resolve().parents[3]
 RECORDS = 1_000
 """Of a range."""
 HELD_BYTES = 1 << 16
@@ -75,3 +85,91 @@ def test_eight_times_the_records_take_the_same_memory(tmp_path: Path, parameters
         left = [*plan.scratch.folder.rglob("*")]
         assert not left
     assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+EVERY_FILTER: dict[str, Any] = {
+    "filter": {
+        "language": "en",
+        "min_length": 8,
+        "max_length": 2000,
+        "near_dedup": {"threshold": 0.8},
+        "toxicity": {"words": ["scoundrel"]},
+    },
+    "augment": {"oversample_minority": True},
+}
+REASONS = {"duplicate", "near duplicate", "language", "toxicity", "no answer", "not JSON"}
+SCRIPT = """
+from functools import partial
+import recipes.indexing
+from recipes.prepare import main, prepare
+
+recipes.indexing.LONGEST = 1 << 14
+main(partial(prepare, range_bytes=500_000, part_bytes=500_000, held_bytes=250_000, fan=8))
+"""
+"""Units in which a small input is as many as one of terabytes is in those of every day: all that is held of several of them
+is full before the smaller input has been read.
+"""
+FEW, MANY = 20_000, 240_000
+GROWS_LESS_THAN = 20 << 20
+"""Bytes, of all processes together, for an input that has grown by more than twice that."""
+
+
+def every_kind(count: int) -> Iterator[dict[str, Any] | bytes]:
+    """Records for every filter. Their words come again, as those of a language do: all of them are known soon."""
+    draw = random.Random(1)
+    for number, row in enumerate(questions(count)):
+        row["instruction"] = " ".join([*row["instruction"].split()[:-1], *draw.choices(WORDS, k=5)]) + "?"
+        row["class"] = "rare" if number % 10 == 0 else "often"
+        if number % 7 == 0:
+            row["answer"] += f" Write to keeper{number % 500}@example.com."
+        if number % 17 == 0:
+            row["answer"] += " You scoundrel!"
+        if number % 19 == 0:
+            row["answer"] = "Der Leuchtturm steht am Hafen und niemand schläft, bevor der Morgen über das Wasser kommt."
+        yield row
+        if number % 20 == 0:
+            yield dict(row, id=number)
+        if number % 25 == 0:
+            yield dict(row, instruction=row["instruction"] + " Please")
+        if number % 100 == 0:
+            yield b"not json"
+
+
+def peaks_of(program: "subprocess.Popen[bytes]") -> Counter[int]:
+    """The most memory that each of its processes had while it ran, in bytes, without files that they map."""
+    peaks: Counter[int] = Counter()
+    while program.poll() is None:
+        try:
+            processes = [program.pid, *(each.pid for each in psutil.Process(program.pid).children(recursive=True))]
+        except psutil.NoSuchProcess:
+            break
+        for process in processes:
+            try:
+                status = Path(f"/proc/{process}/status").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            own = [int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:")]
+            peaks[process] = max(peaks[process], *own, 0)
+        time.sleep(0.01)
+    program.wait()
+    return peaks
+
+
+@pytest.mark.slow
+def test_twelve_times_the_records_through_every_filter_take_the_same_memory(tmp_path: Path) -> None:
+    peaks, sizes = [], []
+    for count in (FEW, MANY):
+        place = Place(tmp_path / str(count), every_kind(count))
+        job = place.job({**EVERY_FILTER, "tokenize": place.tokenize(max_length=64)})
+        job_file = place.folder / "job.json"
+        job_file.write_text(job.model_dump_json())
+        with (place.folder / "log").open("wb") as log:
+            command = [sys.executable, "-c", SCRIPT, str(job_file)]
+            program = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            peaks.append(sum(peaks_of(program).values()))
+        assert program.returncode == 0, (place.folder / "log").read_text()
+        sizes.append((place.folder / "raw" / "records.jsonl").stat().st_size)
+        facts = json.loads(place.store.get_bytes(job.result_uri))["facts"]
+        assert facts["rejected"].keys() >= REASONS and facts["masked"]["email"] and facts["oversampled"]["rare"]
+    assert sizes[1] - sizes[0] > 2 * GROWS_LESS_THAN
+    assert peaks[1] - peaks[0] < GROWS_LESS_THAN, peaks
