@@ -43,9 +43,9 @@ def get_version_artifact(
         _, stored, number = proxied_path(root).split("/")
         return version_files.download(stored, number, path, request, database, files, caller)
     if root.startswith("runs:/"):
-        run_id, _, folder = root.removeprefix("runs:/").partition("/")
+        run_id, *folders = root.removeprefix("runs:/").split("/")
         check_own(database, caller, Reference(Kind.RUN, run_id))
-        return artifact_response(run_artifacts, tracking.runs.get(run_id).id, f"{folder}/{path}", request)
+        return artifact_response(run_artifacts, tracking.runs.get(run_id).id, "/".join([*folders, path]), request)
     check_here(root)
     return place_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
