@@ -1,0 +1,100 @@
+"""Attacks of the past on the sources of model versions, with their payloads, on a folder and on S3: a source that would have
+this server read its own disk, another place of the store or another host is refused.
+
+CVE-2023-2356, 2023-6977, 2024-1483, 2024-3848, 2025-11201, 2026-2614.
+"""
+
+import httpx
+import pytest
+
+from tests.api.artifact_server import PROXY, ArtifactServer
+from tests.api.server_process import ServerProcess
+from tests.s3_server import BUCKETS, S3Request, S3Server
+
+API = "/api/2.0/mlflow"
+LOCAL = "To use a local path as a model version source"
+RELATIVE = "If supplying a source as an http, https, local file path"
+NOT_CONTAINED = "request parameter must identify the resource that contains the source"
+ABSENT = "There is nothing at that place"
+
+
+REFUSED_SOURCES = [
+    ("/etc/passwd", LOCAL),
+    ("path/to/model", LOCAL),
+    ("C:\\models", LOCAL),
+    ("file:///etc/passwd", LOCAL),
+    ("FILE:/etc/passwd", LOCAL),
+    ("file:///proc/self/root/etc/passwd", LOCAL),
+    ("//proc/self/root", LOCAL),
+    ("mlflow-artifacts:/0/RUN/artifacts/../../secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/%2e%2e/secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/%252e%252e/secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/model#/../../secret", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts/model?x=1", RELATIVE),
+    ("mlflow-artifacts://evil.example/0/RUN/artifacts/model", RELATIVE),
+    ("mlflow-artifacts:/0/RUN/artifacts//model", RELATIVE),
+    ("runs:/RUN/../../secret", RELATIVE),
+    ("runs:/RUN/model#fragment", RELATIVE),
+    ("s3://hanzo-ml/runs/../datasets", RELATIVE),
+    ("http://evil.example/model", RELATIVE),
+    ("ftp://evil.example/model", "'source' cannot use the 'ftp' scheme"),
+    ("mlflow-artifacts://evil.example/model", "'source' cannot use the 'mlflow-artifacts' scheme"),
+    ("http:/evil", "Use runs:/"),
+    ("https:/evil", "Use runs:/"),
+    ("ftp:/evil", "Use runs:/"),
+    ("gs:/bucket", "Use runs:/"),
+    ("dbfs:/models", "Use runs:/"),
+    ("s3://b/x", ABSENT),
+    ("s3://hanzo-ml/runs/RUN/artifacts/absent", ABSENT),
+    ("s3://hanzo-models/nobody/v1", ABSENT),
+    ("runs:/RUN/absent", ABSENT),
+    ("runs:/another/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/RUN/artifacts/absent", ABSENT),
+    ("mlflow-artifacts:/1/RUN/artifacts/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/another/artifacts/model", NOT_CONTAINED),
+    ("mlflow-artifacts:/0/RUN", NOT_CONTAINED),
+    ("mlflow-artifacts:/models", NOT_CONTAINED),
+    ("models:/m-0123456789abcdef", NOT_CONTAINED),
+    ("models:/m", NOT_CONTAINED),
+    ("dummy-source", LOCAL),
+    ("x" * 2001, "'source' exceeds the maximum length"),
+    ("", "Missing value for required parameter 'source'"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(server_on_either: ServerProcess) -> ArtifactServer:
+    return ArtifactServer(server_on_either)
+
+
+@pytest.fixture
+def asked_of_s3(server: ArtifactServer, request: pytest.FixtureRequest) -> list[S3Request]:
+    """What S3 is asked from now on; of a folder nothing is."""
+    if server.process.settings.storage.endpoint is None:
+        return []
+    s3: S3Server = request.getfixturevalue("s3_session")
+    return s3.requests
+
+
+def test_a_source_that_is_not_there_or_not_ours_is_refused(server: ArtifactServer, asked_of_s3: list[S3Request]) -> None:
+    run_id = server.new_run()
+    name = f"m-{run_id}"
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        http.put(f"{PROXY}/0/{run_id}/artifacts/model/MLmodel", content=b"x").raise_for_status()
+        http.post(f"{API}/registered-models/create", json={"name": name}).raise_for_status()
+        asked_of_s3.clear()
+        for source, message in REFUSED_SOURCES:
+            body = {"name": name, "source": source.replace("RUN", run_id), "run_id": run_id}
+            answer = http.post(f"{API}/model-versions/create", json=body)
+            refusal = answer.json()
+            assert (answer.status_code, refusal["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), (source, refusal)
+            assert message in refusal["message"], (source, refusal)
+            assert str(server.process.home) not in refusal["message"], source
+        asked = [request.path for request in asked_of_s3]
+        assert http.get(f"{API}/model-versions/search", params={"filter": f"name = '{name}'"}).json() == {}
+        body = {"name": name, "source": f"runs:/{run_id}/model", "run_id": run_id}
+        assert http.post(f"{API}/model-versions/create", json=body).is_success, "or all would be refused for another reason"
+    is_on_s3 = server.process.settings.storage.endpoint is not None
+    assert bool(asked) is is_on_s3
+    for path in asked:  # of S3 nothing was asked but the buckets that are ours, by names that climb nowhere
+        assert path.split("/")[1] in BUCKETS.values() and ".." not in path, path
