@@ -2,10 +2,13 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from mlflow import MlflowClient
@@ -68,6 +71,25 @@ def test_what_is_not_here_is_named(http: TestClient, path: str, what: str) -> No
     assert answer.json()["message"] == f"This server has no {what}: {served}{hint}"
     for other in ("/api/3.0/mlflow/tracesx", "/api/3.0/mlflow/nothing"):
         assert http.post(other).json()["error_code"] == "ENDPOINT_NOT_FOUND"
+
+
+@pytest.mark.parametrize("where", ["http://127.0.0.1:PORT/", "http://localhost:PORT/x", "http://[::ffff:127.0.0.1]:PORT/"])
+def test_no_webhook_makes_the_server_call_an_address(server: ServerProcess, where: str) -> None:
+    """SSRF: CVE-2026-64849. Nothing is kept of a webhook, nothing is tested, and nothing that happens calls it."""
+    with socket.create_server(("127.0.0.1", 0)) as inside, httpx.Client(base_url=server.url, trust_env=False) as http:
+        inside.settimeout(0)
+        events = [{"entity": "REGISTERED_MODEL", "action": "CREATED"}]
+        for url in (where.replace("PORT", str(inside.getsockname()[1])), "http://169.254.169.254/latest/meta-data"):
+            body = {"name": "hook", "url": url, "events": events, "status": "ACTIVE"}
+            for prefix in ("/api/2.0/mlflow/webhooks", "/ajax-api/2.0/mlflow/webhooks"):
+                sent = [("POST", prefix), ("PATCH", f"{prefix}/1"), ("POST", f"{prefix}/1/test"), ("GET", prefix)]
+                for method, path in sent:
+                    answer = http.request(method, path, json=None if method == "GET" else body)
+                    assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED"), (method, path)
+        model = {"name": f"hooked-{uuid4().hex}"}
+        assert http.post("/api/2.0/mlflow/registered-models/create", json=model).is_success
+        with pytest.raises(BlockingIOError):  # nobody has called
+            inside.accept()
 
 
 def test_a_script_that_traces_keeps_running_and_is_told_why(server: ServerProcess, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Every route of the running application: none without a token, none that nobody listed (W1, W6). Who may call which of them
 is in `test_role_matrix`."""
 
+import base64
 import re
 from itertools import cycle
 from pathlib import Path
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -16,6 +18,7 @@ from api.auth.references import NAMES
 from api.auth.routes import Routes
 from api.auth.table import FOR_JOBS, NEEDS, OPEN, RULES, shape, spellings
 from api.auth.tokens import Tokens
+from api.ui.sign_in import COOKIE
 from resources.metadata.database import Database
 from resources.settings import Settings
 from tests.api.auth.conftest import SignedIn
@@ -111,6 +114,25 @@ def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app:
                 if method != "HEAD":
                     assert answer.json()["error_code"] == "UNAUTHENTICATED"
                 assert not token or token not in answer.text
+
+
+@pytest.mark.parametrize("pair", ["admin:password1234", "admin:password", "admin:admin", "admin:", ":"])
+def test_a_default_password_opens_no_route(signed_in: SignedIn, app: FastAPI, pair: str) -> None:
+    """CVE-2026-2635. MLflow's server with basic auth begins with the first of these, and its clients send such pairs."""
+    encoded = base64.b64encode(pair.encode()).decode()
+    user, _, password = pair.partition(":")
+    with httpx.Client(base_url=signed_in.server.url, trust_env=False) as http:
+        for method, path in requests(app):
+            if f"{method} {path}" not in OPEN:
+                answer = http.request(method, path, headers={"Authorization": f"Basic {encoded}"})
+                assert answer.status_code == 401, (method, path, answer.text)
+                assert answer.headers["www-authenticate"] == "Bearer", "a browser would ask for a password"
+        for word in filter(None, (user, password, encoded)):
+            assert http.get("/v1/jobs", headers={"Authorization": f"Bearer {word}"}).status_code == 401
+            assert http.get("/v1/jobs", headers={"Cookie": f"{COOKIE}={word}"}).status_code == 401
+        made = http.post("/api/2.0/mlflow/users/create", json={"username": "eve", "password": "longer than twelve"})
+        assert made.status_code == 401
+    assert signed_in.acme.admin.get("/signup").status_code == 404, "nobody is let in by a password of his own"
 
 
 def test_a_path_that_is_no_route_needs_a_token_too(signed_in: SignedIn) -> None:
