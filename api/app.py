@@ -46,6 +46,7 @@ from api.mlflow import (
     server_info,
     version_files,
 )
+from api.openapi.document import DescribedApplication
 from api.planner_statistics import keep_in_background
 from api.prometheus.request_histogram import RequestHistogram
 from api.prometheus.requests import RequestTimes
@@ -163,7 +164,13 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(readers.shutdown)
         database.close()
 
-    app = FastAPI(title="Hanzo ML", lifespan=lifespan, responses=errors.RESPONSES, telemetry=NO_TELEMETRY)
+    app = DescribedApplication(
+        mlflow_prefixes=(*MLFLOW_PREFIXES, *MLFLOW_3_PREFIXES),
+        title="Hanzo ML",
+        lifespan=lifespan,
+        responses=errors.RESPONSES,
+        telemetry=NO_TELEMETRY,
+    )
     app.state.settings = settings
     app.state.database = database
     app.state.database_was_there = False

@@ -22,6 +22,7 @@ from resources.metadata.tables.base import schema
 from resources.metadata.tracking.tracking import Tracking
 from resources.settings import Settings
 from tests.api.artifact_server import on_s3
+from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
 from tests.postgres import PostgresServer, postgres
 from tests.s3_server import S3Server
@@ -81,11 +82,15 @@ def server_on_either(request: pytest.FixtureRequest) -> ServerProcess:
 
 
 def answering(settings: Settings) -> TestClient:
-    """Answers as the server would; an unexpected exception is the 500 that users would see."""
+    """Answers as the server would; an unexpected exception is the 500 that users would see. An answer that is not as the
+    OpenAPI document says fails the test that got it.
+    """
     app = create_app(settings)
     # Without a connection nobody is at its other end.
     app.dependency_overrides[from_own_user] = lambda: True
-    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+    client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+    client.event_hooks = {"response": [Conformance(app).check]}
+    return client
 
 
 @dataclass(frozen=True)

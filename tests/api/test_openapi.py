@@ -1,23 +1,51 @@
-"""The server against its own description: whatever a client makes of it, by its word
-or against it, is answered as the description says, or refused."""
+"""The server against its own description: whatever a client makes of it, by its word or against it, is answered as the
+description says, or refused.
 
+Whether real objects are told as it says, every test with an application checks (`conformance`).
+"""
+
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
+from fastapi.testclient import TestClient
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import HealthCheck, Phase, given, settings
+from mlflow.protos import databricks_pb2, mlflow_artifacts_pb2, model_registry_pb2, service_pb2
 from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+from api.app import MLFLOW_PREFIXES
+from api.openapi.answers import ANSWERS
+from api.openapi.contents import ALSO_JSON, CONTENTS
 from tests.api.server_process import ServerProcess
+from tests.postgres import PostgresServer
 
 LEAKS = ("Traceback", "sqlalchemy", "sqlite", "psycopg", "SELECT ", "INSERT ", "/site-packages/")
 NOT_OFFERED = 501
 """What the reference has only on some stores (multipart, presigned URLs) is declared, and answered with this."""
+DECLARED = [status_code_conformance, content_type_conformance, response_schema_conformance]
+SERVICES = (
+    service_pb2.MlflowService,
+    model_registry_pb2.ModelRegistryService,
+    mlflow_artifacts_pb2.MlflowArtifactsService,
+)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("openapi")) as process:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    extra = {}
+    if request.param == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        extra = {"HANZO_ML_DATABASE_URL": postgres.url(postgres.create())}
+    with ServerProcess(tmp_path_factory.mktemp("openapi"), extra) as process:
         yield process
 
 
@@ -49,9 +77,7 @@ def try_out(operation: schemathesis.APIOperation, mode: GenerationMode) -> None:
         answer = case.call(timeout=30)
         sent = case.as_curl_command()
         assert answer.status_code < 500 or answer.status_code == NOT_OFFERED, (sent, answer.text)
-        declared = operation.definition.raw["responses"]
-        status = str(answer.status_code)
-        assert status in declared or f"{status[0]}XX" in declared, (sent, answer.text)
+        case.validate_response(answer, checks=DECLARED)
         if answer.status_code >= 400:
             error = answer.json()
             assert set(error) == {"error_code", "message"}, sent
@@ -59,3 +85,82 @@ def try_out(operation: schemathesis.APIOperation, mode: GenerationMode) -> None:
             assert not [leak for leak in LEAKS if leak in error["message"] and leak not in sent], (sent, error)
 
     check()
+
+
+@pytest.fixture(scope="module")
+def document(application_on_sqlite: Any) -> dict[str, Any]:
+    client: TestClient = application_on_sqlite.client
+    found: dict[str, Any] = client.get("/openapi.json").json()
+    return found
+
+
+def test_what_is_told_of_answers_is_told_of_routes_that_there_are(document: dict[str, Any]) -> None:
+    there = {f"{method.upper()} {path}" for path, operations in document["paths"].items() for method in operations}
+    below = {
+        route.replace(prefix, "", 1) for route in there for prefix in ("/ajax-api/3.0", *MLFLOW_PREFIXES) if prefix in route
+    }
+    assert (ANSWERS.keys() | CONTENTS.keys() | ALSO_JSON.keys()) - there - below == set()
+    bodies = [operation.get("requestBody") for operations in document["paths"].values() for operation in operations.values()]
+    _, messages = msgspec.json.schema_components(set(ANSWERS.values()), ref_template="{name}")
+    assert not [name for name in messages if f'/{name}"' in json.dumps(bodies)], "a message has the name of a request's body"
+
+
+def test_the_form_of_every_answer_of_mlflow_s_api_is_told(document: dict[str, Any]) -> None:
+    untold = [
+        (method, path)
+        for path, operations in document["paths"].items()
+        if path.startswith(("/api/2.0", "/api/3.0", "/ajax-api"))
+        for method, operation in operations.items()
+        for status, told in operation["responses"].items()
+        for kind, content in told.get("content", {}).items()
+        if status == "200" and kind == "application/json" and not content["schema"]
+    ]
+    assert untold == []
+
+
+JSON_TYPES = {
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_INT32: "integer",
+    FieldDescriptor.TYPE_INT64: "integer",
+    FieldDescriptor.TYPE_DOUBLE: "number",
+    FieldDescriptor.TYPE_BOOL: "boolean",
+}
+
+
+def test_messages_are_those_of_mlflow_s_protocol(document: dict[str, Any]) -> None:
+    """By MLflow's own definitions: no field that they have not, each of their type."""
+    seen = 0
+    for service in SERVICES:
+        for method in service.DESCRIPTOR.methods:
+            for endpoint in method.GetOptions().Extensions[databricks_pb2.rpc].endpoints:
+                path = endpoint.path.replace("<path:artifact_path>", "{artifact_path}")
+                told = document["paths"].get(f"/api/{endpoint.since.major}.0{path}", {}).get(endpoint.method.lower())
+                schema = told and told["responses"].get("200", {}).get("content", {}).get("application/json", {}).get(
+                    "schema"
+                )
+                if schema:
+                    answer = next(found for found in method.input_type.nested_types if found.name == "Response")
+                    check_message(document, schema, answer, f"{endpoint.method} {endpoint.path}")
+                    seen += 1
+    assert seen > 60
+
+
+def check_message(document: dict[str, Any], schema: dict[str, Any], descriptor: Descriptor, where: str) -> None:
+    told = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert told["additionalProperties"] is False, where
+    for name, form in told["properties"].items():
+        field, at = descriptor.fields_by_name.get(name), f"{where}.{name}"
+        assert field is not None, f"{at}: MLflow has no such field"
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        assert (form.get("type") == "array") is (field.is_repeated and not is_map), at
+        one = form.get("items", form)
+        if is_map:
+            assert one["type"] == "object", at
+        elif field.message_type is not None:
+            check_message(document, one, field.message_type, at)
+        elif field.enum_type is not None:
+            assert set(one["enum"]) <= {value.name for value in field.enum_type.values}, at
+        else:
+            kinds = {kind.get("type", "string") for kind in one.get("anyOf", [one])}
+            kind = JSON_TYPES[field.type]
+            assert kind in kinds and kinds <= {kind, "string"}, at  # NaN is no number of JSON's

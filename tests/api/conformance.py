@@ -1,0 +1,47 @@
+"""Every answer that a test gets, against the server's own OpenAPI document: its status, its type and its form."""
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import httpx
+import jsonschema_rs
+from fastapi import FastAPI
+
+
+class Conformance:
+    """Compares answers with an application's document."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._routes = app.state.routes
+        self._document = app.openapi()
+
+    def check(self, answer: httpx.Response) -> None:
+        """An event hook of a client. Raises an AssertionError where the answer is not as the document says."""
+        method, path = answer.request.method, answer.request.url.path
+        match = self._routes.match(method, path)
+        operation = self._operation(method, match.route.template) if match else None
+        if operation is None:  # what is not in the document
+            return
+        status, responses = str(answer.status_code), operation["responses"]
+        declared = responses.get(status) or responses.get(f"{status[0]}XX")
+        what = f"{method} {match.route.template}: {status}"
+        assert declared is not None, f"{what} is not declared"
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        contents = declared.get("content", {})
+        assert kind in contents or "*/*" in contents or not (kind or contents), f"{what} {kind} is not declared"
+        schema = contents.get(kind, {}).get("schema")
+        if schema and kind == "application/json":
+            answer.read()
+            problem = next(self._validator(json.dumps(schema)).iter_errors(answer.json()), None)
+            assert problem is None, f"{what}: {problem}"
+
+    def _operation(self, method: str, template: str) -> dict[str, Any] | None:
+        path = re.sub(r"\{(\w+):\w+\}", r"{\1}", template)
+        found: dict[str, Any] | None = self._document["paths"].get(path, {}).get(method.lower())
+        return found
+
+    @cache  # noqa: B019  (one for each application of a session)
+    def _validator(self, schema: str) -> jsonschema_rs.Validator:
+        return jsonschema_rs.validator_for({**json.loads(schema), "components": self._document["components"]})
