@@ -4,6 +4,8 @@ import atexit
 import logging
 import os
 import sys
+import time
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,10 @@ class Client:
 
         A new one says what mlflow's own say of themselves: the git commit of the script, the script, the user.
         In a job, whose run HANZO_ML_RUN_ID names, the first one without `run_id` is that; as MLFLOW_RUN_ID is in mlflow.
+        A server that is away for a minute is waited for, and one that dies before it answers makes no second run.
+
+        Raises:
+            hanzo_ml.transport.Refused: the server does not make such a run.
         """
         from mlflow.tracking.context.registry import resolve_tags
 
@@ -52,9 +58,8 @@ class Client:
         if run_id is None:
             run_id, self._given_run = self._given_run, None
         if run_id is None:
-            known = resolve_tags(dict(tags or {}))
-            made = mlflow.create_run(self._experiment_id(mlflow), run_name=run_name, tags=known)
-            run_id = made.info.run_id
+            known = {key: str(value) for key, value in resolve_tags(dict(tags or {})).items()}
+            run_id = self._new_run(self._experiment_id(mlflow), run_name, known)
         else:
             mlflow.update_run(run_id, status="RUNNING", name=run_name)
             for key, value in (tags or {}).items():
@@ -64,6 +69,17 @@ class Client:
             atexit.register(self._end_at_exit)
         self._active.append(run)
         return run
+
+    def _new_run(self, experiment_id: str, name: str | None, tags: Mapping[str, str]) -> str:
+        from hanzo_ml.run import patiently
+        from hanzo_ml.transport import Transport
+
+        transport = Transport(self.tracking_uri)
+        began, key = time.time_ns() // 1_000_000, uuid.uuid4().hex
+        try:
+            return patiently(lambda: transport.create_run(experiment_id, name, began, tags, key))
+        finally:
+            transport.close()
 
     def active_run(self) -> "Run | None":
         return self._active[-1] if self._active else None

@@ -33,6 +33,18 @@ class Transport:
     def __init__(self, tracking_uri: str) -> None:
         self._http = httpx.Client(base_url=tracking_uri.rstrip("/"), timeout=httpx.Timeout(30.0, connect=5.0))
 
+    def create_run(self, experiment_id: str, name: str | None, start_time: int, tags: Mapping[str, str], key: str) -> str:
+        """Make a run, once for each `key` however often it is sent. Returns its id."""
+        body = {
+            "experiment_id": experiment_id,
+            "run_name": name or "",
+            "user_id": tags.get("mlflow.user", "unknown"),
+            "start_time": start_time,
+            "tags": [{"key": name, "value": value} for name, value in tags.items()],
+        }
+        made = self._call("POST", f"{API}/runs/create", json=body, headers={"Idempotency-Key": key})
+        return str(made["run"]["info"]["run_id"])
+
     def log_metrics(self, run_id: str, points: Sequence[Point]) -> None:
         body = {"run_id": run_id, "metrics": [point.to_json() for point in points]}
         self._call("POST", f"{API}/runs/log-batch", json=body)

@@ -68,10 +68,14 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL to the postmaster and to all its children, as a lost machine would have it."""
         assert self._process is not None
+        # One that had been forked meanwhile would hold the memory that the next server wants for itself.
+        self._process.send_signal(signal.SIGSTOP)
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for pid in (self._process.pid, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        while any(is_running(int(pid)) for pid in children):
+            time.sleep(0.01)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -118,6 +122,14 @@ class PostgresServer:
         except psycopg.OperationalError:
             return False
         return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that nobody only forgot to take note of the end of."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def unprivileged_user() -> str | None:

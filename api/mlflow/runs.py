@@ -5,6 +5,7 @@ from pydantic import Field
 
 from api.auth.own_run import own_run
 from api.dependencies import CallerOf, TrackingOf
+from api.idempotency import IdempotencyKey, run_of
 from api.mlflow.bodies import Message, OfRun, Required, Tag, View
 from api.mlflow.messages import VIEWS, answer, experiment_number
 from api.mlflow.named_run import NamedRun
@@ -54,7 +55,8 @@ class SetTag(KeyOfRun):
 
 
 @router.post("/create")
-def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
+def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> Response:
+    """Sent again with the same Idempotency-Key it answers with the run that was made, whatever the body says."""
     # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
     with tracking.write() as writer:
         made = tracking.runs.create(
@@ -63,6 +65,8 @@ def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf) -> Response:
             user_id=caller.user_or(body.user_id),
             tags={tag.key: tag.value for tag in body.tags},
             start_time=body.start_time,
+            run_id=run_of(idempotency_key, caller) if idempotency_key else None,
+            may_exist=True,
             connection=writer,
         )
         message = run_message(tracking.run_search.get(made, connection=writer))

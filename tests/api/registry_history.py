@@ -1,23 +1,28 @@
 """Clients of the registry under crashes: the history that they saw can be true of one registry only.
 
 Versions are given out once, grow and leave no gap; at every look at most one version is in production; a param that somebody
-was told is stored stays so; what was acknowledged is in the audit log. What failed on the way may have happened or not, but
-only once.
+was told is stored stays so; a tag is what was set last; a run that was asked for with a key is made once; what was
+acknowledged is in the audit log. What failed on the way may have happened or not, but only once.
 """
 
 import random
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
+from uuid import uuid4
 
 import httpx
+from sqlalchemy import bindparam, select
 
 from resources.metadata.audit import calls_of
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
+from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.registry_pages import versions_page
+from resources.metadata.tables import run_tags
 from resources.metadata.tracking.tracking import Tracking
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
@@ -25,11 +30,23 @@ from tests.api.waiting import wait_for
 API = "/api/2.0/mlflow"
 MODEL = "lighthouse"
 PARAMS = 12
+OF_CLIENT = "client"
+RUN_TAG, MODEL_TAG = TAGS = ("/runs/set-tag", "/registered-models/set-tag")
 REGISTER, PROMOTE = "/model-versions/create", "/model-versions/transition-stage"
 
 
+@dataclass
+class Tagged:
+    """The numbers that a client set a tag of its own to: the newest that was sent, and that was acknowledged."""
+
+    sent: int = 0
+    acknowledged: int = 0
+
+
 class Client(threading.Thread):
-    """Registers versions, promotes any of them and races for params, until it is stopped. It keeps what it was told."""
+    """Registers versions, promotes any of them, sets tags, begins runs and races for params, until it is stopped. It keeps
+    what it was told.
+    """
 
     def __init__(self, url: str, run_id: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -40,13 +57,18 @@ class Client(threading.Thread):
         self.changes: Counter[str] = Counter()
         self.versions: list[int] = []
         self.params: dict[str, str] = {}
+        self.tagged = {path: Tagged() for path in TAGS}
+        self.runs: list[str] = []
+        self._key = uuid4().hex
         self.faults: list[str] = []
 
     def run(self) -> None:
         with httpx.Client(base_url=self._url + API, timeout=30) as http:
             while not self._enough.is_set():
                 try:
-                    self._chance.choice((self._register, self._promote, self._log_param, self._look))(http)
+                    self._chance.choice(
+                        (self._register, self._promote, self._log_param, self._tag, self._begin, self._look)
+                    )(http)
                 except httpx.TransportError:
                     time.sleep(0.02)
 
@@ -74,6 +96,23 @@ class Client(threading.Thread):
             self.told += 1
         elif self._acknowledged(answer):
             self.params[key] = self.name
+
+    def _tag(self, http: httpx.Client) -> None:
+        path = self._chance.choice(TAGS)
+        tagged = self.tagged[path]
+        tagged.sent += 1
+        what = {"run_id": self._run} if path == RUN_TAG else {"name": MODEL}
+        body = {**what, "key": self.name, "value": str(tagged.sent)}
+        if self._acknowledged(http.post(path, json=body)):
+            tagged.acknowledged = tagged.sent
+
+    def _begin(self, http: httpx.Client) -> None:
+        """What is not acknowledged is asked for again, later, with the same key."""
+        body = {"experiment_id": "0", "tags": [{"key": OF_CLIENT, "value": self.name}]}
+        answer = http.post("/runs/create", json=body, headers={"Idempotency-Key": self._key})
+        if self._acknowledged(answer):
+            self.runs.append(answer.json()["run"]["info"]["run_id"])
+            self._key = uuid4().hex
 
     def _look(self, http: httpx.Client) -> None:
         answer = http.get("/model-versions/search", params={"filter": f"name='{MODEL}'", "max_results": 1000})
@@ -134,6 +173,8 @@ class RegistryHistory:
         stored = self._tracking.run_data.params(self._run)
         for client in clients:
             assert client.params.items() <= stored.items(), "a param that was acknowledged has another value"
+        self._check_tags()
+        self._check_runs()
         with self._database.read() as connection:
             events = read_after(connection, 0, types=["model.registered"], limit=100_000)
             calls = calls_of(connection, "default", limit=100_000)
@@ -142,3 +183,22 @@ class RegistryHistory:
         for route, acknowledged in changes.items():
             recorded = [call for call in calls if call.payload["route"].endswith(route) and call.payload["status"] == 200]
             assert len(recorded) >= acknowledged > 0, "a change that was acknowledged is not in the audit log"
+
+    def _check_tags(self) -> None:
+        of_run, of_model = self._tracking.run_data.tags(self._run), RegisteredModels(self._database).get(self._model).tags
+        for path, tags in ((RUN_TAG, of_run), (MODEL_TAG, of_model)):
+            assert any(client.tagged[path].acknowledged for client in self._clients)
+            for client in self._clients:
+                tagged = client.tagged[path]
+                assert tagged.acknowledged <= int(tags.get(client.name, 0)) <= tagged.sent, "an acknowledged tag is lost"
+
+    def _check_runs(self) -> None:
+        with self._database.read() as connection:
+            query = select(run_tags.c.run_id).where(run_tags.c.key == OF_CLIENT, run_tags.c.value == bindparam("client"))
+            made = {c.name: set(connection.execute(query, {"client": c.name}).scalars()) for c in self._clients}
+        assert any(client.runs for client in self._clients)
+        for client in self._clients:
+            assert len(client.runs) == len(set(client.runs)), "one run was made for two keys"
+            assert set(client.runs) <= made[client.name], "a run that was acknowledged is lost"
+            # The one that was asked for last may be there, though its client was not told of it.
+            assert len(made[client.name]) <= len(client.runs) + 1, "a run was made twice"

@@ -46,6 +46,7 @@ class Runs:
         experiment_id: int,
         *,
         run_id: str | None = None,
+        may_exist: bool = False,
         name: str | None = None,
         user_id: str = "",
         tags: Mapping[str, str] | None = None,
@@ -53,10 +54,14 @@ class Runs:
         start_time: int | None = None,
         connection: Connection | None = None,
     ) -> Run:
-        """A new run in the experiment's organization. Raises `already_exists` where `run_id` is taken."""
+        """A new run in the experiment's organization. Where `run_id` is taken it is the run that is there as it is if it
+        `may_exist`; else `already_exists` is raised.
+        """
         identifier = checked_run_id(run_id) if run_id is not None else uuid.uuid4().hex
         with writing(self._database, connection) as writer:
             created = self._insert(writer, experiment_id, identifier, name, user_id, tags or {}, status, start_time)
+            if created is None and may_exist:
+                return _get(writer, identifier)
             if created is None:
                 raise already_exists(f"Run with id={identifier} already exists")
             return created

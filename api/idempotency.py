@@ -1,0 +1,30 @@
+"""A call that makes something and is sent again because its answer was lost: by the header `Idempotency-Key` (IETF
+draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
+
+`hanzo_ml` sends one with `runs/create`. MLflow's protocol has none, and two equal requests may well be meant: the processes
+of a sweep begin runs in one millisecond, and to register a run's files twice makes two versions. So a retry of MLflow's own
+clients whose answer was lost is a call of its own, as on MLflow's server: a second run, or a second version; of a registered
+model, which has been made already, RESOURCE_ALREADY_EXISTS, with which `mlflow.register_model` goes on. Metrics, params and
+tags are known by what they are: sent again they change nothing.
+"""
+
+import hashlib
+from typing import Annotated
+
+from fastapi import Header
+
+from api.auth.permissions import Caller
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=250,
+        description="by which a call that is sent again is known: use another random one for each run",
+    ),
+]
+
+
+def run_of(key: str, caller: Caller) -> str:
+    """The id of the run that a caller makes with a key. Nobody else has it, and nobody can choose it."""
+    return hashlib.sha256(repr((caller.organization, caller.user_id, key)).encode()).hexdigest()[:32]
