@@ -1,10 +1,14 @@
-"""When a checkpoint is due: by the clock or by steps, and at the end."""
+"""When a checkpoint is due: by the clock or by steps, at the end, and whenever the model is better than it ever was."""
 
+import math
+
+import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes.schema import CheckpointPolicy
 from recipes.training.group import Group
-from recipes.training.saving import CheckpointWhenDue
+from recipes.training.held_out import EVALUATED
+from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 
 MINUTE = 60.0
 
@@ -36,3 +40,23 @@ def test_steps_come_first_where_they_are_fast() -> None:
 
 def test_a_checkpoint_for_its_step_starts_the_clock_anew() -> None:
     assert saved(25 * MINUTE, 9, CheckpointPolicy(interval="1h", interval_steps=4)) == [3, 4, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ([2.0, 1.5, 1.7, 1.4], [1, 2, 4]),
+        ([1.0, 1.0, 2.0], [1]),  # of equal ones the first is the best
+        ([math.nan, 2.0, math.nan, -math.inf, 1.0], [2, 5]),  # what is no number is never the best, nor better than one
+    ],
+)
+def test_every_step_that_is_better_than_all_before_is_saved(losses: list[float], best: list[int]) -> None:
+    """Row I7: by no clock, and between the steps that are saved anyway."""
+    saving, state = SaveTheBest(), TrainerState()
+    found = []
+    for step, loss in enumerate(losses, 1):
+        state.global_step = step
+        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, EVALUATED: loss}]
+        if saving.on_evaluate(TrainingArguments(use_cpu=True), state, TrainerControl()).should_save:
+            found.append(step)
+    assert found == best
