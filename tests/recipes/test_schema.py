@@ -16,6 +16,7 @@ from recipes.schema import (
     Artifact,
     BadConfiguration,
     CheckpointPolicy,
+    Distributed,
     FileRecord,
     Job,
     Manifest,
@@ -216,3 +217,18 @@ def test_how_often_a_job_saves_is_as_its_schedule_says(
     """Row Z15: every hour, every 20 minutes where the nodes may be taken away, or as the job itself asks."""
     given = CheckpointPolicy(keep_last=2, **policy)
     assert given.under(Schedule(**schedule)) == CheckpointPolicy(keep_last=2, interval=interval)
+
+
+def test_what_is_not_said_is_as_the_specification_has_it() -> None:
+    """Rows H1, G2, I1, I6, L7."""
+    policy = CheckpointPolicy()
+    assert (policy.interval, policy.interval_steps, policy.of_unstable().interval_steps) == ("1h", 1000, 500)
+    assert (policy.keep_last, policy.save_on_preempt, policy.resume_from) == (3, True, "latest")
+    assert CheckpointPolicy(interval_steps=50).of_unstable().interval_steps == 50
+    shape = Distributed()
+    assert (shape.strategy, shape.num_nodes, shape.gpus_per_node, shape.backend) == ("ddp", 1, 8, "nccl")
+    assert (shape.gang_scheduling, shape.rdma) == (True, "auto")
+    schedule = Schedule()
+    assert (schedule.max_duration, schedule.checkpoint_interval, schedule.preemptible) == ("48h", None, False)
+    defaults = {name: field.default for name, field in Recipe.model_fields.items()}
+    assert (defaults["method"], defaults["objective"]) == ("lora", "sft")
