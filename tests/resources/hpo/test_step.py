@@ -15,10 +15,11 @@ from resources.hpo.plots import history_page, parallel_coordinates_page
 from resources.hpo.population import steps_of_a_generation
 from resources.hpo.space import Params
 from resources.hpo.step import Step, next_step
+from resources.hpo.stopping import reason_to_stop
 from resources.hpo.suggest import suggestions
 from resources.hpo.trial import Observation, Point, Trial, ranked
 from resources.hpo.trial_job import trial_job
-from tests.resources.hpo.sweep_files import SPECIFIED, sweep
+from tests.resources.hpo.sweep_files import SPECIFIED, small, sweep
 
 SWEEP_ID = "0" * 32
 RUNG = 10
@@ -196,6 +197,14 @@ def test_successive_halving_gives_the_steps_to_the_best() -> None:
     assert sum(trial.step or 0 for trial in trials) < 0.6 * 27 * 40
 
 
+def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> None:
+    config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
+    for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
+        each = [(Point(RUNG, float(place)),) for place in range(there)]
+        reasons = [reason_to_stop(own, [*each[:at], *each[at + 1 :]], config) for at, own in enumerate(each)]
+        assert [not reason for reason in reasons] == [at < kept for at in range(there)]
+
+
 def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
     config = sweep(strategy="pbt", pbt={"population": 6, "generations": 3}, max_trials=18, max_concurrent_trials=4)
     trials = World(config).run()
@@ -241,6 +250,16 @@ def test_the_specification_s_file_becomes_jobs_of_its_recipe() -> None:
             "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb", "memory": "64Gi", "cpu": None},
             **trial.params,
         }
+
+
+def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
+    asked = small(early_stopping={}, objective={"metric": "eval/loss"})
+    for key in ("strategy", "max_trials", "max_concurrent_trials"):
+        del asked[key]
+    config = SweepConfig.model_validate(asked)
+    assert (config.strategy, config.sampler, config.max_trials, config.max_concurrent_trials) == ("bayesian", "tpe", 50, 8)
+    assert config.early_stopping is not None and config.objective.direction == "minimize"
+    assert (config.early_stopping.patience, config.early_stopping.min_delta) == (3, 0.001)
 
 
 @pytest.mark.parametrize(

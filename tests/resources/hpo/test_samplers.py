@@ -1,0 +1,61 @@
+"""Bayesian search, by either sampler: what it makes of the trials that it is told of."""
+
+import math
+import random
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from resources.hpo.config import SweepConfig
+from resources.hpo.space import sample
+from resources.hpo.suggest import suggestions
+from resources.hpo.trial import Status, Trial
+from tests.resources.hpo.sweep_files import sweep
+
+SAMPLERS = pytest.mark.parametrize("sampler", ["tpe", "gp"])
+
+
+def search(sampler: str, **changes: Any) -> SweepConfig:
+    return sweep(strategy="bayesian", sampler=sampler, max_trials=60, **changes)
+
+
+def tried(config: SweepConfig, count: int) -> list[Trial]:
+    """By chance; the nearer to a learning rate of 1e-3, the better."""
+    trials = [Trial(n, "", sample(config.search_space, random.Random(n)), "completed", 1, step=40) for n in range(count)]
+    return [replace(trial, value=abs(math.log10(float(trial.params["learning_rate"])) + 3)) for trial in trials]
+
+
+@SAMPLERS
+def test_what_is_to_be_large_is_searched_as_what_is_to_be_small(sampler: str) -> None:
+    """Exactly: of the opposite values the same follows."""
+    smaller, larger = (search(sampler, objective={"metric": "m", "direction": to}) for to in ("minimize", "maximize"))
+    trials = tried(smaller, 20)
+    opposite = [replace(trial, value=-trial.value) for trial in trials if trial.value is not None]
+    found = suggestions(smaller, trials, 4)
+    assert suggestions(larger, opposite, 4) == found != suggestions(smaller, opposite, 4)
+
+
+@SAMPLERS
+def test_it_learns_from_trials_that_were_stopped_early_and_not_from_those_that_failed(sampler: str) -> None:
+    """Of all that reached the same step, as much as from trials that were not stopped."""
+    config = search(sampler)
+    completed = tried(config, 20)
+    pruned, failed = ([replace(trial, status=status) for trial in completed] for status in ("pruned", "failed"))
+    found = suggestions(config, completed, 4)
+    assert suggestions(config, pruned, 4) == found != suggestions(config, failed, 4)
+
+
+def test_parzen_estimators_keep_away_from_where_trials_run() -> None:
+    """Farther than from where as many have failed: what those were worth is not known either."""
+    distances: dict[Status, list[float]] = {"failed": [], "running": []}
+    for seed in range(8):
+        config = search("tpe", seed=seed)
+        trials = tried(config, 20)
+        (wanted,) = suggestions(config, trials, 1)
+        for status, found in distances.items():
+            there = [Trial(number, "", wanted.params, status, 1) for number in range(20, 26)]
+            (other,) = suggestions(config, [*trials, *there], 1)
+            found.append(abs(math.log10(float(other.params["learning_rate"]) / float(wanted.params["learning_rate"]))))
+    assert mean(distances["running"]) > 1.2 * mean(distances["failed"]), distances
