@@ -610,6 +610,50 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "schedule", "minutes"),
+    [
+        ({}, {}, 90),
+        ({}, {"preemptible": True}, 30),
+        ({}, {"checkpoint_interval": "10m"}, 15),
+        ({"interval": "2h"}, {}, 180),
+    ],
+)
+def test_a_checkpoint_is_late_by_the_interval_that_the_job_has(
+    house: House, policy: dict[str, Any], schedule: dict[str, Any], minutes: int
+) -> None:
+    """Once and a half: an hour's, or 20 minutes' where its nodes may be taken away. One without a manifest is none."""
+    recipe = Recipe.named("smollm2-135m-lora").changed({"checkpoint": policy})
+    environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
+    house.submit("run-1", schedule=schedule)
+    house.plane.jobs.start("run-1")
+    record = RunRecord(run_id="run-1", model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
+    write_record(house.plane.store, record, {})
+    data, job, now = RunData(house.plane.database), house.plane.jobs.read("run-1"), now_ms()
+    late = ["job.checkpoint_stale"]
+
+    def told(after: int) -> list[str]:
+        data.log_batch("run-1", metrics=[MetricPoint("train/loss", 2.0, after, now + after * 60_000)])  # or it had stalled
+        look_at(job, house.plane, now + after * 60_000)
+        with house.plane.database.read() as connection:
+            return [event.type for event in read_after(connection, 0, late)]
+
+    def arrive(name: str) -> None:
+        uri = f"s3://hanzo-ml/checkpoints/run-1/4/{name}"
+        house.plane.store.put_bytes(uri, b"{}")
+        path = house.plane.store.local_path(uri)
+        assert path is not None
+        os.utime(path, (now / 1000 + minutes * 60,) * 2)
+
+    told(0)
+    assert told(minutes - 1) == []
+    arrive("model.safetensors")
+    assert told(minutes + 1) == late
+    arrive("manifest.json")
+    assert told(minutes + 2) == told(2 * minutes - 1) == late
+    assert told(2 * minutes + 1) == late * 2
+
+
 @pytest.mark.parametrize(("status", "tried"), [("", 1), ("deploying", 1), ("failed", 0), ("serving", 0)])
 def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
     house: House, status: str, tried: int
