@@ -126,7 +126,7 @@ def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_
     run = house.instance.create_run_for_job(definition, tags={"dagster/partition": job}, status=dg.DagsterRunStatus.STARTED)
     house.plane.jobs.start(job)
     for step, value in ((10, 0.5), (20, 0.5), (30, 0.6)):
-        search.log(0, value, step)
+        search.log(0, 10 / step, step)  # it was killed then: what it says the second time counts
         search.log(0, value, step, time=2)
         search.look()
         assert (search.statuses() == ["pruning"]) == (step == 30), "a step that was logged again is one step"
