@@ -1,0 +1,47 @@
+"""A sweep's pictures, by what is drawn where: up is more, and the line of the history is the best so far."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from resources.hpo.plots import history_page, parallel_coordinates_page
+from resources.hpo.space import Params
+from resources.hpo.trial import Trial
+from tests.resources.hpo.sweep_files import sweep
+
+SPACE = {
+    "learning_rate": {"type": "log_uniform", "min": 1e-5, "max": 1e-1},
+    "lora_rank": {"type": "choice", "values": [8, 16, 32]},
+}
+TOP, MIDDLE, FLOOR = 60.0, 220.0, 380.0
+POINTS: Sequence[Params] = (
+    {"learning_rate": 1e-5, "lora_rank": 32},
+    {"learning_rate": 1e-1, "lora_rank": 8},
+    {"learning_rate": 1e-3, "lora_rank": 16},
+)
+VALUES = (3.0, 1.0, 2.0)
+TRIALS = [
+    Trial(number, "", params, "completed", 1, value=value, step=1)
+    for number, (params, value) in enumerate(zip(POINTS, VALUES, strict=True))
+]
+
+
+def lines_of(page: str) -> list[list[float]]:
+    """The heights of each line, from left to right."""
+    return [
+        [float(pair.split(",")[1]) for pair in line.split(" ")] for line in re.findall(r'<polyline points="([^"]+)"', page)
+    ]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("minimize", [TOP, FLOOR, FLOOR]), ("maximize", [TOP, TOP, TOP])])
+def test_the_history_has_a_dot_for_each_trial_and_the_best_so_far_as_a_line(direction: str, best: list[float]) -> None:
+    page = history_page(sweep(search_space=SPACE, objective={"metric": "eval/loss", "direction": direction}), TRIALS)
+    assert lines_of(page) == [best]
+    assert [float(height) for height in re.findall(r'<circle cx="[^"]+" cy="([^"]+)"', page)] == [TOP, FLOOR, MIDDLE]
+
+
+def test_parallel_coordinates_lead_through_every_hyperparameter_to_the_value_and_the_best_lies_on_top() -> None:
+    page = parallel_coordinates_page(sweep(search_space=SPACE), TRIALS)
+    assert lines_of(page) == [[FLOOR, TOP, TOP], [MIDDLE, MIDDLE, MIDDLE], [TOP, FLOOR, FLOOR]]  # the last is drawn on top
+    assert re.findall(r'font-weight="600">([^<]+)<', page) == ["learning_rate", "lora_rank", "eval/loss"]
