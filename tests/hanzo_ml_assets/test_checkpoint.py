@@ -90,6 +90,36 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane.database.close()
 
 
+def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
+    """Row E2, and what its job changed besides."""
+    control_plane = ControlPlane()
+    config = {**ASSISTANT, "parameters": {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="named")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "named", control_plane)
+    log_params(plan, control_plane)
+    recipe = plan.record.recipe
+    assert (
+        RunData(control_plane.database).params("named").items()
+        >= {
+            "model": recipe.base_model.uri,
+            "method": "lora",
+            "objective": "sft",
+            "learning_rate": "0.0002",
+            "batch_size": str(recipe.batch_size),
+            "gradient_accumulation_steps": "4",
+            "warmup_ratio": "0.25",
+            "max_steps": str(recipe.max_steps),
+            "lora_rank": str(recipe.lora_rank),
+            "lora_alpha": str(recipe.lora_alpha),
+            "seed": str(recipe.seed),
+            "dataset": plan.version.name,
+            "dataset_version": str(plan.version.version),
+            "git_commit": plan.record.environment.git_commit,
+        }.items()
+    )
+    control_plane.database.close()
+
+
 def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was_sent_back(home: Path) -> None:
     """Its recipe stays what it was when it was started; of 32 GPUs, 24 are left."""
     control_plane = ControlPlane()
