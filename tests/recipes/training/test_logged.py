@@ -21,3 +21,15 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
         assert math.isfinite(point["value"]), point
         steps[point["key"]].append(point["step"])
     assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
+
+
+def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: Path) -> None:
+    place.train(tmp_path / "evaluated", max_steps=2, eval_steps=1)
+    newest = place.checkpoints(tmp_path / "evaluated").latest()
+    assert newest is not None and newest[0] == 2
+    points = json.loads((newest[1] / PENDING_METRICS).read_text())
+    losses, perplexities = (
+        {point["step"]: point["value"] for point in points if point["key"] == key}
+        for key in ("eval/loss", "eval/perplexity")
+    )
+    assert sorted(losses) == [1, 2] and perplexities == {step: math.exp(loss) for step, loss in losses.items()}
