@@ -46,10 +46,13 @@ def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monke
     assert (before.tokens, before.num_checkpoints) == (3 * 4 * 64, 2)
     assert before.seconds > before.checkpoints > 0 and before.peak_memory > 0
     place.checkpoints(work).discard_from(1)
-    write_usage(place.store, folder, before.model_copy(update={"seconds": 1000.0, "peak_memory": 1 << 50}))
+    used = {"seconds": 1000.0, "checkpoints": 500.0, "longest_checkpoint": 400.0, "peak_memory": 1 << 50}
+    write_usage(place.store, folder, before.model_copy(update=used))
     found = facts(place.train(work))
     assert found.resumed_from is None
     assert found.train_seconds > 1000 and found.peak_memory == 1 << 50 and found.tokens == 8 * 4 * 64
+    assert found.checkpoint_seconds > 500 and found.longest_checkpoint == 400
+    assert found.checkpoint_share == pytest.approx(found.checkpoint_seconds / found.train_seconds, abs=1e-4)
     assert written(place, folder, 8).num_checkpoints > 4
 
 
