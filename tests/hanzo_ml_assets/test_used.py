@@ -1,0 +1,18 @@
+"""What a run has cost: by the price of its GPUs, nothing without any, and unsaid where the price is not known."""
+
+import pytest
+
+from hanzo_ml_assets.used import used
+from recipes.usage import Usage
+
+PRICES = {"nvidia-a100-80gb": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu_type", "dollars"),
+    [(2, "nvidia-a100-80gb", 6.0), (0, None, 0.0), (0, "nvidia-a100-80gb", 0.0), (2, "another", None), (2, None, None)],
+)
+def test_dollars_are_those_of_the_gpu_hours(gpus: int, gpu_type: str | None, dollars: float | None) -> None:
+    told = used(Usage(gpus=gpus, gpu_seconds=3600.0 * gpus, seconds=3600.0), gpu_type, PRICES)
+    assert told["system/total_gpu_hours"] == gpus
+    assert told.get("system/dollars") == dollars
