@@ -1,0 +1,85 @@
+"""What `hanzo-ml recipe` says: memory beside the hardware, how a recipe starts, and what does not hold."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanzo_ml.cli import recipe_report
+from hanzo_ml.cli.connection import Refused
+from recipes.fit import fit, gib, hardware_words
+from recipes.known_architectures import known_shape
+from recipes.memory import memory_budget
+from recipes.recipe import FOLDER, Recipe
+
+ZEN = [name for name in Recipe.names() if name.startswith("zen-")]
+BUILT = 72_706_203_648
+TRAINED = 262_144_000
+
+
+def played(**changes: Any) -> dict[str, Any]:
+    """What the libraries build of zen-72b-lora, or something else."""
+    parameters = {"parameters": BUILT, "parameters_expected": BUILT, "trainable": TRAINED, "trainable_expected": TRAINED}
+    return {**parameters, "adapted_modules": 320, "kept": None, "command": [], "sharding": {}, **changes}
+
+
+def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    recipe_report.list_recipes(as_json=False)
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert len(ZEN) == 5
+    for recipe in map(Recipe.named, ZEN):
+        shape = known_shape(recipe)
+        assert shape is not None
+        found = fit(recipe, shape, host_memory=0)
+        assert found.available is not None and found.fits
+        memory = f"{gib(memory_budget(recipe, shape).needed)} of {gib(found.available)}"
+        figures = (hardware_words(recipe), memory, f"{recipe.estimated_time}, {recipe.estimated_cost}")
+        assert "  ".join(rows[recipe.name].split()) == "  ".join(
+            f"{recipe.name} {recipe.method} sft {recipe.base_model.uri} {' '.join(figures)} not yet".split()
+        )
+
+
+@pytest.mark.slow
+def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the libraries' own model of 72 billion parameters, without its weights."""
+    recipe_report.check("zen-72b-lora", as_json=False)
+    said = capsys.readouterr().out.splitlines()
+    assert f"parameters   {BUILT:,}, trained {TRAINED:,} in 320 modules (0.36%)" in said
+    recipe = Recipe.named("zen-72b-lora")
+    shape = known_shape(recipe)
+    assert shape is not None
+    for part, size in vars(memory_budget(recipe, shape)).items():
+        assert any(line.split() == [part, *gib(size).split()] for line in said), part
+    assert "start        torchrun --nnodes=1 --nproc-per-node=4 -m recipes.train job.json" in said
+    assert 'accelerate   {"distributed_config": {"fsdp_size": 4, "fsdp_mixed_precision": false}}' in said
+    assert "seed         12 hours, $200 (the recipe's own figures)" in said
+
+
+@pytest.mark.parametrize(
+    ("built", "words"),
+    [
+        (played(parameters=BUILT + 1), "parameters are 72,706,203,649, reckoned were 72,706,203,648"),
+        (played(trainable=1), "trainable are 1, reckoned were 262,144,000"),
+    ],
+)
+def test_one_of_which_the_libraries_build_something_else_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, built: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: built)
+    with pytest.raises(Refused, match=f"^recipe 'zen-72b-lora' does not hold: {words}$"):
+        recipe_report.check("zen-72b-lora", as_json=True)
+
+
+def test_one_that_does_not_fit_its_gpus_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    recipe = tmp_path / "mine.yaml"
+    text = (FOLDER / "zen-72b-lora.yaml").read_text()
+    recipe.write_text(text.replace("batch_size: 1\n", "batch_size: 16\n"))
+    words = r"it needs [0-9.]+ GiB of the 79\.2 GiB on each nvidia-a100-80gb"
+    with pytest.raises(Refused, match=f"^recipe 'zen-72b-lora' does not hold: {words}$"):
+        recipe_report.check(str(recipe), as_json=True)
