@@ -148,8 +148,10 @@ def test_a_kill_while_writing_leaves_no_checkpoint_and_the_step_can_be_written_a
     arguments = [str(tmp_path / "local"), store.address.model_dump_json(), URI]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "local" / ".2.tmp").is_dir()
     resumed = opened(store, tmp_path)
     assert_whole(resumed.latest(), 1)
+    assert not (tmp_path / "local" / ".2.tmp").exists(), "it would take its place on the disk for good"
     save(resumed, 2)
     assert_whole(opened(store, tmp_path).latest(), 2)
     assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
