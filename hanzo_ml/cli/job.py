@@ -14,6 +14,7 @@ from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.waiting import begun_job
 from recipes.yaml_document import yaml_document
+from recipes.yaml_lines import repeated_key
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -96,14 +97,18 @@ def checked(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
+    """A YAML file. Raises Refused where it is none, or has a key twice, of which YAML takes the last and says nothing."""
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
-        document = yaml_document(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document, repeated = yaml_document(text), repeated_key(text)
     except UnicodeDecodeError:
         raise Refused(f"{path} is not UTF-8: save it in that encoding") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if repeated:
+        raise Refused(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
     if not isinstance(document, dict):
         raise Refused(f"{path} must be a mapping: lines of `KEY: VALUE`")
     return document

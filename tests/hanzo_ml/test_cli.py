@@ -250,6 +250,20 @@ def test_a_sweep_file_of_a_few_lines_that_stand_for_millions_is_one_line(cli: Cl
     assert "aliases" in refusal(cli("hpo", "start", "--config", str(file(LISTS, "sweep.yaml"))))
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "words"),
+    [
+        (("hpo", "start"), "experiment: x\nsearch_space:\n  lr: {}\n  lr: {}\n", "line 4: 'lr'"),
+        (("job", "submit"), "name: x\ndataset: d\nname: y\n", "line 3: 'name'"),
+    ],
+)
+def test_a_key_that_a_file_says_twice_is_named_with_its_line(
+    cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, words: str
+) -> None:
+    """YAML takes the last one, and the search or the job was another than its file says at first."""
+    assert f"{words} is there already: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
+
+
 def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
     assert "write KEY=VALUE" in refusal(cli("job", "submit", "--model", "m", "--set", "learning_rate"))
 
