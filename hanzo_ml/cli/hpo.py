@@ -9,6 +9,7 @@ from rich.console import Console
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import check_json, read, when
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.refused_line import send
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 SWEEP = "A YAML file: experiment, base_config, search_space, strategy, objective."
@@ -27,7 +28,7 @@ def start(
     document = read(path)
     for key, value in document.items():
         check_json(key, value)
-    sweep = call("POST", "/v1/hpo", json=document)
+    sweep = send("/v1/hpo", document, path)
     show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 
 

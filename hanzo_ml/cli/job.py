@@ -12,6 +12,7 @@ from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, pages, stream
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.refused_line import send
 from hanzo_ml.cli.waiting import begun_job
 from recipes.yaml_document import yaml_document
 from recipes.yaml_lines import repeated_key
@@ -59,7 +60,7 @@ def submit(
         else:
             module("hanzo_ml_assets.dry_run", json.dumps(document))
         return
-    job = call("POST", "/v1/jobs", json=document)
+    job = send("/v1/jobs", document, None if model or set_ else config)
     show(job) if as_json else print(f"{job['id']} {job['status']}")
 
 

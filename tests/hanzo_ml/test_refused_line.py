@@ -1,0 +1,77 @@
+"""What a server refuses of a sweep's or a job's file names the file and the line, as with a recipe."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hanzo_ml.test_cli import Cli, cli, create, file, refusal
+from tests.resources.hpo.sweep_files import SPECIFIED
+
+__all__ = ["cli", "file"]  # fixtures
+
+RECORDS = '{"instruction": "1+1", "answer": "2"}\n'
+SWEEP = SPECIFIED.lstrip().replace("instruction-v2", "refused")
+JOB = "name: mine\ndataset: refused\nrecipe: smollm2-135m-lora\nparameters:\n  max_steps: 3\n  lora_rank: 8\n"
+
+
+@pytest.fixture
+def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
+    """What is said of a file in which one line is another."""
+    data = file(RECORDS)
+
+    def said(command: str, text: str, line: str, instead: str, named: str = "") -> str:
+        create(cli, data, "refused")
+        place = text.splitlines().index(named or line) + 1
+        path = file(text.replace(line, instead), "mine.yaml")
+        message = refusal(cli(*command.split(), "--config", str(path)))
+        assert message.startswith(f"error: {path}, line {place}: "), message
+        return message
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "words"),
+    [
+        ("max_trials: 50", "max_trails: 50", "max_trails"),
+        ("max_trials: 50", "max_trials: 0", "max_trials"),
+        ("strategy: bayesian # grid | random | bayesian | pbt", "strategy: grid", "needs `points`"),
+        ("  max_steps: 5000", "  max_stepz: 5000", "max_stepz"),
+        ("  patience: 3 # Stop trial if no improvement for 3 evals", "  patience: 0", "early_stopping.patience"),
+    ],
+)
+def test_of_the_specification_s_sweep_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
+    assert words in refused("hpo start", SWEEP, line, instead)
+
+
+@pytest.mark.parametrize(
+    ("named", "line", "instead", "words"),
+    [
+        ("  learning_rate:", "    min: 1e-6", "    min: 1e-1", "min must be less than max"),
+        ("  lora_rank:", "    values: [8, 16, 32, 64, 128]", "    values: [8, many]", "valid integer"),
+    ],
+)
+def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
+    refused: Callable[..., str], named: str, line: str, instead: str, words: str
+) -> None:
+    assert words in refused("hpo start", SWEEP, line, instead, named)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "words"),
+    [
+        ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody'"),
+        ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
+        ("  lora_rank: 8", "  lora_rank: 0", "lora_rank"),
+        ("  lora_rank: 8", "  lora_rang: 8", "lora_rang"),
+    ],
+)
+def test_of_a_job_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
+    assert words in refused("job submit", JOB, line, instead)
+
+
+def test_what_an_option_has_changed_is_at_no_line(cli: Cli, file: Callable[..., Path]) -> None:
+    create(cli, file(RECORDS), "refused")
+    message = refusal(cli("job", "submit", "--config", str(file(JOB, "mine.yaml")), "--set", "lora_rank=0"))
+    assert "lora_rank" in message and "line" not in message
