@@ -432,3 +432,17 @@ def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCo
     with pytest.raises(BadConfiguration, match=r"this machine is one: set distributed\.num_nodes to 1"):
         compute.submit(job)
     assert not Path(job.work_dir).exists()
+
+
+def test_several_processes_have_all_of_the_grace_but_what_torchrun_needs_to_end(job_that: Any, tmp_path: Path) -> None:
+    """Told nothing, torchrun kills them after 30 s: with the checkpoint that they save of the step that was broken off."""
+    assert LocalCompute(source=tmp_path).grace_seconds == 300
+    alone = job_that("ends").model_copy(update={"program": Program.TRAIN})
+    assert "recipes.torchrun" not in local.command(alone, tmp_path / "job.json")
+    together = alone.model_copy(update={"distributed": Distributed(gpus_per_node=2)})
+    for said in (
+        [each for each in local.command(together, tmp_path / "job.json") if each.startswith("--shutdown-timeout=")],
+        [f"--shutdown-timeout={local.OF_A_COMMAND['PET_SHUTDOWN_TIMEOUT']}"],
+    ):
+        (flag,) = said
+        assert 240 <= int(flag.removeprefix("--shutdown-timeout=")) < 300
