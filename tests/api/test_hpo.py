@@ -101,6 +101,24 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert again.returncode == 1 and "is cancelled already" in again.stderr
 
 
+def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, dataset: str, database: Database) -> None:
+    objective = {"metric": "eval/accuracy", "direction": "maximize"}
+    base = {"dataset": dataset, "recipe": "smollm2-135m-lora"}
+    body = small(base_config=base, objective=objective, max_trials=3, max_concurrent_trials=3)
+    sweep = ask(server, "POST", "/v1/hpo", 201, body)["id"]
+    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    for trial, value in zip(ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"], (0.4, 0.9, 0.6), strict=True):
+        Jobs(database).start(trial["job_id"])
+        RunData(database).log_metric(trial["run_id"], MetricPoint("eval/accuracy", value, 40, 1))
+        with database.write() as connection:
+            Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
+    assert advance(database, Store(server.settings.store), sweep, lambda job: True)
+    found = ask(server, "GET", f"/v1/hpo/{sweep}")
+    assert (found["status"], found["best_trial"]["number"], found["best_trial"]["value"]) == ("completed", 1, 0.9)
+    results = json.loads(run(server.url, "hpo", "results", sweep, "--json").stdout)["results"]
+    assert [trial["number"] for trial in results] == [1, 2, 0]
+
+
 def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
     body = small(base_config={"dataset": dataset})
     del body["strategy"], body["max_concurrent_trials"], body["max_trials"]

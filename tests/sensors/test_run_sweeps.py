@@ -103,15 +103,16 @@ def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
         assert "Best: trial 2 (completed): 0.25" in page
 
 
-def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House) -> None:
-    search = Search(house, max_trials=2)
+@pytest.mark.parametrize(("direction", "best"), [("minimize", 0), ("maximize", 1)])
+def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House, direction: str, best: int) -> None:
+    search = Search(house, max_trials=2, objective={"metric": "eval/loss", "direction": direction})
     search.look()
     search.complete(0, 0.5)
     assert house.tick(evaluate_completed_jobs) == []
     search.complete(1, 0.7)
     search.look()
     (request,) = house.tick(evaluate_completed_jobs)
-    assert request.partition_key == search.trials[0].job_id
+    assert request.partition_key == search.trials[best].job_id
     assert keys(request)[0] == "models/sandbox/evaluation"
     assert house.tick(evaluate_completed_jobs) == []
 
