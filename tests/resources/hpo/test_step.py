@@ -205,6 +205,15 @@ def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> 
         assert [not reason for reason in reasons] == [at < kept for at in range(there)]
 
 
+def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
+    """The rung is where the sweep says, and not where its trials evaluate first."""
+    config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})
+    early, late = ((Point(RUNG, at_first), Point(2 * RUNG, then)) for at_first, then in ((0.0, 5.0), (9.0, 1.0)))
+    assert reason_to_stop(late[:1], [early[:1]], config) == ""
+    assert reason_to_stop(early, [late], config) == f"not among the best 1 in 3 at step {RUNG + 2}"
+    assert reason_to_stop(late, [early], config) == ""
+
+
 def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
     config = sweep(strategy="pbt", pbt={"population": 6, "generations": 3}, max_trials=18, max_concurrent_trials=4)
     trials = World(config).run()

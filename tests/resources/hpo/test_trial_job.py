@@ -34,6 +34,14 @@ def test_a_generation_has_the_seed_of_the_first_and_its_own_number(
     assert all({**each, "seed": None} == {**first, "seed": None} for each in later)
 
 
+@pytest.mark.parametrize(("every", "expected"), [(10, 10), (14, 14), (20, 14), (None, None)])
+def test_every_generation_is_evaluated_at_its_end_at_the_latest(every: int | None, expected: int | None) -> None:
+    """40 steps are 14 in each of three."""
+    base = {key: value for key, value in {**BASE, "eval_steps": every}.items() if value is not None}
+    parameters = trial_job(sweep(base_config=base, **PBT), {}, 1)["parameters"]
+    assert (parameters["max_steps"], parameters.get("eval_steps")) == (14, expected)
+
+
 @pytest.mark.parametrize(
     ("given", "schedule"),
     [
