@@ -1,5 +1,10 @@
 """What is told of two environments: each thing that may change a number, under the name that people know."""
 
+from pathlib import Path
+
+import pytest
+
+from recipes import machine
 from recipes.machine import gpu_of, processor_of, read_machine
 from recipes.schema import Machine
 from resources.lineage.run_record import Environment
@@ -53,3 +58,13 @@ def test_a_machine_as_the_kernel_describes_it() -> None:
     assert gpu_of("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   35\n") == "NVIDIA H100 80GB HBM3"
     found = read_machine()
     assert found.processor and found.threads >= 1 and found.packages["torch"]
+
+
+def test_the_gpus_are_those_that_the_driver_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without loading a library for it; none where there is no driver."""
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    assert read_machine().gpus == ()
+    for bus, model in (("0000:0a:00.0", "NVIDIA H200"), ("0000:01:00.0", "NVIDIA A100-SXM4-80GB")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   35\n")
+    assert read_machine().gpus == ("NVIDIA A100-SXM4-80GB", "NVIDIA H200")
