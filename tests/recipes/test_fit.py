@@ -46,6 +46,20 @@ def test_the_nearest_recipe_that_fits_is_named(
     assert instead in found.words or parameters
 
 
+def test_on_a_gpu_what_is_allowed_for_must_fit_too_and_in_the_host_it_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU all that is free is known; a host is refused nothing that could run."""
+    recipe = Recipe.named("zen-7b-lora")
+    shape = shape_of(recipe)
+    budget = fit(recipe, shape, HOST).budget
+    assert budget.certain < budget.needed - GIB
+    for memory, fits in ((budget.needed, True), (budget.needed - 1, False)):
+        monkeypatch.setitem(GPUS, "nvidia-a100-40gb", replace(GPUS["nvidia-a100-40gb"], memory=memory))
+        assert fit(recipe, shape, HOST).fits is fits
+    here = recipe.changed({"hardware": {"gpus": 0}})
+    certain = int(fit(here, shape, HOST).budget.certain)
+    assert fit(here, shape, certain + 1).fits and not fit(here, shape, certain - 1).fits
+
+
 def test_a_smaller_batch_keeps_the_effective_one() -> None:
     recipe = Recipe.named("zen-7b-lora").changed({"batch_size": 16})
     found = nearest(recipe, shape_of(recipe), ALL, HOST)
