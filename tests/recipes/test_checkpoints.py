@@ -449,24 +449,39 @@ def test_to_know_the_best_step_nothing_is_fetched(store: Store, tmp_path: Path) 
 
 
 class Flaky(Store):
-    """A store that fails once, on the first file of one step."""
+    """A store that fails so many times on the files of one step."""
 
-    def __init__(self, address: StoreAddress, step: int) -> None:
+    def __init__(self, address: StoreAddress, step: int, times: int) -> None:
         super().__init__(address)
-        self._fails_on = f"{URI}/{step}/"
+        self._fails_on, self._times = f"{URI}/{step}/", times
 
     def put_file(self, uri: str, path: Path) -> None:
-        if uri.startswith(self._fails_on):
-            self._fails_on = "nothing any more"
+        if uri.startswith(self._fails_on) and self._times:
+            self._times -= 1
             raise ConnectionError("the store did not answer")
         super().put_file(uri, path)
 
 
-def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(store: Store, tmp_path: Path) -> None:
-    """At the end of training everything that should be in the store is there: the network's one bad second is over."""
-    checkpoints = opened(Flaky(store.address, step=1), tmp_path)
-    save(checkpoints, 1, 2)
-    assert checkpoints.stored_steps()[0] == 2
+@pytest.mark.parametrize(("step", "times"), [(1, 1), (2, 1), (2, 2)])
+def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, times: int
+) -> None:
+    """At the end of training everything that should be in the store is there: the network's bad seconds are over."""
+    paused: list[float] = []
+    monkeypatch.setattr("recipes.stored_checkpoints.time.sleep", paused.append)
+    save(opened(Flaky(store.address, step, times), tmp_path), 1, 2)
+    assert opened(store, tmp_path).stored_steps() == [2, 1]
+    assert paused == [1.0, 4.0][:times]
+
+
+def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.stored_checkpoints.time.sleep", lambda seconds: None)
+    with pytest.raises(ConnectionError, match="the store did not answer"):
+        save(opened(Flaky(store.address, step=2, times=3), tmp_path), 1, 2)
+    assert opened(store, tmp_path).stored_steps() == [1]
+    assert_whole(opened(store, tmp_path).latest(), 2)
 
 
 def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: Path) -> None:
