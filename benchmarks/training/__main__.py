@@ -162,8 +162,11 @@ def report(costs: dict[str, Cost], work: Work, job: Job, gpus: tuple[str, ...]) 
         best = max(peers, key=lambda name: speed(peers[name]))
         ratio = speed(costs[OURS]) / speed(peers[best])
         print(f"ours is {ratio:.2f} times as fast as the best peer, {best} (goal on a GPU: at least 1)")
-    reached = f"{mfu(speed(costs[OURS]), job, gpus[0]):.1%}" if gpus else "unknown on a CPU"
-    print(f"ours has an MFU of useful tokens that is {reached} (goal on a GPU, lora on the 7B shape: at least 50 %)")
+    if gpus:
+        reached = mfu(speed(costs[OURS]), job, gpus[0])
+        between = reached / (1 - costs[OURS].stall)
+        goal = "goal, lora on the 7B shape: at least 50 %"
+        print(f"ours has an MFU of useful tokens that is {reached:.1%}, and {between:.1%} between checkpoints ({goal})")
 
 
 def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:

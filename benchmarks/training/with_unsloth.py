@@ -1,4 +1,7 @@
-"""Usage: python -m benchmarks.training.with_unsloth WORK default|packing. Runs where Unsloth is installed, on a GPU."""
+"""Usage: python -m benchmarks.training.with_unsloth WORK default|packing. Runs where Unsloth is installed, on a GPU.
+
+Its default lays a batch's records end to end where the GPU can, in place of padding.
+"""
 
 import sys
 
@@ -31,6 +34,7 @@ def main() -> None:
         per_device_train_batch_size=work.batch_size if packing else PADDED_BATCH,
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
+        gradient_accumulation_steps=1,  # it has made 2 the default
         gradient_checkpointing=False,
         save_steps=1 / SAVES,
         report_to=[],

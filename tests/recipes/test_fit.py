@@ -134,7 +134,8 @@ def test_what_is_computed_twice_is_no_part_of_mfu() -> None:
 
 
 def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
-    one, eight = (Recipe.named(name) for name in ("zen-7b-lora", "zen-7b-full"))
+    one = Recipe.named("zen-7b-lora")
+    eight = one.changed({"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-40gb"}, "distributed": {"strategy": "ddp"}})
     speed, speed_of_8 = assumed_flops(one), assumed_flops(eight)
     assert speed is not None and speed_of_8 is not None
     assert speed.low < speed.likely < speed.high < GPUS["nvidia-a100-40gb"].flops
@@ -142,6 +143,8 @@ def test_the_assumed_speed_is_wide_and_grows_with_the_gpus() -> None:
     assert 7 < speed_of_8.likely / speed.likely < 8
     unknown = one.changed({"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}})
     assert assumed_flops(unknown) is None
+    sharded = assumed_flops(eight.changed({"distributed": {"strategy": "fsdp"}}))
+    assert sharded is not None and sharded.likely < speed_of_8.likely, "blocks of shards are not compiled"
 
 
 def test_a_published_run_is_within_the_assumed_range() -> None:
