@@ -21,7 +21,7 @@ class Forward:
 
     A micro-batch is `rows` packed rows of `length` tokens; `width` is the bytes of the computing type; `rank` and `targets`
     are the adapter's, none of them where all weights are trained; `adapter` is the bytes of the type that it computes in.
-    Blocks that are `compiled` compute again what lies between matrix products, and their attention reads no mask.
+    Blocks that are `compiled` compute again what lies between matrix products; attention is `masked` where it reads a mask.
     """
 
     architecture: Architecture
@@ -34,6 +34,7 @@ class Forward:
     checkpointing: bool = False
     adapter: int = FLOAT32
     compiled: bool = False
+    masked: bool = True
 
     @property
     def tokens(self) -> int:
@@ -47,16 +48,12 @@ class Forward:
 def block_bytes(forward: Forward) -> int:
     """Kept by one block, when nothing is recomputed."""
     shape, width = forward.architecture, forward.width
-    logarithms = FLOAT32 * shape.num_attention_heads
-    if forward.compiled:
-        attention = width * 2 * (shape.query_width + shape.key_value_width) + logarithms
-        gated = width * 2 * shape.intermediate_size
-    else:
-        # Queries, keys and values as attention reads them, its result, its mask, and a logarithm for each head in float32.
-        # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
-        attention = width * (4 * shape.query_width + forward.length) + logarithms
-        # silu(gate) * up: the argument and both factors.
-        gated = width * 3 * shape.intermediate_size
+    # Queries, keys and values as attention reads them, its result, its mask, and a logarithm for each head in float32.
+    # Beside a mask, keys and values are repeated for each query head (`repeat_kv`).
+    read = 4 * shape.query_width + forward.length if forward.masked else 2 * (shape.query_width + shape.key_value_width)
+    attention = width * read + FLOAT32 * shape.num_attention_heads
+    # silu(gate) * up: the argument and both factors, of which one is computed again where that is compiled.
+    gated = width * (2 if forward.compiled else 3) * shape.intermediate_size
     norms = 2 * norm_bytes(forward, shape.hidden_size, compiled=forward.compiled) + head_norms(forward)
     return forward.tokens * (norms + attention + gated + inputs(forward))
 
@@ -98,6 +95,7 @@ def inputs(forward: Forward) -> int:
         return low_rank + sum((forward.adapter + mask) * sizes[target] for target in forward.targets)
     if width < forward.adapter and not forward.compiled:
         return low_rank + forward.adapter * sum(sizes[target] for target in forward.targets)
+    # A copy of attention's result is a tensor of its own.
     read = [group for group in (own if width == forward.adapter else GROUPS) if set(group) & set(forward.targets)]
     return low_rank + forward.adapter * sum(sizes[group[0]] for group in read)
 

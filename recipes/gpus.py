@@ -18,6 +18,9 @@ class Gpu:
     flops: float
 
 
+FLASH_HEADS = range(8, 193, 8)
+"""Sizes of heads that FlashAttention computes forwards and backwards on every GPU that it runs on."""
+
 GPUS = {
     "nvidia-a100-40gb": Gpu(39.4 * GIB, 312e12),
     "nvidia-a100-80gb": Gpu(79.2 * GIB, 312e12),

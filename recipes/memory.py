@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
-from recipes.gpus import GIB
+from recipes.gpus import FLASH_HEADS, GIB
 from recipes.launch import fully_sharded, holds_whole_model, zero_stage
 from recipes.pipeline import micro_batches_held, stage_shapes
 from recipes.recipe import Recipe
@@ -116,7 +116,7 @@ def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool
         "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
         "activations": float(held * saved_bytes(forward)),
-        "working": float(working_bytes(forward)) + (sizes / 2 if autocasts(recipe) else 0),
+        "working": float(working_bytes(forward)) + (sizes / 2 if copies_what_is_trained(recipe) else 0),
         "gathered": gathered_bytes(recipe, part) if of_weights > 1 else 0.0,
     }
     used = sum(parts.values())
@@ -133,6 +133,14 @@ def autocasts(recipe: Recipe) -> bool:
     return recipe.method == "full" and recipe.computing_dtype != "float32" and not is_spread
 
 
+def copies_what_is_trained(recipe: Recipe) -> bool:
+    """Whether what is trained has a copy in 16 bits beside it, until the backward pass is done.
+
+    Of an adapter's block that is computed again, it is gone with the block.
+    """
+    return autocasts(recipe) or (adapts_in_computing_type(recipe) and not recipe.gradient_checkpointing)
+
+
 def adapts_in_computing_type(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
@@ -143,8 +151,17 @@ def adapts_in_computing_type(recipe: Recipe) -> bool:
 
 
 def compiles_blocks(recipe: Recipe) -> bool:
-    """Whether blocks are compiled, and attention reads no mask: on a GPU, with packed rows and all of the model in place."""
+    """Whether blocks are compiled: on a GPU, with packed rows and all of the model in place.
+
+    An objective of one's own may have its blocks compiled too, and is reckoned as if it had not.
+    """
     return recipe.hardware.gpus > 0 and recipe.objective == "sft" and holds_whole_model(recipe)
+
+
+def reads_a_mask(recipe: Recipe, shape: Architecture) -> bool:
+    """Whether attention keeps packed examples apart by a mask, and not by where they end (`training.packed_attention`)."""
+    flash = recipe.computing_dtype != "float32" and shape.head_size in FLASH_HEADS
+    return not (compiles_blocks(recipe) and flash)
 
 
 def trained_tensors(recipe: Recipe, shape: Architecture) -> tuple[Tensors, ...]:
@@ -223,4 +240,5 @@ def forward_of(recipe: Recipe, shape: Architecture) -> Forward:
         checkpointing=recipe.gradient_checkpointing,
         adapter=WIDTH[recipe.computing_dtype if adapts_in_computing_type(recipe) else TRAINED],
         compiled=compiles_blocks(recipe),
+        masked=reads_a_mask(recipe, shape),
     )

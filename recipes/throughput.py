@@ -27,7 +27,7 @@ MFU = Range(0.12, 0.28, 0.50)
 LoRA on an A100, LLaMA-Factory), 0.30 to 0.35 (8B full on 8 H100, torchtitan); the bounds leave room on both sides."""
 MFU_COMPILED = Range(0.15, 0.45, 0.60)
 """The same where blocks are compiled. Measured on an H200, 7B LoRA in rows of 2,048 tokens: 0.50 to 0.53; 0.42 where the
-adapter is in float32, as beside float16; 0.56 with checkpointing, whose operations count here."""
+adapter is in float32, as beside float16; 0.56 with checkpointing, where what is computed again counts as work here."""
 CORE_FLOPS = Range(5e9, 40e9, 150e9)
 """Operations a second of one CPU core: 46e9 were measured on a LoRA run of 135 million parameters on two cores."""
 SCALING = 0.9
@@ -62,5 +62,5 @@ def assumed_flops(recipe: Recipe) -> Range | None:
     gpu = gpu_named(recipe.hardware.gpu_type)
     if gpu is None:
         return None
-    mfu = MFU_COMPILED if compiles_blocks(recipe) else MFU
+    mfu = MFU_COMPILED if compiles_blocks(recipe) and recipe.computing_dtype != "float32" else MFU
     return Range(*(processes * share * gpu.flops * value for value in (mfu.low, mfu.likely, mfu.high)))

@@ -25,7 +25,7 @@ from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training import packed_attention
-from recipes.training.compilation import compile_blocks
+from recipes.training.compilation import are_compiled, compile_blocks
 from recipes.training.course import Course, take_up
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
 from recipes.training.facts import facts_of
@@ -41,7 +41,7 @@ from recipes.training.pipeline_trainer import PipelineTrainer
 from recipes.training.publishing import publish_trained, save_chosen
 from recipes.training.random_states import within_32_bits
 from recipes.training.read_ahead import ReadAhead
-from recipes.training.resuming import MADE_WITH, is_over, made_with, owes_evaluation
+from recipes.training.resuming import COMPILED, MADE_WITH, is_over, made_with, owes_evaluation, tell_other_rounding
 from recipes.training.samples import RowsOrNone, SampleOrder, SamplesOfRun
 from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.start import start_from
@@ -114,6 +114,9 @@ def build_trainer(
     meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, gpus_held(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
+    compiled = are_compiled(model)
+    if resume:
+        tell_other_rounding(resume, compiled)
     policy = job.checkpoint.of_unstable() if course.incidents.skipped else job.checkpoint
     saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
     told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
@@ -133,7 +136,7 @@ def build_trainer(
         processing_class=material.tokenizer,
         callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written, *ahead],
         checkpoints=course.checkpoints,
-        facts={MADE_WITH: made_with(recipe)},
+        facts={MADE_WITH: made_with(recipe), **({COMPILED: True} if compiled else {})},
         samples=samples,
         metrics=metrics,
         meter=meter,

@@ -50,6 +50,8 @@ class Clock:
         """What `Cost` holds: `share` is that of the steps which the rest is about, and `start` the seconds before them."""
         import torch
 
+        if self.steps <= self.warm_up:
+            raise SystemExit(f"{self.steps} steps are too few to measure: raise --records")
         cpu, now = self.now()
         seconds = now - self.began
         gpu = torch.cuda.max_memory_allocated() / 1e6 if self.on_gpu else 0.0

@@ -1,12 +1,14 @@
 """Blocks of the model as compiled programs: what lies between the matrix products is computed in one pass over memory.
 
-Compiled is one block, for all are alike (`torch.compile` for each is what torchtitan does): some seconds at the start of a
-run, and less where the job's cache has it. The same shapes give the same program on each start, or a run that is resumed
-were another one.
+Each block is compiled by itself, as torchtitan does it; all of a model's share the programs, of which there is one for each
+shape of a micro-batch. That takes some seconds at a run's start, and less where the job's cache has them. Every start has to
+come to the same programs, or a run that goes on were another one: their kernels are not chosen by time, and the program of a
+shape does not depend on which were compiled before.
 """
 
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -16,23 +18,30 @@ from transformers import PreTrainedModel
 from recipes.runner import say
 
 PROGRAMS = 64
-"""Of one block, at most: for micro-batches of each size, in training and in evaluation."""
+"""Of one block, at most: for micro-batches of each size, in training and in evaluation. Beyond, PyTorch compiles no more."""
 C_COMPILERS = ("gcc", "clang")
-"""One of which Triton calls."""
+"""One of which Triton calls, with Python's headers."""
 
 
 def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
-    """Compile each when it is first called. Without a GPU, or a C compiler, they stay as they are."""
+    """Compile each when it is first called. Without a GPU, or what Triton needs, they stay as they are."""
     if not torch.cuda.is_available() or not has_triton():
         return
-    if not any(map(shutil.which, C_COMPILERS)):
-        say(f"there is no C compiler ({' or '.join(C_COMPILERS)}): blocks are not compiled, and a step takes longer")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    if not any(map(shutil.which, C_COMPILERS)) or not headers.is_file():
+        say(f"blocks are not compiled, and a step takes longer: {' or '.join(C_COMPILERS)}, or {headers}, is not there")
         return
     say("blocks are compiled for the GPU: the first step takes longer")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
     torch._dynamo.config.recompile_limit = PROGRAMS
-    torch._inductor.config.deterministic = True  # else it chooses kernels by their time, which is another on each start
+    torch._dynamo.config.optimize_ddp = False  # it cuts programs where buckets of gradients end, and blocks end soon enough
+    torch._inductor.config.deterministic = True
     torch._inductor.config.compile_threads = 1  # else processes of half a GB each, for every core
     for block in model.get_decoder().layers:
-        block.compile(dynamic=False)  # a shape has its own program, whichever was compiled before
+        block.compile(dynamic=False)
+
+
+def are_compiled(model: torch.nn.Module) -> bool:
+    """Whether any part of a model is, or will be when it is called."""
+    return any(module._compiled_call_impl is not None for module in model.modules())

@@ -13,7 +13,10 @@ from peft.tuners.lora.layer import LoraVariant
 
 
 class InTheTypeOfItsInput(LoraVariant):  # type: ignore[misc]
-    """`result + scaling * B(A(x))`: copies of the small weights are rounded, their gradients arrive in float32."""
+    """`result + scaling * B(A(x))`: A and `scaling * B` are rounded once, their gradients arrive in float32.
+
+    PEFT 0.21 calls its base class one that may change. Nothing is merged with it: `recipes.merge` loads the adapter anew.
+    """
 
     @staticmethod
     def forward(module: LoraLayer, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **_: Any) -> torch.Tensor:

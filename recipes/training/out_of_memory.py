@@ -10,11 +10,12 @@ from recipes.schema import BadConfiguration
 
 WORDS = re.compile(
     "DefaultCPUAllocator: can't allocate memory|CUDA error: out of memory|Cuda failure 'out of memory'"
-    "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA out of memory|CUDA driver error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory",
     re.IGNORECASE,
 )
-"""PyTorch has a class of its own for its caching allocator on GPUs alone; of the CPU, the CUDA driver, NCCL, and cuBLAS and
-cuDNN it raises others, with these words."""
+"""PyTorch has a class of its own for its caching allocator on GPUs alone; of the CPU, the CUDA driver, NCCL, cuBLAS, cuDNN
+and Triton, and of the allocator while something is compiled, it raises others, with these words."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

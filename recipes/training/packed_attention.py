@@ -11,6 +11,8 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from recipes.gpus import FLASH_HEADS
+
 NAME = "packed"
 BOUNDS = "cu_seq_lens_q"
 """Where each example begins, and the end of the last: int32 [examples + 1]. The name is that of transformers."""
@@ -18,7 +20,6 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose attention is nothing but causal, within a window or not: no sinks, no cap on the logits."""
 OLDEST_GPU = (8, 0)
 """Compute capability from which FlashAttention runs."""
-WIDEST_HEAD = 256
 
 
 def fits(config: PretrainedConfig, dtype: torch.dtype) -> bool:
@@ -29,8 +30,7 @@ def fits(config: PretrainedConfig, dtype: torch.dtype) -> bool:
         and torch.cuda.get_device_capability() >= OLDEST_GPU
         and dtype in (torch.bfloat16, torch.float16)
         and config.model_type in ARCHITECTURES
-        and head <= WIDEST_HEAD
-        and head % 8 == 0
+        and head in FLASH_HEADS
         and not config.attention_dropout
     )
 
@@ -49,7 +49,7 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 def tell_bounds(decoder: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
     found = bounds_of(named["position_ids"])
-    # Else another number of examples were another program to compile, and the first that was compiled another than the rest.
+    # One program for any number of examples, from the first on: else each number had its own.
     torch._dynamo.mark_dynamic(found, 0)
     return given, named | {BOUNDS: found}
 

@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from recipes.checkpoints import Checkpoints
 from recipes.recipe import Recipe
+from recipes.runner import say
 from recipes.schema import BadConfiguration, Manifest
 from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST
@@ -20,6 +21,8 @@ from recipes.training.samples import SAMPLES_SEEN
 
 MADE_WITH = "made_with"
 """The fact in a checkpoint's manifest: what its weights and its optimizer's state are made for, of what the recipe says."""
+COMPILED = "compiled"
+"""The fact in a checkpoint's manifest: that blocks were compiled, which round otherwise; not there where they were not."""
 
 
 def where_to_resume(
@@ -84,6 +87,15 @@ def check_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
             f"checkpoint {step} has seen {seen} samples, {step} steps of this recipe see {wanted}: keep "
             "batch_size x gradient_accumulation x processes as it was"
         )
+
+
+def tell_other_rounding(resume: tuple[int, Path], compiled: bool) -> None:
+    """Say so where a run goes on otherwise than bit for bit: on a machine that lacks a compiler, or that has one again."""
+    step, folder = resume
+    then = bool(Manifest.model_validate_json((folder / MANIFEST).read_bytes()).facts.get(COMPILED))
+    if then != compiled:
+        were, are = ("were", "are not") if then else ("were not", "are")
+        say(f"blocks {were} compiled for checkpoint {step}, and {are} here: the run goes on, with other roundings")
 
 
 def is_over(state: TrainerState, recipe: Recipe) -> bool:

@@ -15,7 +15,7 @@ from recipes.activations import Forward, saved_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
-from recipes.memory import memory_budget, nf4_bytes, optimizer_bytes
+from recipes.memory import forward_of, memory_budget, nf4_bytes, optimizer_bytes
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.low_rank import compute_in_the_type_of_inputs
@@ -205,33 +205,54 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
 
 
 @pytest.mark.parametrize(
-    ("family", "targets", "dropout", "adapter"),
+    ("family", "targets", "dropout", "dtype", "adapter", "masked"),
     [
-        ("llama", ALL, 0.0, 2),
-        ("qwen2", ALL, 0.1, 2),
-        ("qwen3", ("q_proj", "v_proj"), 0.1, 2),
-        ("llama", ALL, 0.0, 4),
-        ("llama", (), 0.0, 4),
+        ("llama", ALL, 0.0, torch.bfloat16, 2, False),
+        ("qwen2", ALL, 0.1, torch.bfloat16, 2, False),
+        ("qwen3", ("q_proj", "v_proj"), 0.1, torch.bfloat16, 2, False),
+        ("llama", ALL, 0.0, torch.bfloat16, 4, False),
+        ("llama", (), 0.0, torch.bfloat16, 4, False),
+        ("llama", (), 0.0, torch.float32, 4, True),
+        ("llama", ALL, 0.0, torch.float32, 4, True),
     ],
 )
-def test_so_they_are_where_blocks_are_compiled(family: str, targets: tuple[str, ...], dropout: float, adapter: int) -> None:
+def test_so_they_are_where_blocks_are_compiled(
+    family: str, targets: tuple[str, ...], dropout: float, dtype: torch.dtype, adapter: int, masked: bool
+) -> None:
     """With PyTorch's own partition of what is kept and what is computed again; rows of one text need no mask."""
     shape = tiny(family)
-    base = model = build(shape, torch.bfloat16)
+    base = model = build(shape, dtype)
     if targets:
-        model = get_peft_model(
-            base, LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
-        )
+        config = LoraConfig(r=8, lora_dropout=dropout, target_modules=list(targets), task_type="CAUSAL_LM")
+        model = get_peft_model(base, config)
         if adapter < 4:
             compute_in_the_type_of_inputs(model)
     torch.compiler.reset()
     for block in base.model.layers:
         block.compile(dynamic=False, backend="aot_eager_decomp_partition")
-    rank = 8 if targets else 0
-    forward = Forward(
-        shape, ROWS, LENGTH, 2, rank, targets, dropout > 0, checkpointing=False, adapter=adapter, compiled=True
-    )
-    assert saved_bytes(forward) == pytest.approx(kept_by(model.train(), texts=1), rel=0.05)
+    rank, width = 8 if targets else 0, dtype.itemsize
+    forward = Forward(shape, ROWS, LENGTH, width, rank, targets, dropout > 0, adapter=adapter, compiled=True, masked=masked)
+    assert saved_bytes(forward) == pytest.approx(kept_by(model.train(), texts=2 if masked else 1), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "compiled", "masked", "adapter"),
+    [
+        ({}, True, False, 2),
+        ({"base_dtype": "float16"}, True, False, 4),
+        ({"base_dtype": "float32"}, True, True, 4),
+        ({"objective": "dpo"}, False, True, 2),
+        ({"distributed": {"strategy": "ddp", "gpus_per_node": 8}}, True, False, 2),
+        ({"distributed": {"strategy": "fsdp", "gpus_per_node": 8}}, False, True, 4),
+        ({"distributed": {"strategy": "deepspeed_zero2", "gpus_per_node": 8}}, False, True, 4),
+        ({"hardware": {"cpu": 2}}, False, True, 2),
+    ],
+    ids=str,
+)
+def test_what_is_compiled_and_what_is_not(changes: dict[str, Any], compiled: bool, masked: bool, adapter: int) -> None:
+    gpus = {"gpus": 8 if "distributed" in changes else 1, "gpu_type": "nvidia-h100-80gb"}
+    found = forward_of(*zen("zen-7b-lora", **{"base_dtype": "bfloat16", "hardware": gpus, **changes}))
+    assert (found.compiled, found.masked, found.adapter) == (compiled, masked, adapter)
 
 
 def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:

@@ -4,6 +4,7 @@ two.
 
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
     ],
 )
 def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, method: dict[str, Any]) -> None:
-    """With dropout, whose random numbers are the GPU's, in blocks that each process compiles anew."""
+    """With dropout, whose random numbers are the GPU's. Blocks are compiled, once more where the first kill was on a machine
+    that is gone with its cache.
+    """
     settings = {"max_steps": 20, **method, **on_gpus(1)}
     whole = runs.train(runs.job(f"gpu-{name}-whole", **settings))
     losses = list(losses_of(whole).values())
@@ -92,6 +95,9 @@ def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, metho
         pid = read_pid(Path(job.work_dir))
         if due and pid and pid not in killed and step_of(line) >= due[0]:
             os.kill(pid, signal.SIGKILL)
+            if not killed:
+                for compiled_programs in ("inductor", "triton"):
+                    shutil.rmtree(Path(job.cache_dir, compiled_programs))
             killed[pid] = due.pop(0)
 
     result = runs.train(job, kill)
