@@ -28,8 +28,9 @@ class InTheTypeOfItsInput(LoraVariant):  # type: ignore[misc]
 
 
 def compute_in_the_type_of_inputs(model: PeftModel) -> None:
-    """For a model whose processes have all of each adapter: its weights are read without calling their modules, whose hooks
-    would gather what is spread over processes."""
+    """For a model whose adapters are whole: their weights are read without calling their modules, whose hooks would gather
+    what is spread over processes.
+    """
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False

@@ -243,7 +243,7 @@ def test_so_they_are_where_blocks_are_compiled(
         ({"base_dtype": "float32"}, True, True, 4),
         ({"objective": "dpo"}, False, True, 2),
         ({"distributed": {"strategy": "ddp", "gpus_per_node": 8}}, True, False, 2),
-        ({"distributed": {"strategy": "fsdp", "gpus_per_node": 8}}, False, True, 4),
+        ({"distributed": {"strategy": "fsdp", "gpus_per_node": 8}}, False, True, 2),
         ({"distributed": {"strategy": "deepspeed_zero2", "gpus_per_node": 8}}, False, True, 4),
         ({"hardware": {"cpu": 2}}, False, True, 2),
     ],
