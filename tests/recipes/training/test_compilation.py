@@ -2,14 +2,17 @@
 says where it is another.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes import train as program
 from recipes.results import TrainingFacts
+from recipes.training import compilation
 from recipes.training.compilation import are_compiled, compile_blocks
 from tests.recipes.tiny_training import LORA, TinyTraining
 
@@ -53,3 +56,32 @@ def test_without_a_gpu_none_is_compiled(tmp_path: Path) -> None:
     assert not are_compiled(model)
     model.compile()
     assert are_compiled(model)
+
+
+@pytest.mark.parametrize("lacks", [None, "compiler", "headers"])
+def test_what_every_start_must_have_alike(
+    tmp_path: Path, lacks: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a machine with a GPU. What makes programs differ from start to start, and what cuts them under DDP, is off."""
+    if lacks != "headers":
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(compilation, "has_triton", lambda: True)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None if lacks == "compiler" else f"/usr/bin/{name}")
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda _: str(tmp_path))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "elsewhere")
+    dynamo, inductor = torch._dynamo.config, torch._inductor.config
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_attention_heads=1))
+    with dynamo.patch(optimize_ddp=True), inductor.patch(deterministic=False, compile_threads=2):
+        limit = dynamo.recompile_limit
+        compile_blocks(model, tmp_path)
+        found = (dynamo.optimize_ddp, inductor.deterministic, inductor.compile_threads)
+        dynamo.recompile_limit = limit
+    assert are_compiled(model) is (lacks is None)
+    if lacks:
+        assert found == (True, False, 2) and "blocks are not compiled" in capsys.readouterr().out
+    else:
+        assert found == (False, True, 1)
+        caches = [Path(os.environ[name]).parent for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        assert caches == [tmp_path, tmp_path], "a pod can write nowhere else"
