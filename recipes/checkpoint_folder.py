@@ -22,11 +22,23 @@ def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> Manifes
     (scratch / MANIFEST).write_bytes(manifest.to_bytes())
     for file in scratch.rglob("*"):
         flush_to_disk(file)
-    if target.exists():
-        shutil.rmtree(target)
+    _give_name(scratch, target)
+    return manifest
+
+
+def finish(scratch: Path, target: Path) -> bool:
+    """Give a checkpoint its name where a kill came between: all of it lies in `scratch`, and nothing whole at `target`."""
+    step = int(target.name)
+    lacks_its_name = broken(scratch, step) is None and broken(target, step) is not None
+    if lacks_its_name:
+        _give_name(scratch, target)
+    return lacks_its_name
+
+
+def _give_name(scratch: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)  # of a step that is written again; from here `scratch` alone is whole
     os.replace(scratch, target)
     flush_to_disk(target.parent)
-    return manifest
 
 
 def tell(folder: Path, facts: Mapping[str, JsonValue]) -> None:
@@ -42,15 +54,15 @@ def with_facts(manifest: Manifest, facts: Mapping[str, JsonValue]) -> Manifest:
     return manifest.model_copy(update={"facts": {**manifest.facts, **facts}})
 
 
-def broken(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None when it is whole."""
+def broken(folder: Path, step: int) -> str | None:
+    """What is wrong with the folder of the checkpoint of `step`, or None when it is whole."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         return "has no manifest"
     except ValidationError:
         return "has an unreadable manifest"
-    if manifest.facts.get("step") != int(folder.name):
+    if manifest.facts.get("step") != step:
         return "has the manifest of another step"
     return next(filter(None, (what_is_broken(folder, file) for file in manifest.files)), None)
 

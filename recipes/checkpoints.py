@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from recipes.checkpoint_compression import decompress, is_compressed
-from recipes.checkpoint_folder import broken, seal, tell
+from recipes.checkpoint_folder import broken, finish, seal, tell
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
 from recipes.schema import Manifest
@@ -154,6 +154,7 @@ class Checkpoints:
         and takes no valid one's place among those that are kept.
         """
         self.settle()
+        self._sweep()
         return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
@@ -162,6 +163,7 @@ class Checkpoints:
         Of all that the run has come by: one that was sent back may never be as good again as where it went back to.
         """
         self.settle()
+        self._sweep()
         known = self._evaluated()
         steps = from_the_best({step: loss for step, (loss, _) in known.items()})
         return next((found for step in steps if (found := known[step][1].at(step))), None)
@@ -183,6 +185,7 @@ class Checkpoints:
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
         self.settle()
+        self._sweep()
         return self._first_whole([step])
 
     def discard_from(self, step: int) -> None:
@@ -204,10 +207,9 @@ class Checkpoints:
 
     def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
         """The first valid checkpoint of those steps, in their order; the broken ones before it are removed."""
-        self._sweep()
         for step in steps:
             path = self.folder / str(step)
-            problem = broken(path) if path.is_dir() else "is not on this machine"
+            problem = broken(path, step) if path.is_dir() else "is not on this machine"
             if problem and path.is_dir():
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
@@ -217,9 +219,17 @@ class Checkpoints:
         return None
 
     def _sweep(self) -> None:
-        """Remove what a process that was killed left half written or half downloaded, but not what is being written."""
+        """Remove what a process that was killed left half written or half downloaded, but not what is being written.
+
+        What was whole and lacked nothing but its name gets it.
+        """
         for path in (*self.folder.glob(".*.tmp"), self.folder / DOWNLOAD):
-            if path != self._scratch:
+            if path == self._scratch:
+                continue
+            step = path.name[1 : -len(".tmp")]
+            if step.isdigit() and finish(path, self.folder / step):
+                say(f"checkpoint {step} was whole, and has its name now")
+            else:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _restore(self, step: int) -> bool:

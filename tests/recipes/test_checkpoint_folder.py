@@ -39,8 +39,8 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, done: l
     *before, named, after = done
     assert {path for what, path in before if what == "flush"} >= {scratch / name for name in (*FILES, MANIFEST, "rng")}
     assert (named, after) == (("name", target), ("flush", tmp_path)), "and its name is too"
-    assert broken(target) is None
+    assert broken(target, 4) is None
     done.clear()
     tell(target, {"validation_loss": 0.5})
     assert done == [("flush", target / f".{MANIFEST}"), ("name", target / MANIFEST), ("flush", target)]
-    assert broken(target) is None
+    assert broken(target, 4) is None

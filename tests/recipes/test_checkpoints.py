@@ -56,7 +56,7 @@ def assert_whole(found: tuple[int, Path] | None, step: int) -> None:
     assert found is not None
     assert found[0] == step
     assert {name: (found[1] / name).read_bytes() for name in FILES} == {name: content(step, name) for name in FILES}
-    assert broken(found[1]) is None
+    assert broken(found[1], step) is None
 
 
 def stored(store: Store, step: int, name: str) -> Path:
@@ -94,7 +94,7 @@ def test_training_goes_on_while_a_checkpoint_is_hashed_and_flushed(
     assert (checkpoints.local_steps(), capfd.readouterr().out) == ([], "")
     may_end.set()
     found = checkpoints.latest()  # it waits
-    assert found and found[0] == 1 and broken(found[1]) is None
+    assert found and found[0] == 1 and broken(found[1], 1) is None
     assert "there is one" in capfd.readouterr().out
 
 
@@ -155,6 +155,49 @@ def test_a_kill_while_writing_leaves_no_checkpoint_and_the_step_can_be_written_a
     save(resumed, 2)
     assert_whole(opened(store, tmp_path).latest(), 2)
     assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
+
+
+SEALED_ONLY = """
+import os, shutil, signal, sys
+from pathlib import Path
+from recipes.checkpoint_folder import seal
+os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+seal(Path(sys.argv[1]), Path(sys.argv[2]), {"again": True})
+"""
+
+
+@pytest.mark.parametrize("there", ["whole", "half", "nothing"])
+def test_a_kill_before_a_whole_checkpoint_has_its_name_loses_neither_it_nor_what_had_that_name(
+    store: Store, tmp_path: Path, there: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What had the name is removed first: the checkpoint was nowhere then, but for what had been uploaded."""
+    checkpoints = opened(store, tmp_path)
+    save(checkpoints, 1, 2)
+    scratch, target = tmp_path / "local" / ".2.tmp", tmp_path / "local" / "2"
+    shutil.copytree(target, scratch)
+    if there != "whole":
+        shutil.rmtree(target)
+    done = subprocess.run([sys.executable, "-c", SEALED_ONLY, str(scratch), str(target)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    if there == "half":
+        shutil.copytree(scratch, target, ignore=shutil.ignore_patterns("optimizer.pt"))
+    store.delete(f"{URI}/2")
+    resumed = opened(store, tmp_path)
+    assert_whole(resumed.latest(), 2)
+    assert "checkpoint 2 was whole, and has its name now" in capfd.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "local").iterdir()) == ["1", "2"]
+    resumed.catch_up()
+    resumed.wait()
+    assert resumed.stored_steps() == [2, 1]
+
+
+def test_what_is_whole_at_its_name_is_not_replaced_by_what_a_kill_left(store: Store, tmp_path: Path) -> None:
+    save(opened(store, tmp_path), 1)
+    scratch, target = tmp_path / "local" / ".1.tmp", tmp_path / "local" / "1"
+    shutil.copytree(target, scratch)
+    node = target.stat().st_ino
+    assert_whole(opened(store, tmp_path).at(1), 1)
+    assert (target.stat().st_ino, scratch.exists()) == (node, False)
 
 
 def test_a_step_that_is_written_again_replaces_what_was_there(store: Store, tmp_path: Path) -> None:
