@@ -92,7 +92,7 @@ class LocalStack:
         return str(json.loads(self.hanzo_ml("job", "submit", "--config", str(config), "--json").stdout)["id"])
 
     def wait_for_step(self, job: str, step: int) -> None:
-        """Until the trainer has done `step`, or has ended."""
+        """Until the trainer has done `step`."""
         log = self.home / "jobs" / job / "train" / "log.txt"
 
         def reached() -> bool:

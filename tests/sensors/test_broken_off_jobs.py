@@ -3,23 +3,25 @@
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from resources.compute.local import LocalCompute
-from resources.detached import is_running, lock, start, stop
+from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.retry_dead_runs import FAILURE_REASON, SETTLED, retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
+from tests.chain.local_stack import wait_until
 from tests.sensors.test_decisions import MODEL, House, house, repository
 
 __all__ = ["house", "repository"]
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 FAILURE, CANCELED = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED
 
 
@@ -54,6 +56,10 @@ def working(house: House, command: list[str]) -> Iterator[Path]:
         start(command, folder, descriptor, cwd=None, env={})
     yield folder
     stop(folder, 0)
+
+
+def is_deaf(folder: Path) -> bool:
+    return "deaf" in (folder / LOG).read_text()
 
 
 def ends(folder: Path) -> bool:
@@ -95,7 +101,7 @@ def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house:
     for folder in working(house, [sys.executable, "-c", STUBBORN]):
         house.submit("job-1")
         house.plane.jobs.cancel("job-1")
-        time.sleep(0.5)  # until it ignores it
+        wait_until("a program that ignores SIGTERM", partial(is_deaf, folder), every=0.01)
         house.tick(stop_cancelled_jobs)
         house.tick(stop_cancelled_jobs)
         time.sleep(0.2)
