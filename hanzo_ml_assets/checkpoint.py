@@ -11,6 +11,7 @@ from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.machine_tags import machine_tags
+from hanzo_ml_assets.unsent import log_unsent
 from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
 from recipes.architecture import Architecture
@@ -19,7 +20,7 @@ from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Artifact, BadConfiguration, Job, Machine, Program, Result, Tracking
 from recipes.store import Store
-from recipes.usage import Usage
+from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
 from resources.errors import HanzoError
@@ -290,9 +291,11 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
 
 
 def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:
-    """Job, run, what it used, lineage and events in one transaction."""
+    """Job, run, what it used, lineage and events in one transaction; before it, what the tracking server did not get."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
     facts = TrainingFacts.model_validate(result.facts)
+    if facts.unsent_metrics:
+        log_unsent(job.id, folder_of(job), control_plane)
     usage = Usage(
         seconds=facts.train_seconds,
         gpus=job.gpus,

@@ -26,7 +26,8 @@ class TrainingFacts(Frozen):
     last process went on from, of the one with the lowest validation loss, and the one whose weights the run left. Times are
     in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
     which the loop stood still for a checkpoint. `gpu_seconds` are those of each GPU, of which there may have been more at
-    one time than at another. `tokens` counts those trained on, padding included.
+    one time than at another. `tokens` counts those trained on, padding included. `unsent_metrics` counts the points that the
+    tracking server did not get: they lie beside the result (`recipes.unsent_metrics`).
     """
 
     train_seconds: float

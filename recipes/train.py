@@ -48,10 +48,11 @@ from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter, WriteUsage, gpus_held, work_of_step
+from recipes.unsent_metrics import UnsentPoint, write_unsent
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
-METRICS_GRACE_SECONDS = 600
-"""How long a finished run waits for a tracking server that is down, before it ends without its last points."""
+METRICS_GRACE_SECONDS = 60
+"""How long a finished run waits for a tracking server that is down, before its last points go with its result."""
 STOPPED_GRACE_SECONDS = 30
 """The same of a run that was stopped, and goes on later: its checkpoint holds what was not sent."""
 
@@ -182,12 +183,13 @@ def leave(
     ends_early = ends.signal.requested or ends.divergence.found
     wait_for_uploads(course, goes_on=bool(ends_early))
     grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
-    lost = trainer.metrics.close(timeout=grace) if trainer.metrics else []
+    unsent = trainer.metrics.close(timeout=grace) if trainer.metrics else []
     chosen = weights_to_leave(course, trainer, ends, store)
     out = work / recipe.trained_role
     published = save_chosen(trainer, chosen, material.folder, recipe, out)
-    if lost:
-        say(f"{len(lost)} metric points could not be sent: the tracking server did not answer")
+    if unsent:
+        write_unsent(store, folder_of(job), (UnsentPoint(**vars(point)) for point in unsent))
+        say(f"{len(unsent)} metric points go with the result: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(usage.steps).gpu_seconds})
     return Result(
@@ -200,7 +202,7 @@ def leave(
             read_incidents(store, course.uri),
             resumed_from=course.resume[0] if course.resume else None,
             published=published,
-            unsent=len(lost),
+            unsent=len(unsent),
         ).model_dump(mode="json"),
     )
 

@@ -20,6 +20,8 @@ from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Machine, Result
 from recipes.sent_back import SentBack
 from recipes.training.parameters import TrainParameters
+from recipes.unsent_metrics import UnsentPoint, write_unsent
+from recipes.usage import folder_of
 from resources.compute.base import JobFailed
 from resources.compute.local import LocalCompute
 from resources.lineage.run_record import NO_COMMIT
@@ -27,7 +29,9 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.resumed import Resumed
 from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.tracking_rules import metric_point
 from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
 
 __all__ = ["home"]
@@ -209,6 +213,45 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
         "environment/torch": "2.13.0",
     }
     assert control_plane.jobs.read("used").status == "completed"
+    control_plane.database.close()
+
+
+def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has_ended(home: Path, tmp_path: Path) -> None:
+    """Each point once: one that had arrived unacknowledged too, and when the end is recorded a second time."""
+    control_plane = ControlPlane()
+    control_plane.jobs.submit(
+        name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="unheard", status="running"
+    )
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("weights")
+    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/unheard/adapter", "adapter")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "unheard", control_plane)
+    job = training_job(plan, control_plane)
+    unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
+    odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
+    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd])
+    RunData(control_plane.database).log_metric("unheard", metric_point("train/loss", 1.0, 1, 1))
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=len(unsent) + len(odd),
+        losses={},
+        published_step=1,
+        tokens=1,
+        peak_memory=1,
+        checkpoint_seconds=0.0,
+        longest_checkpoint=0.0,
+        checkpoint_share=0.0,
+    ).model_dump(mode="json")
+    result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 1.0}, facts=facts)
+    for _ in range(2):
+        complete(replace(plan, splits={}), job, result, control_plane)
+    logged = Metrics(control_plane.database)
+    points = logged.history("unheard", "train/loss", 3000).points
+    assert [(point.step, point.value, point.timestamp) for point in points] == [
+        (p.step, p.value, p.timestamp) for p in unsent
+    ]
+    assert [point.is_nan for point in logged.history("unheard", "train/grad_norm", 3).points] == [True]
     control_plane.database.close()
 
 
