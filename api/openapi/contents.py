@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 
+from api.openapi.health import Ready
+from api.openapi.messages import Message
+from api.openapi.v1.datasets import NewDatasetVersion
+
 PIECES = ("200", "206")
 """A file, or the range of it that was asked for."""
 
@@ -18,9 +22,13 @@ CONTENTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "GET /version": (("200",), "text/plain"),
 }
 """Statuses and media type, by method and path, below the prefix where there is one."""
-ALSO_JSON: Mapping[str, tuple[str, str]] = {
-    "POST /v1/datasets": ("201", "a version that is new; 200 is the newest one, which holds the same"),
-    "POST /v1/datasets/raw": ("201", "a version that is new; 200 is the newest one, which holds the same"),
-    "GET /ready": ("503", "which part does not answer"),
+ALSO_JSON: Mapping[str, tuple[str, str, type[Message]]] = {
+    "POST /v1/datasets": ("201", "a version that is new; 200 is the newest one, which holds the same", NewDatasetVersion),
+    "POST /v1/datasets/raw": (
+        "201",
+        "a version that is new; 200 is the newest one, which holds the same",
+        NewDatasetVersion,
+    ),
+    "GET /ready": ("503", "which part does not answer", Ready),
 }
-"""One more status with a JSON body of the route's own, and what it is."""
+"""One more status with a JSON body of the route's own, what it is, and its message."""

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
-
-from api.openapi.answers import ANSWERS
-from api.openapi.contents import ALSO_JSON, CONTENTS, PIECES
-
-SCHEMAS = "#/components/schemas/{name}"
-JSON = "application/json"
 
 
 class DescribedApplication(FastAPI):
@@ -25,33 +18,8 @@ class DescribedApplication(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            document = super().openapi()
-            _, messages = msgspec.json.schema_components(set(ANSWERS.values()), ref_template=SCHEMAS)
-            document["components"]["schemas"] |= messages
-            for path, operations in document["paths"].items():
-                for method, operation in operations.items():
-                    describe(operation["responses"], f"{method.upper()} {self._below_prefix(path)}")
+            # The messages are a part of a server's start that it need not wait for, nor hold in memory.
+            from api.openapi.descriptions import complete
+
+            complete(super().openapi(), self._prefixes)
         return self.openapi_schema or {}
-
-    def _below_prefix(self, path: str) -> str:
-        prefix = next((prefix for prefix in self._prefixes if path.startswith(prefix)), "")
-        return path.removeprefix(prefix)
-
-
-def describe(responses: dict[str, Any], route: str) -> None:
-    """Complete what one route answers."""
-    for status in ("4XX", "5XX"):  # whatever type the route itself has
-        [told] = responses[status]["content"].values()
-        responses[status]["content"] = {JSON: told}
-    if route in ANSWERS:
-        responses["200"]["content"] = {JSON: {"schema": {"$ref": SCHEMAS.format(name=ANSWERS[route].__name__)}}}
-    if route in ALSO_JSON:
-        status, description = ALSO_JSON[route]
-        responses[status] = {"description": description, "content": {JSON: {"schema": {}}}}
-    if route in CONTENTS:
-        statuses, kind = CONTENTS[route]
-        for status in statuses:
-            described = responses.get(status, {"description": "a part of it"})
-            responses[status] = {**described, "content": {kind: {}}}
-        if statuses == PIECES:
-            responses["416"] = {"description": "there is no such part of it"}

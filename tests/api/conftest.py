@@ -39,6 +39,12 @@ def mlflow_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules["mlflow"].set_tracking_uri(None)
 
 
+@pytest.fixture(scope="session")
+def conformance(tmp_path_factory: pytest.TempPathFactory) -> Conformance:
+    """For clients of a process: its document is that of any application."""
+    return Conformance(create_app(Settings.load({"HANZO_ML_HOME": str(tmp_path_factory.mktemp("described"))})))
+
+
 def over(extra: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     """A server that may import datasets from the folder `allowed` beside its own, and from a bucket."""
     around = tmp_path_factory.mktemp("server")

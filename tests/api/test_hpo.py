@@ -1,6 +1,7 @@
 """/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from api.app import create_app
 from recipes import recipe
 from recipes.recipe import Recipe
 from recipes.store import Store
@@ -16,6 +18,7 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
+from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import run
 from tests.resources.hpo.sweep_files import SPECIFIED, small
@@ -46,8 +49,14 @@ def database(server: ServerProcess) -> Database:
     return Database(server.settings.database_url)
 
 
+@cache
+def conformance_of(server: ServerProcess) -> Conformance:
+    return Conformance(create_app(server.settings))
+
+
 def ask(server: ServerProcess, method: str, path: str, status: int = 200, body: Any = None) -> Any:
     answer = httpx.request(method, f"{server.url}{path}", json=body, timeout=60, trust_env=False)
+    conformance_of(server).check(answer)
     assert answer.status_code == status, answer.text
     return answer.json()
 

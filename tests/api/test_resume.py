@@ -61,7 +61,9 @@ def test_a_command_is_resumed_by_the_server_s_own_user_alone(
 ) -> None:
     """As it is submitted: it has that user's rights."""
     jobs = Jobs(Database(settings.database_url))
-    jobs.submit(id="c", name="n", config={"command": ["true"]}, user="u", organization="default", type="command")
+    jobs.submit(
+        id="c", name="n", config={"type": "training", "command": ["true"]}, user="u", organization="default", type="command"
+    )
     jobs.cancel("c")
     with monkeypatch.context() as elsewhere:
         elsewhere.setitem(http.app.dependency_overrides, from_own_user, lambda: False)  # type: ignore[attr-defined]

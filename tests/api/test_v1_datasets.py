@@ -15,13 +15,16 @@ import pytest
 from api.file_response import SAFE
 from api.signed_links import Link
 from recipes.chunks import chunk_folder, chunk_uri
+from recipes.record_lines import record_lines
 from recipes.schema import Artifact
 from recipes.selection import bitmap_uri
 from recipes.store import Store
+from resources.derived_versions import split_of
 from resources.errors import HanzoError
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from tests.api.artifact_server import on_s3
+from tests.api.conformance import Conformance
 from tests.api.conftest import answering, migrated
 from tests.api.server_process import ServerProcess
 from tests.api.waiting import wait_for
@@ -41,8 +44,9 @@ def server(server_on_either: ServerProcess) -> ServerProcess:
 
 
 @pytest.fixture
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+def http(server: ServerProcess, conformance: Conformance) -> Iterator[httpx.Client]:
+    hooks = {"response": [conformance.check]}
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False, event_hooks=hooks) as client:
         yield client
 
 
@@ -119,7 +123,7 @@ def test_a_split_is_downloaded_with_all_its_files(server: ServerProcess, http: h
     database = Database(server.settings.database_url)
     with database.write() as connection:
         datasets = Datasets(database)
-        datasets.set_splits(connection, datasets.get(made["id"], connection), {"test": {"artifact": artifact.model_dump()}})
+        datasets.set_splits(connection, datasets.get(made["id"], connection), {"test": split_of(artifact, 1)})
     files = http.get(path, params={"content": "test"}).json()["files"]
     assert {file["path"]: joined(file) for file in files} == {
         "test-00000.arrow": b"tokens",
@@ -140,7 +144,7 @@ def split(server: ServerProcess, store: Store, folder: Path, made: dict[str, Any
         version = datasets.get(made["id"], connection)
     splits = divided(database, store, folder, version)
     with database.write() as connection:
-        stored = {name: {"artifact": artifact.model_dump()} for name, artifact in splits.items()}
+        stored = {name: split_of(found, sum(1 for _ in record_lines(store, found))) for name, found in splits.items()}
         datasets.set_splits(connection, version, stored)
     return splits
 

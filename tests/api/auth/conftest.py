@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from api.app import create_app
 from resources.settings import Settings
 from tests.api.auth.iam import Iam
+from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess, free_port
 from tests.resources.hpo.sweep_files import small
 
@@ -39,15 +40,25 @@ class SignedIn:
     rival: Organization
     tokens: list[str]
     metrics_url: str
+    conformance: Conformance
 
     def client(self, user: str, org: str, *roles: str) -> httpx.Client:
-        return client(self.server, self.iam, self.tokens, user, org, *roles)
+        return client(self.server, self.iam, self.tokens, self.conformance, user, org, *roles)
 
 
-def client(server: ServerProcess, iam: Iam, tokens: list[str], user: str, org: str, *roles: str) -> httpx.Client:
+def client(
+    server: ServerProcess, iam: Iam, tokens: list[str], conformance: Conformance, user: str, org: str, *roles: str
+) -> httpx.Client:
+    """An answer that is not as the OpenAPI document says fails the test that got it."""
     token = iam.token(user, org, *roles)
     tokens.append(token)
-    return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False)
+    return httpx.Client(
+        base_url=server.url,
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=60,
+        trust_env=False,
+        event_hooks={"response": [conformance.check]},
+    )
 
 
 def made(answer: httpx.Response) -> Any:
@@ -91,7 +102,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 
 @pytest.fixture(scope="session")
-def signed_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedIn]:
+def signed_in(conformance: Conformance, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedIn]:
     metrics_port = free_port()
     with Iam() as iam:
         extra = {
@@ -107,10 +118,10 @@ def signed_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SignedIn]:
 
             def organization(name: str) -> Organization:
                 clients = {
-                    role: client(server, iam, tokens, f"{role}@{name}", name, f"ml-{role}")
+                    role: client(server, iam, tokens, conformance, f"{role}@{name}", name, f"ml-{role}")
                     for role in ("admin", "researcher", "viewer")
                 }
                 return Organization(name, **clients, ids=objects_of(clients["admin"], name))
 
             url = f"http://127.0.0.1:{metrics_port}/metrics"
-            yield SignedIn(server, iam, organization("acme"), organization("rival"), tokens, url)
+            yield SignedIn(server, iam, organization("acme"), organization("rival"), tokens, url, conformance)

@@ -1,0 +1,15 @@
+"""The answers of the probes. What makes them is `api.health`."""
+
+from api.openapi.messages import Message
+
+
+class Alive(Message):
+    alive: bool
+
+
+class Ready(Message):
+    """`ready` where every part answers."""
+
+    ready: bool
+    database: bool
+    storage: bool
