@@ -39,7 +39,8 @@ a client understands the 404."""
 
 def not_served(version: str, path: str) -> HanzoError:
     what = NOT_SERVED[version][path.partition("/")[0]]
-    hint = ". mlflow.tracing.disable() stops sending them" if what == TRACES else ""
+    # Not `mlflow.tracing.disable()`: after it `log_model` of MLflow 3.17's client waits forever, for a lock of its own.
+    hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if what == TRACES else ""
     return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
 
 

@@ -33,6 +33,15 @@ with mlflow.start_run():
     mlflow.log_metric("greeted", 2)
 mlflow.flush_trace_async_logging()
 """
+LOGS_A_MODEL = """
+from mlflow.pyfunc import PythonModel, log_model
+
+class Echo(PythonModel):
+    def predict(self, context, model_input):
+        return model_input
+
+log_model(name="echo", python_model=Echo(), pip_requirements=["mlflow"])
+"""
 
 
 def test_all_of_mlflow_s_api_is_served_or_refused_as_not_here(http: TestClient) -> None:
@@ -67,7 +76,7 @@ def test_what_is_not_here_is_named(http: TestClient, path: str, what: str) -> No
     answer = http.post(path, content=b"\xff no JSON")
     assert (answer.status_code, answer.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
     served = "of MLflow it has experiments, runs, models and their files"
-    hint = ". mlflow.tracing.disable() stops sending them" if "/traces" in path else ""
+    hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if "/traces" in path else ""
     assert answer.json()["message"] == f"This server has no {what}: {served}{hint}"
     for other in ("/api/3.0/mlflow/tracesx", "/api/3.0/mlflow/nothing"):
         assert http.post(other).json()["error_code"] == "ENDPOINT_NOT_FOUND"
@@ -112,3 +121,21 @@ def test_a_script_that_traces_keeps_running_and_is_told_why(server: ServerProces
     with pytest.raises(MlflowException, match="This server has no traces") as refusal:
         client.search_traces(locations=[experiment.experiment_id])
     assert refusal.value.error_code == "NOT_IMPLEMENTED"
+
+
+def test_whoever_heeds_the_advice_is_told_no_more_and_logs_models_still(server: ServerProcess, tmp_path: Path) -> None:
+    """The advice was `mlflow.tracing.disable()` once, after which `log_model` of MLflow's client 3.17 never came back."""
+    told = httpx.post(f"{server.url}/api/3.0/mlflow/traces").json()["message"]
+    advised = re.search(r"([A-Z_]+)=(\S+) in its environment", told)
+    assert advised is not None, told
+    environ = {**os.environ, "MLFLOW_TRACKING_URI": server.url, advised[1]: advised[2]}
+    script = SCRIPT.replace("traced", "advised") + LOGS_A_MODEL
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    assert "This server has no" not in done.stderr
+    client = MlflowClient(server.url)
+    experiment = client.get_experiment_by_name("advised")
+    assert experiment is not None
+    assert [model.name for model in client.search_logged_models([experiment.experiment_id])] == ["echo"]
