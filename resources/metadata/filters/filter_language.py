@@ -142,12 +142,14 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     if first.kind == "number":
         raise invalid(f"Invalid comparison clause. Expected 'Identifier' found '{first.text}'")
     entity, key = _identifier(first.text, grammar, {**grammar.numbers, **grammar.texts}, "Invalid attribute key")
+    # Refusals name an attribute as it was written: the column that it means, `name` of run_name, is not the client's word.
+    written = unquoted(first.text.partition(".")[2] or first.text) if entity == "attribute" else key
     numeric = entity == "metric" or (entity == "attribute" and key in grammar.numbers.values())
     listable = entity in ("attribute", "dataset")
     allowed = NUMERIC if numeric else LISTABLE_TEXT if listable else grammar.keyed_operators
     if operator not in allowed and operator in grammar.keyed_operators and not has_value:
         supported = "tags" if "param" not in grammar.entities.values() else "tags and params"
-        raise invalid(f"IS NULL / IS NOT NULL is only supported for {supported}, not for '{entity}' '{printable(key)}'")
+        raise invalid(f"IS NULL / IS NOT NULL is only supported for {supported}, not for '{entity}' '{printable(written)}'")
     if operator not in allowed:
         raise invalid(f"{grammar.bad_comparator} '{operator}' not one of '{', '.join(sorted(allowed))}'")
     if not has_value:
@@ -159,7 +161,7 @@ def _condition(tokens: list[Token], start: int, grammar: Grammar) -> tuple[Condi
     if key in grammar.quotable and value.kind == "string" and NUMBER.fullmatch(value.text[1:-1]):
         value = Token("number", value.text[1:-1])
     if numeric:
-        what = "metric" if entity == "metric" else f"numeric attribute: {key}"
+        what = "metric" if entity == "metric" else f"numeric attribute: {written}"
         return Condition(entity, key, operator, _number(value, what)), position + 1
     return Condition(entity, key, operator, _text(value, NOUNS[entity])), position + 1
 

@@ -48,6 +48,8 @@ LIST = "While parsing a list in the query, expected "
         ("metrics.loss IS NULL", "IS NULL / IS NOT NULL is only supported for tags and params"),
         ("metrics.loss = 'a'", "Expected numeric value type for metric. Found 'a'"),
         ("start_time > x", "Expected numeric value type for numeric attribute: start_time. Found x"),
+        ("attributes.`created` > x", "Expected numeric value type for numeric attribute: created. Found x"),
+        ("run_name IS NULL", "IS NULL / IS NOT NULL is only supported for tags and params, not for 'attribute' 'run_name'"),
         ("status = 1", "Expected a quoted string value for attributes. Got value 1"),
         ("params.a = 1", "Expected a quoted string value for parameter (e.g. 'my-value'). Got value 1"),
         ("tags.a = 1", "Expected a quoted string value for tag (e.g. 'my-value'). Got value 1"),
@@ -70,7 +72,7 @@ def test_a_filter_of_runs_is_refused(text: str, refusal: str) -> None:
         ("name IS NULL", EXPERIMENT_GRAMMAR, "IS NULL / IS NOT NULL is only supported for tags, not for"),
         ("tags.a IS NULL", MODEL_GRAMMAR, "Invalid comparator 'IS NULL' not one of '!=, =, ILIKE, LIKE'"),
         ("nothing = true", MODEL_GRAMMAR, CLAUSE),
-        ("version_number = x", VERSION_GRAMMAR, "Expected numeric value type"),
+        ("version_number = x", VERSION_GRAMMAR, "Expected numeric value type for numeric attribute: version_number. "),
     ],
 )
 def test_a_filter_of_something_else_is_refused(text: str, grammar: Grammar, refusal: str) -> None:
