@@ -5,8 +5,9 @@ Refused, with a sentence:
 - a log-batch of more than 1,000,000 bytes as it is sent (`metrics.MAX_BATCH_BYTES`): MLflow documents that limit and lets
   longer ones through. 100 params of 6,000 characters that are not ASCII are longer, since its client escapes them;
 - a bare NaN in JSON, of which MLflow's server makes 0.0 (`"NaN"` is right and kept), and a body that is no JSON;
-- a version of files that are not there, and of a place that is not in this server's store, such as `s3://b/x` or
-  `gs://b/x`, but for what its experiment keeps elsewhere (`resources.metadata.registry.model_version_sources`);
+- a version of files that are not there, but for the root of a run (row F11), and of a place that is not in this server's
+  store, such as `s3://b/x`, but for what its experiment keeps elsewhere
+  (`resources.metadata.registry.model_version_sources`);
 - traces, webhooks, workspaces, the gateway and what else is not here: 501, or for workspaces 404 (`not_served`);
 - presigned URLs of files: clients with rights of their own go to their bucket, others through the proxy (`presigned_urls`);
 - a filter that ends in AND, and other spellings that only MLflow's parser lets pass;

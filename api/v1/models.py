@@ -90,7 +90,7 @@ def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, cal
     """Row O6: the model is made when it is missing; the files must be there."""
     named = named_in(body.artifact_uri)
     with database.read() as connection:
-        sourced = check_source(connection, store, body.artifact_uri, caller.organization, foreign_runs=False, **named)
+        sourced = check_source(connection, store, body.artifact_uri, caller.organization, as_mlflow=False, **named)
     told = vars(pointed_at(database, store, sourced, caller.organization))
     measured = body.metrics or told["metrics"]
     pointer = Pointer(

@@ -98,3 +98,22 @@ def test_a_source_that_is_not_there_or_not_ours_is_refused(server: ArtifactServe
     assert bool(asked) is is_on_s3
     for path in asked:  # of S3 nothing was asked but the buckets that are ours, by names that climb nowhere
         assert path.split("/")[1] in BUCKETS.values() and ".." not in path, path
+
+
+def test_the_root_of_a_run_is_there_before_it_has_files_and_no_place_below_it_is(server: ArtifactServer) -> None:
+    """As MLflow's own tests of its REST API have it. The specification's `/v1` makes versions of files alone."""
+    run_id = server.new_run()
+    name = f"m-{run_id}"
+    root = f"mlflow-artifacts:/0/{run_id}/artifacts"
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        http.post(f"{API}/registered-models/create", json={"name": name}).raise_for_status()
+        for source, status in ((root, 200), (f"{root}/model", 400)):
+            body = {"name": name, "source": source, "run_id": run_id}
+            assert http.post(f"{API}/model-versions/create", json=body).status_code == status, source
+        for other in ("", server.new_run()):
+            body = {"name": name, "source": root, "run_id": other}
+            assert http.post(f"{API}/model-versions/create", json=body).status_code == 400, other
+        made = http.post("/v1/models/register", json={"name": name, "artifact_uri": root})
+        assert made.status_code == 400 and ABSENT in made.json()["message"], made.text
+        found = http.get(f"{API}/model-versions/search", params={"filter": f"name = '{name}'"}).json()["model_versions"]
+        assert [(version["source"], version["run_id"]) for version in found] == [(root, run_id)]

@@ -3,7 +3,8 @@
 A source is checked before a version is made of it. The reference checks its form only and registers `s3://b/x` unseen; here
 
 - `mlflow-artifacts:/EXPERIMENT/RUN/artifacts/PATH` (or below the `artifact_location` of the experiment) must hold files, in
-  the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names;
+  the run that `run_id` names; the same path of a logged model must lie in the one that `model_id` names. A run's own root
+  is there from the run's beginning: scripts, and MLflow's own tests, register it before they log the model into it;
 - a place below the files of the run or logged model that the request names, where its experiment keeps them outside of this
   server's store (`artifact_locations`), is let through: only clients look there, nothing is ever read or served for it;
 - `s3://hanzo-ml/...` and `s3://hanzo-models/...` must hold files in this server's store, below no other organization's run
@@ -70,9 +71,10 @@ def check_source(
     *,
     run_id: str = "",
     model_id: str = "",
-    foreign_runs: bool = True,
+    as_mlflow: bool = True,
 ) -> Sourced:
-    """What a client's source is on this server. `foreign_runs` lets runs of another tracking server through.
+    """What a client's source is on this server. `as_mlflow` lets through what nobody here can look into as well: runs of
+    another tracking server, and the root of one that has no files yet.
 
     Raises:
         HanzoError: 400 where it is malformed, refused, absent, or not of the run or model that the request names; 409 where
@@ -102,7 +104,7 @@ def check_source(
     if scheme == "s3":
         check_stored(connection, store, source, parts, organization)
         return Sourced(source, run_id or None, None)
-    return check_run_source(connection, store, source, scheme, parts, organization, run_id, foreign_runs)
+    return check_run_source(connection, store, source, scheme, parts, organization, run_id, as_mlflow)
 
 
 def named_in(source: str) -> dict[str, str]:
@@ -262,7 +264,7 @@ def check_run_source(
     parts: list[str],
     organization: str,
     run_id: str,
-    foreign_runs: bool,
+    as_mlflow: bool,
 ) -> Sourced:
     """A source of a run. Raises unless it is the one that the request names and it, or a model of it, has files there."""
     if scheme == "runs":
@@ -275,10 +277,12 @@ def check_run_source(
     if not run_id or named != run_id:
         raise not_contained(source, "run_id")
     run = connection.execute(select(runs.c.artifact_uri, runs.c.organization).where(runs.c.id == named)).first()
-    if run is None and scheme == "runs" and foreign_runs:
+    if run is None and scheme == "runs" and as_mlflow:
         return Sourced(source, named, None)
     if run is None or run.organization != organization:
         raise not_contained(source, "run_id")
+    if as_mlflow and not path:
+        return Sourced(source, named, None)
     if not is_proxied(run.artifact_uri) or holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
         return Sourced(source, named, None)
     model = model_of_run(connection, store, named, path) if scheme == "runs" else None
