@@ -30,9 +30,10 @@ EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_DISK_WORDS = re.compile(
-    rf"\(os error ({'|'.join(map(str, FULL_DISK))})\)|inline_container.* unexpected pos|iostream error"
+    rf"(\(os error |\[Errno )({'|'.join(map(str, FULL_DISK))})[)\]]|inline_container.* unexpected pos|iostream error"
 )
-"""How the libraries say it that do not raise OSError: those in Rust (safetensors, obstore), then torch.save's two ways."""
+"""How the libraries say it that do not raise OSError: those in Rust (safetensors, obstore), `shutil.copytree` of all that it
+could not copy, then torch.save's two ways."""
 
 
 class Preempted(Exception):

@@ -111,6 +111,17 @@ def test_a_full_disk_shows_nobody_a_traceback(job: Job, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+def test_a_full_disk_is_told_where_a_whole_folder_was_copied(job: Job, tmp_path: Path) -> None:
+    """A new machine takes its checkpoint from the store: shutil names each file that failed, and has no number itself."""
+    folder = Path(job.work_dir) / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(b"x" * 4000)
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+    done = run(job, tmp_path, "import resource, shutil", limit, "shutil.copytree(work / 'checkpoint', work / 'restored')")
+    assert done.returncode == 1
+    assert last_error(done).startswith(f"error: no space left for {job.work_dir}: free some space"), done.stderr
+
+
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback_in_the_log(job: Job, tmp_path: Path) -> None:
     assert "Traceback" in run(job, tmp_path, "return 1 / 0").stderr
 
