@@ -69,8 +69,8 @@ class MetricBuffer:
         """Training resumes after `step`: drop what is logged again although the server has it already.
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
-        values wait in the queue. What was queued before this call is sent in any case, and so are values of the steps in
-        `anew`, which the run does otherwise than the first time.
+        values wait in the queue. What was restored before this call is left out too where the server has its step; values of
+        the steps in `anew` are sent in any case, which the run does otherwise than the first time.
         """
         with self._changed:
             self._resume_step = step
@@ -150,7 +150,9 @@ class MetricBuffer:
             newest = {}
         with self._changed:
             self._resumption = Resumption(step, newest, self._anew)
-            self._queue[self._kept :] = without_known(self._queue[self._kept :], self._resumption)
+            restored, added = self._queue[: self._kept], self._queue[self._kept :]
+            restored = [point for point in restored if not self._resumption.is_there(point)]
+            self._queue, self._kept = [*restored, *without_known(added, self._resumption)], len(restored)
             self._resume_step = None
             self._changed.notify_all()
 

@@ -47,9 +47,15 @@ class Resumption:
     anew: Sequence[range] = ()
 
     def is_known(self, point: Point) -> bool:
+        """Of what is logged from now on."""
+        return self.step < point.step and self.is_there(point)
+
+    def is_there(self, point: Point) -> bool:
+        """Of what a predecessor had pending. It may have been another's second time at a step: of one that was killed after
+        it had sent its values, and before its checkpoint."""
         if any(point.step in steps for steps in self.anew):
             return False
-        return self.step < point.step <= self.newest.get(point.key, self.step)
+        return point.key in self.newest and point.step <= self.newest[point.key]
 
 
 def without_known(points: Iterable[Point], resumption: Resumption) -> list[Point]:

@@ -216,14 +216,36 @@ def test_nothing_is_sent_before_the_server_said_what_it_has(fake: FakeServer) ->
     fake.away.set()
     fake.newest = {"loss": 12}
     buffer = MetricBuffer("", "run", fake)
-    buffer.restore([Point("loss", 9.0, 9, 9)])
+    buffer.restore([Point("loss", 10.0, 10, 9), Point("eval", 9.0, 10, 9)])
     buffer.skip_until(10)
     for step in range(11, 15):
         buffer.add("loss", float(step), step)
     assert fake.asked.wait(LONG)
     fake.away.clear()
     assert buffer.close(LONG) == []
-    assert [point.step for point in fake.stored] == [9, 13, 14]
+    assert [(point.key, point.step) for point in fake.stored] == [("eval", 10), ("loss", 13), ("loss", 14)]
+
+
+def test_a_step_that_was_done_twice_before_its_checkpoint_is_logged_once(server: ServerProcess) -> None:
+    """One was killed when it had sent a step; the next did it again while the server was away, and saved it as pending."""
+    run_id = new_run(server)
+    first = MetricBuffer(server.url, run_id)
+    first.add("loss", 0.5, 10, timestamp=1000)
+    assert first.close(LONG) == []
+    server.kill()
+    second = MetricBuffer(server.url, run_id)
+    second.skip_until(9)
+    second.add("loss", 0.5, 10, timestamp=2000)
+    second.add("eval", 0.7, 10, timestamp=2000)
+    checkpoint = second.pending()
+    assert second.close(0) == checkpoint and len(checkpoint) == 2
+    server.start()
+    third = MetricBuffer(server.url, run_id)
+    third.restore(checkpoint)
+    third.skip_until(10)
+    assert third.close(LONG) == []
+    assert history(server, run_id, "loss") == [(10, 0.5)]
+    assert history(server, run_id, "eval") == [(10, 0.7)]
 
 
 def test_a_bug_in_sending_does_not_end_the_sender(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,13 @@ def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again() ->
     assert [point.step for point in without_known(logged_again, resumption)] == [12, 13, 15]
 
 
+def test_what_was_pending_is_sent_unless_the_server_has_that_step() -> None:
+    resumption = Resumption(step=10, newest={"loss": 9}, anew=(range(7, 9),))
+    pending = [Point("loss", 0.0, step, 1) for step in range(6, 12)] + [Point("eval", 0.0, 8, 1)]
+    left = [(point.key, point.step) for point in pending if not resumption.is_there(point)]
+    assert left == [("loss", 7), ("loss", 8), ("loss", 10), ("loss", 11), ("eval", 8)]
+
+
 def test_newest_steps_of_a_run_with_and_without_metrics() -> None:
     assert newest_steps({"run": {"data": {"metrics": [{"key": "a", "step": 7}, {"key": "b"}]}}}) == {"a": 7, "b": 0}
     assert newest_steps({"run": {"data": {}}}) == {}
