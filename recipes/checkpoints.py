@@ -125,6 +125,7 @@ class Checkpoints:
 
     def catch_up(self) -> None:
         """Upload the newest one that is here, where a kill has cut that off: it would be here alone until the next is saved.
+        What a kill has left half there is deleted.
 
         For whoever goes on from there, which has seen that it is whole.
         """
@@ -132,6 +133,8 @@ class Checkpoints:
         if newest is not None and newest not in self.stored_steps():
             manifest = Manifest.model_validate_json((self.folder / str(newest) / MANIFEST).read_bytes())
             self.stored.upload(newest, manifest, partial(self._is_wanted, newest), self._prune)
+        else:
+            self.stored.prune()
 
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""

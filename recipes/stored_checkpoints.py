@@ -53,8 +53,16 @@ class StoredCheckpoints:
 
     def steps(self) -> list[int]:
         """Newest first."""
-        found = (uri.removeprefix(self.uri + "/").split("/") for uri in self.store.list(self.uri))
-        return sorted({int(step) for step, *rest in found if rest == [MANIFEST] and step.isdigit()}, reverse=True)
+        return sorted((step for step, whole in self._folders().items() if whole), reverse=True)
+
+    def _folders(self) -> dict[int, bool]:
+        """Step -> whether its manifest is there, of everything that lies here."""
+        found: dict[int, bool] = {}
+        for uri in self.store.list(self.uri):
+            step, *rest = uri.removeprefix(self.uri + "/").split("/")
+            if step.isdigit() and rest:
+                found[int(step)] = found.get(int(step), False) or rest == [MANIFEST]
+        return found
 
     def loss(self, step: int) -> float | None:
         """The validation loss, where the model was evaluated then."""
@@ -76,8 +84,6 @@ class StoredCheckpoints:
             with self._taken(step, is_wanted) as there:
                 if not there:
                     say(f"checkpoint {step} was not uploaded: newer ones came before its turn")
-                    if step not in self.steps():
-                        self.delete(step)  # what a try that broke off has sent: nobody else would ever find it
                     return
                 self._upload(step, manifest)
             self._took = time.monotonic() - began
@@ -106,8 +112,20 @@ class StoredCheckpoints:
             self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
         finally:
             shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
-        losses = {found: self.loss(found) for found in self.steps()}
-        for old in set(losses) - kept(losses, self.keep_last):
+        self._prune()
+
+    def prune(self) -> None:
+        """Delete what does not stay, when all that was uploaded before has arrived."""
+        self._newest = self._uploader.submit(self._prune)
+
+    def _prune(self) -> None:
+        """Delete what does not stay, and what has no manifest: the rest of an upload or of a deletion that broke off.
+
+        Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile.
+        """
+        folders = self._folders()
+        losses = {step: self.loss(step) for step, whole in folders.items() if whole}
+        for old in set(folders) - kept(losses, self.keep_last):
             self.delete(old)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:

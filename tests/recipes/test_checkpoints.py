@@ -517,6 +517,37 @@ def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
     assert paused == [1.0, 4.0][:times]
 
 
+def halves(store: Store, *steps: int) -> None:
+    """What is left in the store where an upload or a deletion breaks off."""
+    for step in steps:
+        store.put_bytes(f"{URI}/{step}/optimizer.pt", b"moments")
+
+
+def steps_in(store: Store) -> set[str]:
+    """Of all that lies there, whole or not."""
+    return {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)}
+
+
+def test_what_broke_off_on_its_way_in_or_out_is_gone_after_the_next_upload(store: Store, tmp_path: Path) -> None:
+    """The store was away as it was sent, or deleted, and no listing of checkpoints shows what has no manifest."""
+    save(opened(store, tmp_path, keep_last=1), 4)
+    halves(store, 1, 3)
+    store.put_bytes(f"{URI}/from-3/2/optimizer.pt", b"of another way of the run")
+    save(opened(store, tmp_path, keep_last=1), 5)
+    assert steps_in(store) == {"5", "from-3"}
+
+
+def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store: Store, tmp_path: Path) -> None:
+    """Killed as it deleted what its last checkpoint had replaced."""
+    save(opened(store, tmp_path, keep_last=1), 4)
+    halves(store, 3)
+    again = opened(store, tmp_path, keep_last=1)
+    again.catch_up()
+    again.wait()
+    assert steps_in(store) == {"4"}
+    assert_whole(again.latest(), 4)
+
+
 def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
