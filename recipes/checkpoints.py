@@ -124,16 +124,19 @@ class Checkpoints:
         self.stored.tell(step, facts)
 
     def catch_up(self) -> None:
-        """Upload the newest one that is here, where a kill has cut that off: it would be here alone until the next is saved.
-        What a kill has left half there is deleted.
+        """Upload the best and the newest of those here, where a kill or the store has cut that off: they would be on one
+        machine alone. What a kill has left half there is deleted.
 
-        For whoever goes on from there, which has seen that it is whole.
+        For whoever goes on from the newest, which has seen that it is whole.
         """
-        newest = next(iter(self.local_steps()), None)
-        if newest is not None and newest not in self.stored_steps():
-            manifest = Manifest.model_validate_json((self.folder / str(newest) / MANIFEST).read_bytes())
-            self.stored.upload(newest, manifest, partial(self._is_wanted, newest), self._prune)
-        else:
+        here = self.local_steps()
+        missing = kept({step: self._local_loss(step) for step in here}, 1) - {*self.stored_steps()}
+        for step in sorted(missing):
+            folder = self.folder / str(step)
+            if step == here[0] or broken(folder, step) is None:
+                manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+                self.stored.upload(step, manifest, partial(self._is_wanted, step), self._prune)
+        if not missing:
             self.stored.prune()
 
     def wait(self) -> None:

@@ -50,6 +50,7 @@ class StoredCheckpoints:
         self._took = 0.0
         self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
         self._newest: Future[None] | None = None
+        self._given_up: list[tuple[int, Callable[[], None]]] = []
 
     def steps(self) -> list[int]:
         """Newest first."""
@@ -139,17 +140,30 @@ class StoredCheckpoints:
         self._newest = self._uploader.submit(self._with_retries, step, once)
 
     def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
-        """Raises what the last attempt raised."""
+        """Raises what the last attempt raised; it is made up for when one after it has succeeded."""
         for pause in (*RETRY_SECONDS, None):
             try:
                 attempt()
-                return
+                break
             except Exception as error:
                 then = "given up" if pause is None else f"again in {pause:.0f} s"
                 say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
                 if pause is None:
+                    self._given_up.append((step, attempt))
                     raise
             time.sleep(pause)
+        self._make_up()
+
+    def _make_up(self) -> None:
+        """Do what was given up, as the store answers again: the best of a run may be among it, which comes once."""
+        while self._given_up:
+            step, attempt = self._given_up[0]
+            try:
+                attempt()
+            except Exception as error:
+                say(f"upload of checkpoint {step} failed again: {type(error).__name__}: {' '.join(str(error).split())}")
+                return
+            del self._given_up[0]
 
     def wait(self) -> None:
         """For the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""

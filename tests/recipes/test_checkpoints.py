@@ -517,6 +517,35 @@ def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
     assert paused == [1.0, 4.0][:times]
 
 
+def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on one machine alone for the rest of the run: had that died, another one would have been published."""
+    monkeypatch.setattr("recipes.stored_checkpoints.time.sleep", lambda seconds: None)
+    checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path, keep_last=1)
+    write(checkpoints, 1, 0.1)
+    with pytest.raises(ConnectionError):
+        checkpoints.wait()
+    write(checkpoints, 2, 0.5)
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [2, 1]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_best_is_sent_again_as_the_run_goes_on_if_it_is_whole(store: Store, tmp_path: Path, is_whole: bool) -> None:
+    first = opened(store, tmp_path, keep_last=1)
+    write(first, 1, 0.1)
+    write(first, 2, 0.5)
+    first.wait()
+    store.delete(f"{URI}/1")
+    if not is_whole:
+        (tmp_path / "local" / "1" / "a.bin").write_bytes(b"weight")
+    again = opened(store, tmp_path, keep_last=1)
+    again.catch_up()
+    again.wait()
+    assert again.stored_steps() == ([2, 1] if is_whole else [2])
+
+
 def halves(store: Store, *steps: int) -> None:
     """What is left in the store where an upload or a deletion breaks off."""
     for step in steps:
