@@ -212,6 +212,17 @@ class Objects:
         with suppress(FileNotFoundError), readable_errors(uri):
             obstore.delete(store, key)
 
+    def remove_empty_folders(self, uri: str) -> None:
+        """Where the store is a folder, those at and below `uri`, which nobody may write to meanwhile: deletions leave them.
+
+        The library would remove them itself, and fails then on what another puts beside it at that moment.
+        """
+        folder = self.local_path(uri)
+        if folder is not None:
+            for path, _, _ in os.walk(folder, topdown=False):
+                with suppress(OSError):  # something lies in it
+                    Path(path).rmdir()
+
     def local_path(self, uri: str) -> Path | None:
         """The folder or file itself where the store is a folder, else None."""
         location = self._location(uri)

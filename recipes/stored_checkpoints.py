@@ -74,6 +74,7 @@ class StoredCheckpoints:
 
     def delete(self, step: int) -> None:
         self.store.delete(f"{self.uri}/{step}")
+        self.store.remove_empty_folders(f"{self.uri}/{step}")
 
     def upload(self, step: int, manifest: Manifest, is_wanted: Callable[[bool], bool], prune: Callable[[], None]) -> None:
         """Bring a local checkpoint here. `is_wanted` says as its turn comes whether it is still, or with True whether it is

@@ -304,6 +304,8 @@ def test_only_the_newest_stay_locally_and_in_the_store(store: Store, tmp_path: P
     assert checkpoints.local_steps() == [11, 10]
     assert checkpoints.stored_steps() == [11, 10]
     assert {uri.removeprefix(URI + "/").split("/")[0] for uri in store.list(URI)} == {"10", "11"}
+    folder = store.local_path(URI)
+    assert folder is not None and {path.name for path in folder.iterdir()} == {"10", "11"}, "nor do empty folders"
 
 
 def test_retention_does_not_touch_a_run_whose_name_begins_alike(store: Store, tmp_path: Path) -> None:

@@ -362,6 +362,10 @@ def test_a_folder_is_listed_without_what_lies_deeper(store: Store, s3: S3Server)
     store.delete(f"{place}/b")
     assert store.below(place)[1] == [f"{place}/d"], "in a folder too, whose empty folders stay"
     assert store.exists(f"{place}/d") and not store.exists(f"{place}/b")
+    store.remove_empty_folders(place)
+    assert store.below(place) == ([Entry(f"{place}/1", 1), Entry(f"{place}/5", 1)], [f"{place}/d"])
+    folder = store.local_path(place)
+    assert folder is None or {path.name for path in folder.iterdir()} == {"1", "5", "d"}
 
 
 async def arriving(size: int, then: BaseException | None = None) -> AsyncIterator[bytes]:
