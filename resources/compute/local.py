@@ -17,6 +17,7 @@ from recipes.schema import (
     Program,
     seconds_of,
 )
+from recipes.store import MANIFEST
 from resources.compute.base import (
     GRACE_SECONDS,
     MAX_RESTARTS,
@@ -57,6 +58,8 @@ OF_A_COMMAND = {
     "PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
 }
 """Instead of both, for a command of the user's own: what its libraries print and fetch is his business."""
+CHECKPOINTS = "checkpoints"
+"""Where a training has its own, a folder a step, which is whole once it has that name."""
 ATTEMPT = "attempt.json"
 FAULTS = "faults.json"
 """How many attempts have ended for another reason than that the machine was wanted back."""
@@ -154,7 +157,7 @@ class LocalCompute(Compute):
             ended = read_exit(work)
             detail = ended.message if ended else end_of_killed(work)
             code = ended.code if ended else None
-            before = 0 if lasted(work) > LONG_SECONDS else read_number(work / FAULTS)
+            before = 0 if has_got_on(work) else read_number(work / FAULTS)
             faults = before + (code != EXIT_PREEMPTED)
             if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
                 end_what_is_left(job)
@@ -210,6 +213,12 @@ class LocalCompute(Compute):
             start(command(job, job_file), work, descriptor, cwd=self.source, env=env, besides=granted.locks)
         phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
         return Observation(phase, begin.attempt, begin.detail, begin.code)
+
+
+def has_got_on(work: Path) -> bool:
+    """Whether the newest attempt has: a run that saves is killed as often as somebody likes, and ends all the same."""
+    saved = [file.stat().st_mtime for file in (work / CHECKPOINTS).rglob(MANIFEST) if file.parent.name.isdigit()]
+    return lasted(work) > LONG_SECONDS or (bool(saved) and max(saved) > (work / ATTEMPT).stat().st_mtime)
 
 
 def lasted(work: Path) -> float:

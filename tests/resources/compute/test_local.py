@@ -48,6 +48,20 @@ def program(job, store, work):
     if do == "die four times" and (work / "starts").read_text().count("start") < 5:
         os.utime(work / "attempt.json", (0, 0))  # as if it had got on for an hour before
         os.kill(os.getpid(), signal.SIGKILL)
+    if do == "save and die four times" and (count := (work / "starts").read_text().count("start")) < 5:
+        saved = work / "checkpoints" / "from-3" / str(count)
+        saved.mkdir(parents=True)
+        (saved / "manifest.json").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "save once and die":
+        saved = work / "checkpoints" / "1"
+        half = work / "checkpoints" / ".2.tmp"
+        if not saved.exists():
+            saved.mkdir(parents=True)
+            half.mkdir()
+            (saved / "manifest.json").touch()
+        (half / "manifest.json").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if do == "preempted once" and (work / "starts").read_text().count("start") == 1:
         raise Preempted("checkpoint 1 holds everything")
     if do == "preempted often" and (work / "starts").read_text().count("start") < 6:
@@ -265,9 +279,19 @@ def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompu
     assert starts(job) == 3
 
 
-def test_a_program_that_gets_on_may_die_as_often_as_it_will(compute: LocalCompute, job_that: Any) -> None:
+@pytest.mark.parametrize("how", ["die four times", "save and die four times"])
+def test_a_program_that_gets_on_may_die_as_often_as_it_will(compute: LocalCompute, job_that: Any, how: str) -> None:
+    """Killed twelve times within minutes, a training had failed that had saved a checkpoint each time."""
     assert compute.max_restarts == 2
-    assert compute.run(job_that("die four times"), Watcher().follower).metrics == {"starts": 5.0}
+    assert compute.run(job_that(how), Watcher().follower).metrics == {"starts": 5.0}
+
+
+def test_a_program_that_dies_at_the_same_step_again_and_again_fails(compute: LocalCompute, job_that: Any) -> None:
+    """What it had saved before, and what never became a checkpoint, is no progress."""
+    job = job_that("save once and die")
+    with pytest.raises(JobFailed, match="prepare job-1 failed after 3 attempts: killed"):
+        compute.run(job, Watcher().follower)
+    assert starts(job) == 3
 
 
 def test_bad_configuration_is_not_tried_again_and_keeps_its_words(compute: LocalCompute, job_that: Any) -> None:
