@@ -125,10 +125,11 @@ class Checkpoints:
 
     def catch_up(self) -> None:
         """Upload the best and the newest of those here, where a kill or the store has cut that off: they would be on one
-        machine alone. What a kill has left half there is deleted.
+        machine alone. What a kill has left half there is deleted, and half here.
 
         For whoever goes on from the newest, which has seen that it is whole.
         """
+        self._prune()
         here = self.local_steps()
         missing = kept({step: self._local_loss(step) for step in here}, 1) - {*self.stored_steps()}
         for step in sorted(missing):

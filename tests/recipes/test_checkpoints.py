@@ -572,10 +572,12 @@ def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store
     """Killed as it deleted what its last checkpoint had replaced."""
     save(opened(store, tmp_path, keep_last=1), 4)
     halves(store, 3)
+    (tmp_path / "local" / "3").mkdir()
+    (tmp_path / "local" / "3" / "optimizer.pt").write_bytes(b"moments")
     again = opened(store, tmp_path, keep_last=1)
     again.catch_up()
     again.wait()
-    assert steps_in(store) == {"4"}
+    assert steps_in(store) == {"4"} and again.local_steps() == [4]
     assert_whole(again.latest(), 4)
 
 
