@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
 from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.known_keys import known_keys, unknown_key
 from recipes.store import BrokenArtifact
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 
@@ -88,9 +89,11 @@ def _refused(_: Request, error: Exception) -> JSONResponse:
     return error_response(error.code, error.message)
 
 
-def _not_valid(_: Request, error: Exception) -> JSONResponse:
+def _not_valid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, first_problem(error.errors()))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    message = first_problem(error.errors(), body and body.field_info.annotation)
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, message)
 
 
 def _http(request: Request, error: Exception) -> JSONResponse:
@@ -149,10 +152,15 @@ ANSWERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
 }
 
 
-def first_problem(problems: Sequence[Any]) -> str:
-    """The first problem of a request in MLflow's words."""
+def first_problem(problems: Sequence[Any], kind: Any = None) -> str:
+    """The first problem of a request with a body of that type, in MLflow's words where it has any."""
     problem = problems[0]
     where = parameter_path(problem["loc"][1:])
+    if problem["type"] == "extra_forbidden":
+        return unknown_key(where, known_keys(kind, problem["loc"][1:-1]))
+    if problem["type"] == "value_error":
+        what = problem["msg"].removeprefix("Value error, ")
+        return f"'{where}': {what}" if where else what
     if problem["type"] == "json_invalid":
         return f"Malformed JSON in the request body: {problem['ctx']['error']}"
     if not where and problem["type"] in ("list_type", "too_long"):

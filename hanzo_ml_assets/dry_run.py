@@ -59,7 +59,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
     try:
         submission = Submission.model_validate(document)
     except ValidationError as error:
-        raise BadConfiguration(f"job: {first_problem(error)}") from None
+        raise BadConfiguration(f"job: {first_problem(error, Submission)}") from None
     if submission.model == SANDBOX and submission.dataset is None:
         raise BadConfiguration("a job without a model definition needs a dataset: give `dataset`, or `model`")
     control_plane = ControlPlane()

@@ -32,7 +32,7 @@ def dry_run(document: Mapping[str, Any]) -> str:
     try:
         asked = CommandJob.model_validate(document)
     except ValidationError as error:
-        raise BadConfiguration(f"job: {first_problem(error)}") from None
+        raise BadConfiguration(f"job: {first_problem(error, CommandJob)}") from None
     job = JobRecord(
         id=UNNAMED,
         name=asked.name,

@@ -71,7 +71,7 @@ class Architecture(Frozen):
         try:
             return cls.model_validate(stated)
         except ValidationError as error:
-            raise BadConfiguration(f"architecture: {first_problem(error)}") from None
+            raise BadConfiguration(f"architecture: {first_problem(error, cls)}") from None
 
     @property
     def head_size(self) -> int:

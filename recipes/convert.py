@@ -85,7 +85,7 @@ def parameters_of(job: Job) -> ConvertParameters:
     try:
         return ConvertParameters.model_validate(job.parameters)
     except ValidationError as error:
-        raise BadConfiguration(f"job {job.id}: parameters: {first_problem(error)}") from None
+        raise BadConfiguration(f"job {job.id}: parameters: {first_problem(error, ConvertParameters)}") from None
 
 
 if __name__ == "__main__":

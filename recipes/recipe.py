@@ -338,7 +338,7 @@ class Recipe(Frozen):
         except ValidationError as error:
             problem = error.errors()[0]
             line = line_of(text, problem["loc"] or named_in(problem["msg"], document))
-            raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error)}") from None
+            raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error, cls)}") from None
 
     @classmethod
     def names(cls) -> list[str]:
@@ -363,6 +363,6 @@ class Recipe(Frozen):
             canonical_json(dict(parameters))
             return self.model_validate(changed)
         except ValidationError as error:
-            raise BadConfiguration(f"job parameters: {first_problem(error)}") from None
+            raise BadConfiguration(f"job parameters: {first_problem(error, type(self))}") from None
         except ValueError:
             raise BadConfiguration("job parameters: a number is not finite, or a text holds half a character") from None

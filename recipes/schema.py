@@ -23,6 +23,8 @@ from pydantic import (
     model_validator,
 )
 
+from recipes.known_keys import known_keys, unknown_key
+
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
@@ -328,10 +330,12 @@ EXIT_RESTART = 75
 """EX_TEMPFAIL of sysexits.h: ended by itself, having written down what to do otherwise; restarting goes on with that."""
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation error as one line: where, what is wrong, and what was given."""
+def first_problem(error: ValidationError, kind: Any) -> str:
+    """The first problem of a validation error as one line: where, what is wrong, and what was given for that type."""
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"]) or "the document"
+    where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{where}': remove it or correct its spelling"
-    return f"'{where}': {problem['msg']} (given: {problem['input']!r:.80})"
+        return unknown_key(where, known_keys(kind, problem["loc"][:-1]))
+    what = problem["msg"].removeprefix("Value error, ")
+    # What is wrong between keys says of itself which they are.
+    return f"'{where}': {what} (given: {problem['input']!r:.80})" if where else what

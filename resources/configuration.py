@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from recipes.known_keys import known_keys, meant_by, unknown_key
 from recipes.schema import BadConfiguration
 from recipes.yaml_document import TooLong, yaml_document
 
@@ -85,7 +86,9 @@ def override(document: dict[str, Any], sections: Mapping[str, type[BaseModel]], 
         assert isinstance(buckets, type) and issubclass(buckets, BaseModel)
         fields, target, place, key = buckets.model_fields, mapping(target, "buckets"), (section, "buckets"), nested.group(1)
     if key not in fields:
-        raise BadConfiguration(f"unknown variable {name}: section '{section}' has no key '{key}'")
+        meant = meant_by(key, fields)
+        hint = f": did you mean '{meant}'?" if meant else ""
+        raise BadConfiguration(f"unknown variable {name}: section '{section}' has no key '{key}'{hint}")
     is_list = "tuple" in str(fields[key].annotation)
     target[key] = [item.strip() for item in value.split(",")] if is_list else value
     return (*place, key)
@@ -101,12 +104,12 @@ def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError, kind: type[BaseModel]) -> str:
     """The first problem as one line: where and what is wrong. What was given may be a secret."""
     problem = error.errors(include_input=False)[0]
     where = " ".join(".".join(str(part) for part in problem["loc"]).split())
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{where}': remove it or correct its spelling"
+        return unknown_key(where, known_keys(kind, problem["loc"][:-1]))
     what = problem["msg"].removeprefix("Value error, ")
     return f"'{where}': {what}" if where else what
 

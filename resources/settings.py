@@ -97,7 +97,7 @@ class Settings(Section):
         except ValidationError as error:
             where = error.errors(include_input=False)[0]["loc"]
             variable = next((name for place, name in variables.items() if where[: len(place)] == place), None)
-            raise BadConfiguration(f"{variable or source}: {first_problem(error)}") from None
+            raise BadConfiguration(f"{variable or source}: {first_problem(error, cls)}") from None
 
     @model_validator(mode="after")
     def asks_databases_of_others(self) -> Self:

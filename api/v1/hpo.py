@@ -13,7 +13,7 @@ from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
 from api.v1.jobs import allow_base_model, allow_image, changed, recipe_named
 from recipes.schema import Schedule, first_problem
-from resources.errors import invalid
+from resources.errors import HanzoError, invalid
 from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.hpo.advance import cancel as cancel_sweep
@@ -24,6 +24,7 @@ from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
+from resources.metadata.registry.model_version_rules import checked_model_name
 from resources.metadata.sweep_rows import JobState, Snapshot
 from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
@@ -46,7 +47,10 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
     config = scheduled(pinned(checked(body, settings.hpo, quota), database, caller), quota)
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
         raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
-    base = recipe_named(trial_job(config, {}).get("recipe"))
+    first = trial_job(config, {})
+    if first["model"] == SANDBOX:
+        check_name(config.experiment)
+    base = recipe_named(first.get("recipe"))
     gpus = 0
     for params in probes(config):
         job = trial_job(config, params)
@@ -65,6 +69,14 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
     return JSONResponse(as_json(Sweeps(database).snapshot(found.id)), 201)
 
 
+def check_name(experiment: str) -> None:
+    """Refuse what the best trial's version could not be called, days from now. Raises HanzoError."""
+    try:
+        checked_model_name(experiment, "experiment")
+    except HanzoError as error:
+        raise invalid(f"experiment: {error.message}") from None
+
+
 def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
     """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
     if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
@@ -78,7 +90,7 @@ def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig
     try:
         config = body.completed(limits.default_strategy, places)
     except ValidationError as error:
-        raise invalid(first_problem(error)) from None
+        raise invalid(first_problem(error, SweepConfig)) from None
     check_sweep(config)
     return config
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, JsonValue, Tag, field_validator, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from api.auth.permissions import Caller
@@ -29,6 +29,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import COMMAND, ENDED, MAX_PAGE, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.registry.model_version_rules import checked_model_name
 from resources.metadata.told_config import MASK, told_config
 from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
 from resources.resume import Wish, resume_job
@@ -61,6 +62,15 @@ class NewJob(BaseModel):
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
     schedule: Schedule | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def leaves_the_recipe_s_keys_to_the_parameters(cls, value: Any) -> Any:
+        """A job with a command has its `distributed` and `resources` beside its name: so people write them here too."""
+        keys = value if isinstance(value, dict) else {}
+        if misplaced := next((key for key in keys if key in Recipe.model_fields and key not in cls.model_fields), None):
+            raise ValueError(f"'{misplaced}' is a key of the recipe: put it below `parameters:`")
+        return value
 
     @field_validator("type", mode="before")
     @classmethod
@@ -110,6 +120,8 @@ def queued(body: NewJob, database: Database, store: Store, settings: Settings, c
     quota = settings.scheduler.quotas.get(caller.organization)
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    if body.model == SANDBOX:  # its version takes this name, hours from now
+        checked_model_name(body.name)
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)

@@ -33,7 +33,8 @@ def place_of(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
         for section, keys in sections(document):
             if parts[0] in keys:
                 return (*section, *parts)
-    return named_in(problem, document)
+    found = ((*section, *place) for section, keys in sections(document) if (place := named_in(problem, keys)))
+    return next(found, ())
 
 
 def sections(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:

@@ -66,7 +66,7 @@ def schedule_of(given: JsonValue) -> dict[str, JsonValue]:
     try:
         return Schedule.model_validate(wanted).model_dump(mode="json", exclude_none=True)
     except ValidationError as error:
-        raise invalid(f"base_config.schedule: {first_problem(error)}") from None
+        raise invalid(f"base_config.schedule: {first_problem(error, Schedule)}") from None
 
 
 def seed_of(recipe: JsonValue, parameters: Mapping[str, JsonValue]) -> int:

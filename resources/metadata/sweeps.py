@@ -96,7 +96,7 @@ class Sweeps:
             try:
                 found.append(sweep_of(row))
             except ValidationError as error:  # it was started by another release, or edited by hand
-                log.error("sweep %s cannot be read: %s", row["id"], first_problem(error))
+                log.error("sweep %s cannot be read: %s", row["id"], first_problem(error, SweepConfig))
         return found, order.next_token(rows, limit)
 
     def set_dataset(self, identifier: str, reference: str) -> None:

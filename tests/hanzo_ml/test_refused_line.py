@@ -34,11 +34,14 @@ def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("line", "instead", "words"),
     [
-        ("max_trials: 50", "max_trails: 50", "max_trails"),
+        ("max_trials: 50", "max_trails: 50", "unknown key 'max_trails': did you mean 'max_trials'?"),
         ("max_trials: 50", "max_trials: 0", "max_trials"),
         ("strategy: bayesian # grid | random | bayesian | pbt", "strategy: grid", "needs `points`"),
-        ("  max_steps: 5000", "  max_stepz: 5000", "max_stepz"),
+        ("  max_steps: 5000", "  max_stepz: 5000", "unknown key 'max_stepz': did you mean 'max_steps'?"),
+        ('  dataset: "refused"', '  dataset: "nobody"', "there is no dataset 'nobody'"),
+        ('experiment: "zen-7b-lora-hpo"', 'experiment: "zen/7b"', "Names cannot contain '/' or ':'"),
         ("  patience: 3 # Stop trial if no improvement for 3 evals", "  patience: 0", "early_stopping.patience"),
+        ("  min_delta: 0.001", "  min_detla: 1", "unknown key 'early_stopping.min_detla': did you mean 'min_delta'?"),
     ],
 )
 def test_of_the_specification_s_sweep_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
@@ -62,9 +65,16 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
     ("line", "instead", "words"),
     [
         ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody'"),
+        ("name: mine", "name: mine/yours", "Invalid model name 'mine/yours'. Names cannot contain '/' or ':'"),
         ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
         ("  lora_rank: 8", "  lora_rank: 0", "lora_rank"),
-        ("  lora_rank: 8", "  lora_rang: 8", "lora_rang"),
+        ("  lora_rank: 8", "  lora_rang: 8", "unknown key 'lora_rang': did you mean 'lora_rank'?"),
+        ("recipe: smollm2-135m-lora", "recpie: smollm2-135m-lora", "unknown key 'recpie': did you mean 'recipe'?"),
+        (
+            "recipe: smollm2-135m-lora",
+            "max_grad_norm: 3",
+            "'max_grad_norm' is a key of the recipe: put it below",
+        ),
     ],
 )
 def test_of_a_job_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:

@@ -48,4 +48,4 @@ def test_the_specification_s_job_file_is_one_gang_of_four_pods(folder: Path) -> 
 def test_what_is_wrong_is_one_line(folder: Path) -> None:
     done = dry_run(folder, "name: x\ncommand: [python]\nresorces: {gpus: 1}\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: job: unknown key 'resorces': remove it or correct its spelling\n"
+    assert done.stderr == "error: job: unknown key 'resorces': did you mean 'resources'?\n"
