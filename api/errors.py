@@ -15,7 +15,8 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.known_keys import known_keys, unknown_key
+from recipes.known_keys import known_keys
+from recipes.spelling import unknown_key
 from recipes.store import BrokenArtifact
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 

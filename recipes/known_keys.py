@@ -1,7 +1,6 @@
-"""The keys that a document may have, and the one that was meant where another stands there."""
+"""The keys that a document may have."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -24,14 +23,3 @@ def models_of(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for argument in get_args(kind):
         yield from models_of(argument)
-
-
-def unknown_key(path: str, known: Iterable[str]) -> str:
-    """What to say of a key that nobody knows, such as `checkpoint.intervall`."""
-    meant = meant_by(path.rpartition(".")[2], known)
-    return f"unknown key '{path}': " + (f"did you mean '{meant}'?" if meant else "remove it or correct its spelling")
-
-
-def meant_by(word: str, known: Iterable[str]) -> str | None:
-    """The word of those that are known which a misspelled one is nearest to; none where all of them are others."""
-    return next(iter(get_close_matches(word, sorted(known), n=1)), None)

@@ -23,7 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from recipes.known_keys import known_keys, unknown_key
+from recipes.known_keys import known_keys
+from recipes.spelling import unknown_key
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from recipes.known_keys import known_keys, meant_by, unknown_key
+from recipes.known_keys import known_keys
 from recipes.schema import BadConfiguration
+from recipes.spelling import meant_by, unknown_key
 from recipes.yaml_document import TooLong, yaml_document
 
 PREFIX = "HANZO_ML_"

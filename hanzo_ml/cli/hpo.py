@@ -1,5 +1,6 @@
 """`hanzo-ml hpo`: search for good hyperparameters."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,8 @@ def results(
     rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
     values = [[number(trial["params"][name]) for name in names] for trial in best]
     table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
+    for reason, count in Counter(trial["reason"] for trial in trials if trial["status"] == "failed").most_common():
+        Console(highlight=False, markup=False, soft_wrap=True).print(f"{count} failed: {reason}")
 
 
 def ordered(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:

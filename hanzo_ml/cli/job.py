@@ -1,7 +1,7 @@
 """`hanzo-ml job`: submit, look, follow, cancel, resume."""
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,4 +199,5 @@ def resume(
 
 
 def when(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """A point in time where the user is: as the logs of jobs and both web UIs tell it."""
+    return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M:%S")

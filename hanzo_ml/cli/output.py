@@ -1,6 +1,8 @@
 """How commands print: a table for people, one JSON document with `--json`."""
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -11,6 +13,9 @@ from rich.table import Table
 WHOLE = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
 """Columns of names and of verdicts, which a narrow console does not cut."""
 
+FOR_PROGRAMS = 10_000
+"""Columns where no terminal reads: cut at 80, one row was six lines, of which `grep` found one."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
 
 
@@ -20,7 +25,8 @@ def show(document: Any) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
     """Rows as a table; `empty` says what to do where there are none."""
-    console = Console(highlight=False, markup=False)  # a name may look like markup
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FOR_PROGRAMS
+    console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
     lines = [[str(cell) for cell in row] for row in rows]
     if not lines:
         console.print(empty)

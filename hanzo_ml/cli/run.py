@@ -8,6 +8,8 @@ import typer
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import when
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.waiting import notes
+from recipes.spelling import meant_by
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -20,6 +22,7 @@ OF_A_RUN = {
 }
 ALWAYS = ("learning_rate",)
 """Params that are shown where they are the same too."""
+METRICS = "train/loss,eval/loss"
 EPOCHS = ("epoch", "train/epoch")
 """The metric as transformers' callback logs it, and below the prefix of training."""
 
@@ -51,7 +54,7 @@ def get(run_id: str) -> None:
 @app.command()
 def compare(
     run_ids: list[str],
-    metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = "train/loss,eval/loss",
+    metrics: Annotated[str, typer.Option(help="Comma-separated keys.")] = METRICS,
     as_json: AsJson = False,
 ) -> None:
     """Runs side by side: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
@@ -60,8 +63,15 @@ def compare(
         show(found)
         return
     runs = found["runs"]
-    rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in lines(found, metrics.split(","))]
+    wanted = [key.strip() for key in metrics.split(",")]
+    rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in lines(found, wanted)]
     table(("run", *(run["id"] for run in runs)), rows, "no run")
+    logged = sorted({key for run in runs for key in run["metrics"]})
+    for key in wanted if logged and metrics != METRICS else ():
+        if key not in logged:
+            meant = meant_by(key, logged)
+            hint = f"did you mean '{meant}'?" if meant else f"they have {', '.join(logged)}"
+            notes().print(f"none of these runs has a metric '{key}': {hint}")
 
 
 def lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:

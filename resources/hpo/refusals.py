@@ -18,6 +18,8 @@ MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
 EVALUATIONS = "eval/"
 """How the metrics begin that training logs when it evaluates."""
+EVALUATED = ("eval/loss", "eval/perplexity", "eval/reward_accuracy", "eval/reward_margin")
+"""All of them (`recipes.training.logged`); the last two of preferences alone."""
 
 
 def check_sweep(config: SweepConfig) -> None:
@@ -40,7 +42,10 @@ def check_sweep(config: SweepConfig) -> None:
                 f"sampler gp has an axis for each value of a choice, here {axes}: give {MAX_AXES} at most, or take tpe"
             )
     # No trial could log it, and all of them would be trained before the sweep said so.
-    check_key(config.objective.metric, "objective.metric", "objective.metric")
+    metric = config.objective.metric
+    check_key(metric, "objective.metric", "objective.metric")
+    if metric.startswith(EVALUATIONS) and metric not in EVALUATED:
+        raise invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
 
 
 def axes_of(dimension: Dimension) -> int:

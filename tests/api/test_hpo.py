@@ -100,25 +100,29 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert "4 completed, 4 queued of 50 by bayesian" in told.stdout.splitlines()[0]
     results = json.loads(run(server.url, "hpo", "results", sweep, "--top", "2", "--json").stdout)["results"]
     assert [trial["number"] for trial in results] == [1, 3]
+    broken = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"][4]
+    Jobs(database).fail(broken["job_id"], "the disk is full")
+    advance(database, Store(server.settings.store), sweep, lambda job: True)
+    assert run(server.url, "hpo", "results", sweep).stdout.splitlines()[-1] == "1 failed: the disk is full"
     plots = ask(server, "GET", f"/api/2.0/mlflow/artifacts/list?run_id={sweep}&path=plots")["files"]
     assert [file["path"] for file in plots] == ["plots/history.html", "plots/parallel_coordinates.html"]
 
     cancelled = run(server.url, "hpo", "cancel", sweep)
     assert cancelled.stdout.split() == [sweep, "cancelled"]
-    assert ask(server, "GET", f"/v1/hpo/{sweep}")["trials"] == {"completed": 4, "cancelled": 4}
+    assert ask(server, "GET", f"/v1/hpo/{sweep}")["trials"] == {"completed": 4, "failed": 1, "cancelled": 4}
     again = run(server.url, "hpo", "cancel", sweep)
     assert again.returncode == 1 and "is cancelled already" in again.stderr
 
 
 def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, dataset: str, database: Database) -> None:
-    objective = {"metric": "eval/accuracy", "direction": "maximize"}
+    objective = {"metric": "eval/reward_accuracy", "direction": "maximize"}
     base = {"dataset": dataset, "recipe": "smollm2-135m-lora"}
     body = small(base_config=base, objective=objective, max_trials=3, max_concurrent_trials=3)
     sweep = ask(server, "POST", "/v1/hpo", 201, body)["id"]
     assert advance(database, Store(server.settings.store), sweep, lambda job: True)
     for trial, value in zip(ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"], (0.4, 0.9, 0.6), strict=True):
         Jobs(database).start(trial["job_id"])
-        RunData(database).log_metric(trial["run_id"], MetricPoint("eval/accuracy", value, 40, 1))
+        RunData(database).log_metric(trial["run_id"], MetricPoint("eval/reward_accuracy", value, 40, 1))
         with database.write() as connection:
             Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
     assert advance(database, Store(server.settings.store), sweep, lambda job: True)
@@ -170,6 +174,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         (schedule({"max_duration": "long"}), 400, "not a duration"),
         (schedule("tonight"), 400, "base_config.schedule"),
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
+        ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),
         ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
         (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),

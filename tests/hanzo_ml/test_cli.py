@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,7 +17,9 @@ import pytest
 from sqlalchemy import insert, select
 
 from hanzo_ml.cli import main
+from hanzo_ml.cli.job import when
 from hanzo_ml.cli.model import print_proof
+from hanzo_ml.cli.output import table
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registry import Pointer, Registry
@@ -379,6 +382,9 @@ def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None
     assert rows["gpu"] == ["hours", "1.5", "1.5"] and rows["epoch"] == ["3.0", "3.0"]
     assert rows["eval/loss"] == ["0.5", "0.25"] and rows["eval/accuracy"] == ["-", "-"]
     assert "model" not in rows, "it is the same in both"
+    misspelled = cli("run", "compare", *ids, "--metrics", "eval/los, eval/loss")
+    assert misspelled.stderr == "none of these runs has a metric 'eval/los': did you mean 'eval/loss'?\n"
+    assert misspelled.stdout.splitlines()[-1].split() == ["eval/loss", "0.5", "0.25"]
     assert "give ids=" in refusal(cli("run", "compare", ids[0]))
 
 
@@ -389,3 +395,27 @@ def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureF
     chain = {**node, "problems": [problem], "made_from": [], "seen_above": False}
     print_proof({"chain": chain, "ok": False, "broken": [f"dataset version -> source files: {problem}"], "bytes_hashed": 1})
     assert capsys.readouterr().out.count("a[/red].jsonl is missing") == 2
+
+
+ROW = ("a" * 32, "fine-tuned", "failed", "2026-11-26 09:25:45", "the recipe does not fit its base model: " * 5)
+
+
+def test_a_row_is_one_line_where_a_program_reads_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setenv("COLUMNS", "80")
+    table(("job", "name", "status", "submitted", "reason"), [ROW], "none")
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_a_time_is_told_as_the_log_of_the_job_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert when(1_795_665_345_000) == "2026-11-26 09:25:45"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recipes.known_keys import known_keys, meant_by, unknown_key
+from recipes.known_keys import known_keys
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.spelling import meant_by, unknown_key
 
 
 class Strict(BaseModel):

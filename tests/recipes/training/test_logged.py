@@ -5,7 +5,9 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
+from recipes.training.logged import NAMES
 from recipes.training.metrics import PENDING_METRICS
+from resources.hpo.refusals import EVALUATED
 from tests.recipes.training.place import Place
 
 OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
@@ -21,6 +23,10 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
         assert math.isfinite(point["value"]), point
         steps[point["key"]].append(point["step"])
     assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
+
+
+def test_a_sweep_may_ask_for_each_number_of_an_evaluation_and_for_no_other() -> None:
+    assert {name for name in NAMES.values() if name.startswith("eval/")} | {"eval/perplexity"} == set(EVALUATED)
 
 
 def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: Path) -> None:
