@@ -1,11 +1,14 @@
 """The processes of the embedded stack: what each is started with, where it answers, what it needs running first."""
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from resources.settings import Settings
 
+LOOPBACK = ("127.0.0.1", "localhost")
 SOURCE = Path(__file__).resolve().parent.parent
 
 
@@ -86,6 +89,15 @@ def services(settings: Settings) -> list[Service]:
     ]
 
 
+def not_through_a_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps the stack's processes, and the jobs below them, from calling each other through the proxy by which the
+    machine reaches the internet: whatever stands for that (MLflow's client, gRPC, pip) still goes through it.
+    """
+    given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    names = ",".join(dict.fromkeys([*filter(None, given.split(",")), *LOOPBACK]))
+    return {"no_proxy": names, "NO_PROXY": names}
+
+
 def environment(settings: Settings) -> dict[str, str]:
     """What every process of the stack gets beside the caller's environment."""
     return {
@@ -94,6 +106,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
         "PYTHONPATH": str(SOURCE),
+        **not_through_a_proxy(os.environ),
         # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
         **settings.storage.variables,
     }

@@ -5,15 +5,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
 from resources.detached import LOG, is_running
-from resources.services import Service
-from resources.stack import launch
+from resources.services import Service, not_through_a_proxy
+from resources.stack import answers, launch
 from tests.api.server_process import REPOSITORY, free_port
 
 VARIABLES = (
@@ -77,3 +79,25 @@ def test_a_service_heeds_signals_also_where_a_shell_started_us_in_the_background
         assert time.monotonic() < end
         time.sleep(0.01)
     assert "SIG_IGN" not in (tmp_path / "tells" / LOG).read_text()
+
+
+def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as there:
+        threading.Thread(target=there.handle_request, daemon=True).start()
+        assert answers(Service("there", (), health=f"http://127.0.0.1:{there.server_port}/"))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"no_proxy": "git.corp,localhost"}, "git.corp,localhost,127.0.0.1"),
+        ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1,localhost"),
+    ],
+)
+def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
+    assert not_through_a_proxy(given) == {"no_proxy": names, "NO_PROXY": names}
