@@ -3,24 +3,20 @@
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import AsJson, show
-from hanzo_ml.cli.waiting import ended_job
+from hanzo_ml.cli.waiting import begun_job, ended_job, notes
 
 
 def replay(run_id: str, as_json: AsJson = False) -> None:
     """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
 
-    The new run is trained by the same path as any job, and is neither evaluated nor registered.
+    The new run is trained by the same path as any job, and is neither evaluated nor registered. Given a replay, it waits for
+    that one, or says what came of it.
     """
-    notes = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    submitted = call("POST", f"/v1/runs/{run_id}/replay")
-    job = submitted["job"]["id"]
-    for line in environment_lines(submitted["environment"]):
-        notes.print(line)
-    notes.print(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
+    job = run_id if is_replay(run_id) else replayed(run_id)
+    begun_job(job)
     ended = ended_job(job)
     if ended["status"] != "completed":
         raise Refused(f"replay {job} {ended['status']}: {ended['reason']}")
@@ -31,6 +27,25 @@ def replay(run_id: str, as_json: AsJson = False) -> None:
         print("\n".join(lines_of(verdict)))
     if not verdict["equal"]:
         raise typer.Exit(1)
+
+
+def is_replay(run_id: str) -> bool:
+    """Whether a run is one itself: where waiting for it was broken off, its verdict is still to be had."""
+    try:
+        return bool(call("GET", f"/v1/jobs/{run_id}")["config"].get("replay_of"))
+    except Refused:  # the replay's own refusal says what the run lacks
+        return False
+
+
+def replayed(run_id: str) -> str:
+    """The job that trains the run once more."""
+    submitted = call("POST", f"/v1/runs/{run_id}/replay")
+    job = str(submitted["job"]["id"])
+    for line in environment_lines(submitted["environment"]):
+        notes().print(line)
+    notes().print(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
+    notes().print(f"this waits for it; once broken off, `hanzo-ml run replay {job}` goes on waiting")
+    return job
 
 
 def environment_lines(differences: list[dict[str, str]]) -> list[str]:

@@ -180,6 +180,8 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     assert done.exit_code == 1
     assert "not reproduced: step 2 is the first that differs: loss 1.25 then, 1.0 now" in done.output
     assert "adapter/model.safetensors has SHA-256" in done.output
+    again = CliRunner().invoke(app, ["run", "replay", equal])
+    assert again.exit_code == 0 and again.output.startswith("reproduced"), "a replay is waited for, not replayed"
     verdict = http.get(f"/v1/runs/{other}/replay").json()
     assert verdict["first_difference"] == {"step": 2, "then": 1.25, "now": 1.0}
     assert verdict["environment"] == []
