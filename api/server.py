@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from api.workers import run_workers
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.configuration import no_home
 from resources.settings import Settings
 from resources.settings_sections import is_loopback
 
@@ -141,8 +142,8 @@ def prepare_database(settings: Settings) -> None:
     """Make the tables of a new database. One that does not answer yet is waited for by whoever asks `/ready`.
 
     Raises:
-        BadConfiguration: it has the tables of an earlier release. To change them is not for a start to decide: servers of
-            that release may work on them.
+        BadConfiguration: there is no folder for it, and none can be made; or it has the tables of an earlier release. To
+            change them is not for a start to decide: servers of that release may work on them.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -152,8 +153,10 @@ def prepare_database(settings: Settings) -> None:
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
         found = make_new(database)
-    except (SQLAlchemyError, OSError):
+    except SQLAlchemyError:
         return
+    except OSError as error:
+        raise no_home(error) from None
     finally:
         database.close()
     if found is Revision.EARLIER:

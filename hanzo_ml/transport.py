@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from hanzo_ml.credentials import authorization
+from hanzo_ml.credentials import BadToken, authorization
 from hanzo_ml.points import Point, is_refusal, newest_steps
 
 API = "/api/2.0/mlflow"
@@ -70,6 +70,8 @@ class Transport:
         try:
             headers = authorization() | request.pop("headers", {})
             response = self._http.request(method, path, headers=headers, **request)
+        except BadToken as error:  # it may be renewed, and until then nothing is lost
+            raise Unavailable(str(error)) from None
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._http.base_url} does not answer: {error}") from None
         try:

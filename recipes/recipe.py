@@ -330,8 +330,7 @@ class Recipe(Frozen):
                 line and the key.
         """
         if not path.is_file():
-            known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
-            raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {known}")
+            raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {', '.join(cls.names())}")
         try:
             text = path.read_text(encoding="utf-8")
             document = yaml_document(text)

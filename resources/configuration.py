@@ -115,6 +115,12 @@ def first_problem(error: ValidationError, kind: type[BaseModel]) -> str:
     return f"'{where}': {what}" if where else what
 
 
+def no_home(error: OSError) -> BadConfiguration:
+    """Of a state folder that the system refuses to make, or to write to."""
+    where = error.filename or "the state folder"
+    return BadConfiguration(f"{where}: {error.strerror}: set HANZO_ML_HOME to a folder that this user may write to")
+
+
 def masked_address(address: str) -> str:
     """An address without its user and password."""
     return re.sub(r"^(.*?://)?.*@", r"\1***@", address)

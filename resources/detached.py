@@ -48,7 +48,7 @@ def is_running(folder: Path) -> bool:
     """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -5,6 +5,7 @@ import sys
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.configuration import no_home
 from resources.metadata.database import Database
 from resources.settings import Settings
 
@@ -13,6 +14,9 @@ def main() -> int:
     try:
         settings = Settings.load()
         Database(settings.database_url, settings.database.connect_seconds).migrate()
+    except OSError as problem:
+        print(f"error: {no_home(problem)}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
     except BadConfiguration as problem:
         print(f"error: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

@@ -11,6 +11,7 @@ from sqlalchemy import delete, select
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.store import Store
+from resources.configuration import no_home
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.tables import jobs, registered_models, schema
@@ -54,6 +55,9 @@ def main() -> int:
         return EXIT_BAD_CONFIGURATION
     try:
         print(f"emptied: {reset(Settings.load())} rows deleted")
+    except OSError as problem:
+        print(f"error: {no_home(problem)}", file=sys.stderr)
+        return EXIT_BAD_CONFIGURATION
     except BadConfiguration as problem:
         print(f"error: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.devices import POOL, jobs_at_once
+from resources.configuration import no_home
 from resources.detached import LOG, is_running, lock, send, start, stop
 from resources.last_words import last_words
 from resources.metadata.database import Database
@@ -253,7 +254,10 @@ def main() -> None:
     console = Console(highlight=False)
     try:
         settings = Settings.load()
-        actions[sys.argv[1]](settings, console)
+        try:
+            actions[sys.argv[1]](settings, console)
+        except OSError as error:
+            raise no_home(error) from None
     except BadConfiguration as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_CONFIGURATION)

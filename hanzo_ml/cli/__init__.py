@@ -23,6 +23,7 @@ from hanzo_ml.cli import (
     training_data,
 )
 from hanzo_ml.cli.connection import Refused, tracking_uri
+from hanzo_ml.credentials import BadToken
 
 EXIT_REFUSED = 1
 
@@ -53,7 +54,7 @@ def main() -> None:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()
-    except Refused as refusal:
+    except (Refused, BadToken) as refusal:
         errors.print(f"error: {refusal}", markup=False)
         sys.exit(EXIT_REFUSED)
     except OSError as error:  # of a file that cannot be read, or a disk that is full

@@ -44,7 +44,12 @@ def call(method: str, path: str, **options: Any) -> Any:
     answer = httpx.request(method, url, trust_env=False, headers=headers, **options)
     if answer.is_error:
         raise Refused(message_of(answer))
-    return answer.json()
+    try:
+        return answer.json()
+    except ValueError:
+        raise Refused(
+            f"{url} answers with something else than JSON: another program listens there, correct HANZO_ML_TRACKING_URI"
+        ) from None
 
 
 def pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

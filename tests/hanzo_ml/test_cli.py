@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from unittest.mock import patch
 
@@ -419,3 +421,21 @@ def test_a_time_is_told_as_the_log_of_the_job_tells_it(monkeypatch: pytest.Monke
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: what the command says on standard error is looked at."""
+
+
+def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
+    with HTTPServer(("127.0.0.1", 0), Quiet) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        line = refusal(run(f"http://127.0.0.1:{other.server_port}/?", "job", "list"))
+    assert "answers with something else than JSON" in line and "HANZO_ML_TRACKING_URI" in line
+
+
+@pytest.mark.parametrize("token", ["t\u00f6ken", "to\nken"])
+def test_what_can_be_no_token_is_said_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    assert "MLFLOW_TRACKING_TOKEN holds a character that no token has" in refusal(cli("job", "list"))

@@ -16,7 +16,8 @@ from recipes.schema import EXIT_BAD_CONFIGURATION
 from resources.detached import LOG, is_running
 from resources.services import Service, not_through_a_proxy
 from resources.stack import answers, launch
-from tests.api.server_process import REPOSITORY, free_port
+from tests.api.server_process import REPOSITORY
+from tests.ports import free_port
 
 VARIABLES = (
     "HANZO_ML_SERVER_PORT",
@@ -101,3 +102,31 @@ def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pyte
 )
 def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
     assert not_through_a_proxy(given) == {"no_proxy": names, "NO_PROXY": names}
+
+
+@pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])
+def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = program(tmp_path / "file" / "home", *command)
+    assert done.returncode == EXIT_BAD_CONFIGURATION
+    assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_where_no_state_folder_can_be_nothing_runs(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = program(tmp_path / "file", "stack", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def program(home: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
+    ports = {name: str(free_port()) for name in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-m", f"resources.{name}", *arguments],
+        cwd=REPOSITORY,
+        env={**clean, **ports, "HANZO_ML_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
