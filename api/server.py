@@ -17,6 +17,8 @@ from resources.configuration import no_home
 from resources.settings import Settings
 from resources.settings_sections import is_loopback
 
+EXIT_INTERRUPTED = 130
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from uvicorn import Config
@@ -38,6 +40,8 @@ def main() -> int:
     except BadConfiguration as problem:
         print(f"hanzo-ml: {problem}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
+    except KeyboardInterrupt:  # uvicorn raises it anew once it has ended what it served
+        return EXIT_INTERRUPTED
     return 0
 
 

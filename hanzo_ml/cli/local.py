@@ -17,6 +17,15 @@ from hanzo_ml.cli.connection import Refused
 PYTHON = (sys.executable, "-P", "-m")
 """Without the folder that one stands in, which may have an `api` or `resources` of its own."""
 
+UNTIL_CTRL_C = """
+import runpy, sys
+try:
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+"""A program of the platform, which ends without a traceback also where Ctrl-C comes while it imports what it needs."""
+
 server = typer.Typer(no_args_is_help=True, help="The tracking server by itself, and its store.")
 config = typer.Typer(no_args_is_help=True, help="The settings in force.")
 
@@ -75,7 +84,9 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="Really delete everyth
 def module(name: str, *arguments: str, given: str | None = None) -> None:
     """Run a program of the platform, with what it is `given` as its input. Exits with its code where that is not 0."""
     refuse_client_only()
-    code = subprocess.run([*PYTHON, name, *arguments], check=False, input=given, text=True).returncode
+    code = subprocess.run(
+        [sys.executable, "-P", "-c", UNTIL_CTRL_C, name, *arguments], check=False, input=given, text=True
+    ).returncode
     if code:
         raise typer.Exit(code)
 

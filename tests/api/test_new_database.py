@@ -64,6 +64,14 @@ def until_ready(client: httpx.Client, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+def test_ctrl_c_ends_the_server_in_peace(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, process):
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=STARTS_WITHIN)
+    assert process.returncode == 130
+    assert "Traceback" not in told and "KeyboardInterrupt" not in told
+
+
 def made(client: httpx.Client) -> str:
     answer = client.post("/api/2.0/mlflow/experiments/create", json={"name": uuid4().hex})
     assert answer.status_code == 200, answer.text

@@ -16,10 +16,12 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+import typer
 from sqlalchemy import insert, select
 
 from hanzo_ml.cli import main
 from hanzo_ml.cli.job import when
+from hanzo_ml.cli.local import module
 from hanzo_ml.cli.model import print_proof
 from hanzo_ml.cli.output import table
 from resources.metadata.database import Database
@@ -28,7 +30,8 @@ from resources.metadata.registry.registry import Pointer, Registry
 from resources.metadata.tables import model_versions
 from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.runs import Runs
-from tests.api.server_process import REPOSITORY, ServerProcess, free_port
+from tests.api.server_process import REPOSITORY, ServerProcess
+from tests.ports import free_port
 from tests.recipes.test_yaml_document import LISTS
 
 GOOD = '{"instruction": "Who keeps the lamp?", "answer": "The keeper."}\n'
@@ -439,3 +442,13 @@ def test_another_program_at_the_address_is_told_apart_from_the_api() -> None:
 def test_what_can_be_no_token_is_said_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
     assert "MLFLOW_TRACKING_TOKEN holds a character that no token has" in refusal(cli("job", "list"))
+
+
+def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
+    with pytest.raises(typer.Exit) as ended:
+        module("interrupted")
+    assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
