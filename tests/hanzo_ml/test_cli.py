@@ -452,3 +452,9 @@ def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_trac
     with pytest.raises(typer.Exit) as ended:
         module("interrupted")
     assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "hanzo_ml", "recipe", "show", "smollm2-135m-lora"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("name: smollm2-135m-lora\n")
