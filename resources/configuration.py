@@ -3,6 +3,7 @@
 Values may be secrets, so no message of this module shows one: files are named by line and column, values by their key.
 """
 
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,9 +117,12 @@ def first_problem(error: ValidationError, kind: type[BaseModel]) -> str:
 
 
 def no_home(error: OSError) -> BadConfiguration:
-    """Of a state folder that the system refuses to make, or to write to."""
-    where = error.filename or "the state folder"
-    return BadConfiguration(f"{where}: {error.strerror}: set HANZO_ML_HOME to a folder that this user may write to")
+    """Of a state folder that the system refuses to make, or to write to; what names no file is told as it is."""
+    if error.filename is None:
+        return BadConfiguration(str(error))
+    is_full = error.errno == errno.ENOSPC
+    instead = "free some of that disk" if is_full else "set HANZO_ML_HOME to a folder that this user may write to"
+    return BadConfiguration(f"{error.filename}: {error.strerror}: {instead}")
 
 
 def masked_address(address: str) -> str:

@@ -1,5 +1,6 @@
 """Settings: the specification's file loads, variables override it, whatever is wrong is named, no secret is ever shown."""
 
+import errno
 import io
 import os
 import subprocess
@@ -15,6 +16,7 @@ import yaml
 
 from recipes.schema import BadConfiguration
 from resources import settings
+from resources.configuration import no_home
 from resources.services import environment
 from resources.settings import Settings
 from tests.recipes.test_yaml_document import BOMBS
@@ -311,3 +313,15 @@ def test_config_show_prints_the_settings_in_force(tmp_path: Path) -> None:
 def test_dagster_which_has_no_sign_in_is_kept_on_this_machine(tmp_path: Path, host: str) -> None:
     with pytest.raises(BadConfiguration, match="no sign-in"):
         Settings.load({"HANZO_ML_HOME": str(tmp_path), "HANZO_ML_DAGSTER_HOST": host})
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "/srv/state"), "/srv/state: Permission denied: set HANZO_ML_HOME"),
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/state"), "/srv/state: No space left on device: free some"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), "[Errno 98] Address already in use"),
+    ],
+)
+def test_what_the_system_refuses_of_the_state_folder_says_what_to_do(refused: OSError, told: str) -> None:
+    assert str(no_home(refused)).startswith(told)
