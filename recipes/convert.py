@@ -3,13 +3,14 @@
 Running it again, after a kill at any moment too, gives the same digests: time stands in the result's facts alone.
 """
 
-import gc
 import shutil
 import time
 from pathlib import Path
 
+from recipes.imports import begin_imports
+
 if __name__ == "__main__":
-    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
+    begin_imports()
 
 from pydantic import ValidationError
 

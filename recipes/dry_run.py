@@ -5,7 +5,6 @@ and one micro-batch runs through it. So module names, parameter counts and activ
 at the real size, in seconds on any machine. Weights in NF4 are built in the type that they compute in: shapes are the same.
 """
 
-import gc
 import itertools
 import json
 import sys
@@ -13,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from recipes.imports import begin_imports
+
 if __name__ == "__main__":
-    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
+    begin_imports()
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging

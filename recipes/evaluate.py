@@ -3,15 +3,16 @@
 What is measured is `recipes.scoring`. What the scores mean for the model is the gate's business.
 """
 
-import gc
 import json
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipes.imports import begin_imports
+
 if __name__ == "__main__":
-    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
+    begin_imports()
 
 import torch
 from peft import PeftModel

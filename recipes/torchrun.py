@@ -12,8 +12,10 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from recipes.imports import begin_imports
+
 if __name__ == "__main__":
-    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
+    begin_imports()
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure

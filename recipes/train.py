@@ -5,14 +5,15 @@ number (weights, optimizer, schedule, random states, place in the data) is in th
 from the job.
 """
 
-import gc
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from recipes.imports import begin_imports
+
 if __name__ == "__main__":
-    gc.disable()  # until `main`: nothing dies of what imports make, and the search for cycles in it is a third of the start
+    begin_imports()
 
 import torch
 from peft import PeftModel

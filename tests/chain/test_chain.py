@@ -1,6 +1,7 @@
 """From a file of records to a served model that is proved, and every way in which the chain must say no."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,16 @@ def version_of(stack: LocalStack, name: str, number: int) -> dict[str, Any]:
 
 def test_every_step_of_training_is_tracked_once(baseline: Baseline) -> None:
     assert [step for step, _ in baseline.losses] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate", "convert"])
+def test_a_program_s_log_says_what_it_does_and_none_of_its_libraries_advice(
+    stack: LocalStack, baseline: Baseline, program: str
+) -> None:
+    """It began with a package to install and an accelerator that was not found, neither of which anybody needed."""
+    stack.wait_for("model.registered", NAME)
+    lines = (stack.home / "jobs" / baseline.job / program / "log.txt").read_text().splitlines()
+    assert lines and [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)] == []
 
 
 def test_the_version_carries_what_the_specification_asks(stack: LocalStack, baseline: Baseline, served: int) -> None:

@@ -1,0 +1,23 @@
+"""How a program takes up the libraries that it stands on. What is called here is called before they are imported."""
+
+import gc
+import logging
+import warnings
+
+NO_NEWS = ("gemm_4bit_forward", "Setting accelerator to CPU")
+"""bitsandbytes names a package that it would fetch code with from the internet, DeepSpeed a processor that was asked for."""
+
+
+def begin_imports() -> None:
+    """Nothing dies of what imports make, and the search for cycles in it is a third of the start: `runner` begins it again.
+
+    A job's log begins with what the job does, instead of advice that nobody who reads it can heed.
+    """
+    gc.disable()
+    for library in ("bitsandbytes.backends.cpu.ops", "DeepSpeed"):
+        logging.getLogger(library).addFilter(is_news)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    return not any(words in record.getMessage() for words in NO_NEWS)
