@@ -13,7 +13,7 @@ from recipes.store import MANIFEST, describe, what_is_broken
 KIND = "checkpoint"
 
 
-def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> Manifest:
+def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> None:
     """Make what was written to `scratch` the checkpoint at `target`: hashes, the manifest last, and then its name.
 
     All of it is on the disk before it has that name. It takes about as long as reading and writing it all once.
@@ -23,7 +23,6 @@ def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> Manifes
     for file in scratch.rglob("*"):
         flush_to_disk(file)
     _give_name(scratch, target)
-    return manifest
 
 
 def finish(scratch: Path, target: Path) -> bool:

@@ -20,7 +20,6 @@ from recipes.checkpoint_compression import decompress, is_compressed
 from recipes.checkpoint_folder import broken, finish, seal, tell
 from recipes.retention import from_the_best, kept, validation_loss
 from recipes.runner import say
-from recipes.schema import Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_checkpoints import StoredCheckpoints
 
@@ -87,13 +86,13 @@ class Checkpoints:
 
     def _seal(self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None) -> None:
         try:
-            manifest = seal(scratch, self.folder / str(step), facts)
+            seal(scratch, self.folder / str(step), facts)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         if saying:
             say(saying)
-        self.stored.upload(step, manifest, partial(self._is_wanted, step), self._prune)
+        self.stored.upload(step, partial(self._is_wanted, step), self._prune)
         self._prune()
 
     def settle(self) -> None:
@@ -133,10 +132,8 @@ class Checkpoints:
         here = self.local_steps()
         missing = kept({step: self._local_loss(step) for step in here}, 1) - {*self.stored_steps()}
         for step in sorted(missing):
-            folder = self.folder / str(step)
-            if step == here[0] or broken(folder, step) is None:
-                manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-                self.stored.upload(step, manifest, partial(self._is_wanted, step), self._prune)
+            if step == here[0] or broken(self.folder / str(step), step) is None:
+                self.stored.upload(step, partial(self._is_wanted, step), self._prune)
         if not missing:
             self.stored.prune()
 

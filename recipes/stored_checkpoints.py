@@ -76,7 +76,7 @@ class StoredCheckpoints:
         self.store.delete(f"{self.uri}/{step}")
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 
-    def upload(self, step: int, manifest: Manifest, is_wanted: Callable[[bool], bool], prune: Callable[[], None]) -> None:
+    def upload(self, step: int, is_wanted: Callable[[bool], bool], prune: Callable[[], None]) -> None:
         """Bring a local checkpoint here. `is_wanted` says as its turn comes whether it is still, or with True whether it is
         still although uploads are slow; `prune` removes it there, if it was kept only for this.
         """
@@ -87,7 +87,7 @@ class StoredCheckpoints:
                 if not there:
                     say(f"checkpoint {step} was not uploaded: newer ones came before its turn")
                     return
-                self._upload(step, manifest)
+                self._upload(step)
             self._took = time.monotonic() - began
             prune()
 
@@ -104,8 +104,10 @@ class StoredCheckpoints:
         finally:
             self.busy_with = None
 
-    def _upload(self, step: int, manifest: Manifest) -> None:
+    def _upload(self, step: int) -> None:
         folder = self.folder / str(step)
+        # As it is now: one whose upload was given up may have been told of since, and nobody tells it that again.
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         try:
             if self.compression:
                 plain, folder = folder, self.folder / UPLOAD
@@ -117,8 +119,15 @@ class StoredCheckpoints:
         self._prune()
 
     def prune(self) -> None:
-        """Delete what does not stay, when all that was uploaded before has arrived."""
-        self._newest = self._uploader.submit(self._prune)
+        """Delete what does not stay, when all that was uploaded before has arrived. No run ends for what is left there."""
+
+        def once() -> None:
+            try:
+                self._prune()
+            except Exception as error:
+                say(f"old checkpoints were not deleted: {type(error).__name__}: {' '.join(str(error).split())}")
+
+        self._newest = self._uploader.submit(once)
 
     def _prune(self) -> None:
         """Delete what does not stay, and what has no manifest: the rest of an upload or of a deletion that broke off.

@@ -533,6 +533,37 @@ def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
     assert checkpoints.stored_steps() == [2, 1]
 
 
+def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its validation loss comes later than its files: without it nobody would know which one is the best."""
+    monkeypatch.setattr("recipes.stored_checkpoints.time.sleep", lambda seconds: None)
+    checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path)
+    write(checkpoints, 1)
+    with pytest.raises(ConnectionError):
+        checkpoints.wait()
+    checkpoints.tell(1, {VALIDATION_LOSS: 0.1})
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [1]
+    assert checkpoints.stored.loss(1) == 0.1
+
+
+def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(opened(store, tmp_path), 4)
+    halves(store, 3)
+
+    def away(*given: Any) -> None:
+        raise ConnectionError("the store did not answer")
+
+    again = opened(store, tmp_path)
+    monkeypatch.setattr(again.stored, "delete", away)
+    again.catch_up()
+    again.wait()
+    assert "old checkpoints were not deleted: ConnectionError" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_the_best_is_sent_again_as_the_run_goes_on_if_it_is_whole(store: Store, tmp_path: Path, is_whole: bool) -> None:
     first = opened(store, tmp_path, keep_last=1)
