@@ -189,7 +189,9 @@ def leave(
     out = work / recipe.trained_role
     published = save_chosen(trainer, chosen, material.folder, recipe, out)
     if unsent:
-        write_unsent(store, folder_of(job), (UnsentPoint(**vars(point)) for point in unsent))
+        anew = course.steps_done_anew
+        points = (UnsentPoint(**vars(point), anew=any(point.step in steps for steps in anew)) for point in unsent)
+        write_unsent(store, folder_of(job), points)
         say(f"{len(unsent)} metric points go with the result: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(usage.steps).gpu_seconds})

@@ -14,7 +14,10 @@ NAME = "unsent_metrics.jsonl"
 
 
 class UnsentPoint(Frozen):
-    """One value of a metric; `timestamp` in ms since 1970. JSON has no NaN and no infinity: they are words there."""
+    """One value of a metric; `timestamp` in ms since 1970. JSON has no NaN and no infinity: they are words there.
+
+    `anew` says that the run did this step otherwise than the first time, whose value may be there too.
+    """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -22,6 +25,7 @@ class UnsentPoint(Frozen):
     value: float
     step: int
     timestamp: int
+    anew: bool = False
 
 
 def write_unsent(store: Store, folder: str, points: Iterable[UnsentPoint]) -> None:

@@ -217,7 +217,8 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has_ended(home: Path, tmp_path: Path) -> None:
-    """Each point once: one that had arrived unacknowledged too, and when the end is recorded a second time."""
+    """Each step once: one that had arrived unacknowledged too, one that was done again after a kill, and when the end is
+    recorded a second time. What was done otherwise the second time is there twice."""
     control_plane = ControlPlane()
     control_plane.jobs.submit(
         name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="unheard", status="running"
@@ -229,12 +230,14 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     job = training_job(plan, control_plane)
     unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
     odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
-    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd])
-    RunData(control_plane.database).log_metric("unheard", metric_point("train/loss", 1.0, 1, 1))
+    anew = UnsentPoint(key="eval/loss", value=0.5, step=3, timestamp=30, anew=True)
+    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd, anew])
+    for key, value, step, timestamp in (("train/loss", 1.0, 1, 1), ("train/loss", 1 / 2, 2, 99), ("eval/loss", 0.7, 3, 3)):
+        RunData(control_plane.database).log_metric("unheard", metric_point(key, value, step, timestamp))
     facts = TrainingFacts(
         train_seconds=1.0,
         resumed_from=None,
-        unsent_metrics=len(unsent) + len(odd),
+        unsent_metrics=len(unsent) + len(odd) + 1,
         losses={},
         published_step=1,
         tokens=1,
@@ -248,9 +251,11 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
         complete(replace(plan, splits={}), job, result, control_plane)
     logged = Metrics(control_plane.database)
     points = logged.history("unheard", "train/loss", 3000).points
-    assert [(point.step, point.value, point.timestamp) for point in points] == [
-        (p.step, p.value, p.timestamp) for p in unsent
+    times = {2: 99}
+    assert sorted((point.step, point.value, point.timestamp) for point in points) == [
+        (point.step, point.value, times.get(point.step, point.timestamp)) for point in unsent
     ]
+    assert [point.value for point in logged.history("unheard", "eval/loss", 3).points] == [0.7, 0.5]
     assert [point.is_nan for point in logged.history("unheard", "train/grad_norm", 3).points] == [True]
     control_plane.database.close()
 
