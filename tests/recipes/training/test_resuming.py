@@ -18,6 +18,8 @@ from recipes.sent_back import SentBack
 from recipes.store import MANIFEST
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.trainer import CheckpointingTrainer
+from recipes.unsent_metrics import read_unsent
+from recipes.usage import folder_of
 from tests.recipes.tiny_model import make_tiny_model
 from tests.recipes.training.place import Place, facts
 
@@ -129,6 +131,9 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
         pending = json.loads((way.folder / "8" / PENDING_METRICS).read_text())
         logged = [point["step"] for point in pending if point["key"] == "train/loss"]
         assert logged == [1, 2, 3, 4, 5, 6, 7, 8], "what the first way had logged by step 4, and its own"
+        unsent = read_unsent(place.store, folder_of(job))
+        left = [(point.step, point.anew) for point in unsent if point.key == "train/loss"]
+        assert left == [(step, step > 4) for step in range(1, 9)], "what it did anew is told beside the first time's"
         # Killed on its way it goes on there, and does not go back once more.
         way.discard_from(8)
         assert facts(train()).resumed_from == 6
