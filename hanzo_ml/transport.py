@@ -13,6 +13,8 @@ from hanzo_ml.points import Point, is_refusal, newest_steps
 API = "/api/2.0/mlflow"
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 CHUNK = 1 << 20
+THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
+"""Asked itself, whatever proxy the machine has for others: that one would look for the server on its own."""
 
 
 class Unavailable(Exception):
@@ -31,7 +33,8 @@ class Transport:
     """Calls of one tracking server. Not shared between threads."""
 
     def __init__(self, tracking_uri: str) -> None:
-        self._http = httpx.Client(base_url=tracking_uri.rstrip("/"), timeout=httpx.Timeout(30.0, connect=5.0))
+        direct = dict.fromkeys(f"all://{host}" for host in THIS_MACHINE)
+        self._http = httpx.Client(base_url=tracking_uri.rstrip("/"), timeout=httpx.Timeout(30.0, connect=5.0), mounts=direct)
 
     def create_run(self, experiment_id: str, name: str | None, start_time: int, tags: Mapping[str, str], key: str) -> str:
         """Make a run, once for each `key` however often it is sent. Returns its id."""

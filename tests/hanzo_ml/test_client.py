@@ -13,8 +13,9 @@ from mlflow.exceptions import MlflowException
 
 import hanzo_ml
 from hanzo_ml.client import Client
-from hanzo_ml.transport import Refused
+from hanzo_ml.transport import Refused, Transport
 from tests.api.server_process import REPOSITORY, ServerProcess, environment
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -72,6 +73,17 @@ def test_without_a_with_statement_an_exception_marks_the_run_failed_too(
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False, timeout=120)
     found = mlflow.get_run(done.stdout.split()[0])
     assert (found.info.status, found.data.metrics) == (status, {"loss": 1.5}), done.stderr
+
+
+def test_a_server_on_this_machine_is_not_asked_by_way_of_a_proxy(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    transport = Transport(server.url)
+    assert transport.create_run("0", "near", 0, {}, key="near")
 
 
 def test_a_run_goes_on_under_its_id(client: Client, mlflow: MlflowClient) -> None:
