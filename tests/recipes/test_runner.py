@@ -101,6 +101,19 @@ def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
     assert not Store(job.store).list("s3://hanzo-ml/runs/r")
 
 
+@pytest.mark.parametrize(
+    "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "Failed('no')"]
+)
+def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, end: str) -> None:
+    """What it reads where it lies, in the folder that the store is, it does not find then."""
+    store = Store(job.store)
+    store.put_bytes("s3://hanzo-models/base/b/model", b"x")
+    away = f"import os; os.rename({str(tmp_path / 'objects')!r}, {str(tmp_path / 'away')!r})"
+    done = run(job, tmp_path, away, f"raise {end}")
+    assert (done.returncode, said(job)["code"]) == (75, 75), done.stderr
+    assert last_error(done).startswith("error: starting again: the object store is away: ")
+
+
 @pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "Failed('no')"])
 def test_an_end_that_was_foreseen_shows_nobody_a_traceback(job: Job, tmp_path: Path, error: str) -> None:
     assert "Traceback" not in run(job, tmp_path, f"raise {error}").stderr
