@@ -23,8 +23,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
+NO_SPACE = ": no space is left"
+
+
 class StoreFull(Exception):
-    """No space is left where the objects lie."""
+    """No space is left where the objects lie: the URI that had no room, and `NO_SPACE`."""
 
 
 class StoreUnavailable(Exception):
@@ -112,7 +115,7 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
         text = str(error)
         code = int(found.group(1)) if (found := OS_ERROR.search(text)) else None
         if code in FULL:
-            raise StoreFull(f"{uri}: no space is left") from None
+            raise StoreFull(uri + NO_SPACE) from None
         if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
         raise StoreUnavailable(f"{uri}: {text.splitlines()[0][:500]}") from error

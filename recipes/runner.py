@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import NO_SPACE, StoreFull, StoreUnavailable
 from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
@@ -100,11 +100,13 @@ def main(program: Work) -> None:
     except StoreUnavailable as error:
         traceback.print_exc()
         fail(f"starting again: {error}", EXIT_RESTART)
+    except StoreFull as error:
+        place = str(error).removesuffix(NO_SPACE)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", 1)
-        place = getattr(error, "filename", None) or work
+        place = str(getattr(error, "filename", None) or work)
     else:
         end_soon()
         return

@@ -17,7 +17,7 @@ RESULT = "s3://hanzo-ml/runs/r/result.json"
 HEAD = """
 import errno
 from recipes.runner import Failed, Preempted, main
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.schema import BadConfiguration, Result
 from recipes.store import BrokenArtifact
 
@@ -88,6 +88,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
         ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
         ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
+        ("raise StoreFull('s3://x/y: no space is left')", 1, "error: no space left for s3://x/y: free some space"),
         ("return {}['missing']", 1, "error: KeyError: 'missing'"),
     ],
 )
