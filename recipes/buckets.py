@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from obstore.exceptions import BaseError, PreconditionError
@@ -15,14 +16,18 @@ from obstore.store import LocalStore, S3Store
 
 from recipes.addresses import local_root
 from recipes.schema import StoreAddress
+from recipes.store_folder import is_away, is_there, make, mark_of
 
 Bucket: TypeAlias = LocalStore | S3Store
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
+NO_SPACE = ": no space is left"
+
+
 class StoreFull(Exception):
-    """No space is left where the objects lie."""
+    """No space is left where the objects lie: the URI that had no room, and `NO_SPACE`."""
 
 
 class StoreUnavailable(Exception):
@@ -34,14 +39,20 @@ class Replaced(FileNotFoundError):
 
 
 def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) -> Bucket:
-    """A bucket on the server of an address, or its folder, which is made. Every put asks for encryption at rest (row X1).
+    """A bucket on the server of an address, or its folder. Every put asks for encryption at rest (row X1).
 
     And tells its checksum, as each part of a large one does: of what a wire, a proxy or a disk's buffer changed, the server
     then stores nothing. The library has it already, for the signature.
+
+    Raises:
+        StoreUnavailable: the folder was made once, and is not there.
     """
     root = local_root(address)
     if root is not None:
-        return LocalStore(root / name, mkdir=True)
+        if is_away(address):
+            remedy = f"mount it again (or remove {mark_of(root)}, and the store begins anew, empty)"
+            raise StoreUnavailable(f"{root} holds no bucket, and did before: {remedy}")
+        return LocalStore(make(root, name))
     config: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
     if address.encryption != "none":
         config["aws_server_side_encryption"] = address.encryption
@@ -63,14 +74,40 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
     )
 
 
+def refuse_without_bucket(uri: str, bucket: Bucket) -> None:
+    """Raises StoreUnavailable: the bucket is a folder, and that is not there: not mounted any more, or moved away."""
+    if isinstance(bucket, LocalStore) and not is_there(Path(str(bucket.prefix))):
+        raise StoreUnavailable(f"{uri}: its bucket {bucket.prefix} is not there: mount it again")
+
+
 @contextmanager
-def readable_errors(uri: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn what the library raises into what callers tell apart: missing, full, or no answer."""
+def listing(uri: str, bucket: Bucket) -> Iterator[None]:
+    """Around a look into the folders of a bucket: what was not found while it went away is not known to be missing.
+
+    A network folder says in many ways that it does not answer.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"{uri}: {error.strerror}") from error
+    refuse_without_bucket(uri, bucket)
+
+
+@contextmanager
+def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Iterator[None]:
+    """Turn what the library raises into what callers tell apart: missing, full, or no answer.
+
+    Of a bucket whose folder went away nothing is missing, and nothing is written: the library would make it anew, where
+    another lies as soon as it is mounted again.
+    """
+    if writing:
+        refuse_without_bucket(uri, bucket)
     try:
         yield
     except PreconditionError:
         raise Replaced(f"{uri} was replaced while it was read") from None
     except FileNotFoundError as error:
+        refuse_without_bucket(uri, bucket)
         if writing or "NoSuchBucket" in str(error):
             raise StoreUnavailable(f"{uri}: its bucket does not exist") from None
         raise FileNotFoundError(f"nothing lies at {uri}") from None
@@ -78,7 +115,7 @@ def readable_errors(uri: str, *, writing: bool = False) -> Iterator[None]:
         text = str(error)
         code = int(found.group(1)) if (found := OS_ERROR.search(text)) else None
         if code in FULL:
-            raise StoreFull(f"{uri}: no space is left") from None
+            raise StoreFull(uri + NO_SPACE) from None
         if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
         raise StoreUnavailable(f"{uri}: {text.splitlines()[0][:500]}") from error

@@ -16,7 +16,15 @@ from typing import Self
 import obstore
 
 from recipes.addresses import Location, local_root, locate, refuse_links
-from recipes.buckets import Bucket, Replaced, StoreUnavailable, open_bucket, readable_errors
+from recipes.buckets import (
+    Bucket,
+    Replaced,
+    StoreUnavailable,
+    listing,
+    open_bucket,
+    readable_errors,
+    refuse_without_bucket,
+)
 from recipes.schema import StoreAddress
 from recipes.stored_object import StoredObject
 
@@ -62,13 +70,13 @@ class Objects:
 
     def put_bytes(self, uri: str, data: bytes) -> None:
         store, key = self._place(uri)
-        with readable_errors(uri, writing=True):
+        with readable_errors(uri, store, writing=True):
             obstore.put(store, key, data)
 
     def put_file(self, uri: str, path: Path) -> None:
         store, key = self._place(uri)
         parts = part_size(path.stat().st_size)  # asked first: a file that is gone is no bucket that is gone
-        with readable_errors(uri, writing=True):
+        with readable_errors(uri, store, writing=True):
             obstore.put(store, key, path, chunk_size=parts, max_concurrency=CONCURRENT_PARTS)
 
     def copy(self, source: str, uri: str) -> None:
@@ -81,7 +89,7 @@ class Objects:
         (store, key), (other, new_key) = self._place(source), self._place(uri)
         if store is not other:
             raise StoreUnavailable(f"{uri}: its bucket is not that of {source}")
-        with readable_errors(source):
+        with readable_errors(source, store):
             obstore.copy(store, key, new_key)
 
     async def put_stream(self, uri: str, chunks: AsyncIterator[bytes], size: int | None = None) -> None:
@@ -98,7 +106,7 @@ class Objects:
             length += len(chunk)
             if length >= PART:
                 break
-        with readable_errors(uri, writing=True):
+        with readable_errors(uri, store, writing=True):
             if length < PART:  # one request instead of three
                 await obstore.put_async(store, key, b"".join(first))
                 return
@@ -119,7 +127,7 @@ class Objects:
     def open(self, uri: str) -> StoredObject:
         """The object that lies at `uri` now. Raises FileNotFoundError."""
         store, key = self._place(uri)
-        with readable_errors(uri):
+        with readable_errors(uri, store):
             meta = obstore.head(store, key)
         return StoredObject(uri, meta["size"], meta["e_tag"] or "", store, key)
 
@@ -152,7 +160,7 @@ class Objects:
     def modified(self, uri: str) -> int:
         """When the object came there, in milliseconds since 1970. Raises FileNotFoundError."""
         store, key = self._place(uri)
-        with readable_errors(uri):
+        with readable_errors(uri, store):
             return int(obstore.head(store, key)["last_modified"].timestamp() * 1000)
 
     def sha256(self, uri: str) -> str:
@@ -164,7 +172,7 @@ class Objects:
         store, key = self._place(uri)
         if self._root is not None:
             return None
-        with readable_errors(uri):
+        with readable_errors(uri, store):
             return str(obstore.sign(store, "GET", key, expires_in=timedelta(seconds=seconds)))
 
     def entries(self, uri: str) -> list[Entry]:
@@ -173,9 +181,10 @@ class Objects:
         logical = uri.removeprefix("s3://").partition("/")[0]
         if self._root is not None:
             bucket = self._root / self._location(uri).bucket
-            found = ((path.relative_to(bucket).as_posix(), size) for path, size in files_below(bucket / key))
+            with listing(uri, store):
+                found = [(path.relative_to(bucket).as_posix(), size) for path, size in files_below(bucket / key)]
             return sorted((Entry(f"s3://{logical}/{path}", size) for path, size in found), key=lambda entry: entry.uri)
-        with readable_errors(uri):
+        with readable_errors(uri, store):
             metas = [meta for batch in obstore.list(store, prefix=key) for meta in batch]
         below = (Entry(f"s3://{logical}/{meta['path']}", meta["size"]) for meta in metas if meta["path"] != key)
         return sorted(below, key=lambda entry: entry.uri)
@@ -185,9 +194,10 @@ class Objects:
         store, key = self._place(uri)
         place = uri.rstrip("/")
         if self._root is not None:
-            files, folders = directly_below(self._root / self._location(uri).bucket / key)
+            with listing(uri, store):
+                files, folders = directly_below(self._root / self._location(uri).bucket / key)
         else:
-            with readable_errors(uri):
+            with readable_errors(uri, store):
                 found = obstore.list_with_delimiter(store, prefix=key)
             files = [(meta["path"].rpartition("/")[2], meta["size"]) for meta in found["objects"] if meta["path"] != key]
             folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
@@ -206,10 +216,14 @@ class Objects:
             return any(self.below(uri))
         return True
 
+    def refuse_without_bucket(self, uri: str) -> None:
+        """For whoever reads what lies at `local_path` itself, and did not find it. Raises StoreUnavailable."""
+        refuse_without_bucket(uri, self._place(uri)[0])
+
     def remove(self, uri: str) -> None:
         """Delete the object at `uri`, if there is one."""
         store, key = self._place(uri)
-        with suppress(FileNotFoundError), readable_errors(uri):
+        with suppress(FileNotFoundError), readable_errors(uri, store):
             obstore.delete(store, key)
 
     def remove_empty_folders(self, uri: str) -> None:

@@ -18,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import NO_SPACE, StoreFull, StoreUnavailable
 from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
+from recipes.store_folder import is_away
 
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
@@ -69,7 +70,12 @@ def main(program: Work) -> None:
     store = Store(job.store)
 
     def fail(message: str, code: int) -> NoReturn:
-        """Exit; the last line says why, to people in the log and to the supervisor in `exit.json`."""
+        """Exit; the last line says why, to people in the log and to the supervisor in `exit.json`.
+
+        What a program reads where it lies in the store is in its own words not to be found, while the store is away.
+        """
+        if code not in (EXIT_PREEMPTED, EXIT_RESTART) and is_away(job.store):
+            message, code = f"starting again: the object store is away: {message}", EXIT_RESTART
         line = " ".join(message.split())
         print(f"error: {line}", file=sys.stderr, flush=True)
         # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
@@ -94,11 +100,13 @@ def main(program: Work) -> None:
     except StoreUnavailable as error:
         traceback.print_exc()
         fail(f"starting again: {error}", EXIT_RESTART)
+    except StoreFull as error:
+        place = str(error).removesuffix(NO_SPACE)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", 1)
-        place = getattr(error, "filename", None) or work
+        place = str(getattr(error, "filename", None) or work)
     else:
         end_soon()
         return

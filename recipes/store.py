@@ -163,6 +163,7 @@ class Store(Objects):
                 self._download(artifact.uri, file, folder / PurePosixPath(file.path))
                 problem = what_is_broken(folder, file)
             if problem:
+                self.refuse_without_bucket(artifact.uri)
                 raise BrokenArtifact(f"{artifact.uri}/{problem}")
         return folder
 

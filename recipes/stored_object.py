@@ -40,12 +40,12 @@ class StoredObject:
         options: dict[str, Any] = {"range": (start, stop)}
         if self.version:
             options["if_match"] = self.version
-        with readable_errors(self.uri):
+        with readable_errors(self.uri, self.bucket):
             found = obstore.get(self.bucket, self.key, options=options)
         return self._streamed(found)
 
     def _streamed(self, found: "obstore.GetResult") -> Iterator[bytes]:
-        with readable_errors(self.uri):
+        with readable_errors(self.uri, self.bucket):
             for chunk in found.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 

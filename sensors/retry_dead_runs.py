@@ -1,10 +1,11 @@
-"""A run failed -> go on with it in a new one when only its worker had died; else its job, if it has one, has failed. What
-follows a training is tried again where the machine is to blame.
+"""A run failed -> go on with it in a new one when only its worker had died, or had found no store; else its job, if it has
+one, has failed. What follows a training is tried again where the machine is to blame.
 
 Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
 whose worker and daemon were killed together was lost. This one looks at the state, as often as it takes.
 """
 
+from collections.abc import Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +38,10 @@ AGAIN_PAUSE = timedelta(minutes=2)
 AGAIN = ", which is tried again"
 OF_MACHINE = {"MachineFailed", "StoreUnavailable", "StoreFull", "OperationalError", "MemoryError"}
 """Errors for which neither the user nor what was trained is to blame."""
+OF_WORKER = OF_MACHINE - {"MachineFailed"}
+"""Those of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
+failed for that, which went on or was over.
+"""
 LOOK_BACK = timedelta(days=7)
 SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
@@ -65,7 +70,7 @@ def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlP
             with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
                 fail_job(context.instance, run, control_plane)
                 waited = now - record.update_timestamp.replace(tzinfo=UTC) >= AGAIN_PAUSE * (retries_of(run) + 1)
-                if waited and not was_retried(context.instance, run) and is_to_be_tried_again(run, control_plane):
+                if waited and not was_retried(context.instance, run) and is_to_be_tried_again(context, run, control_plane):
                     requests.append(retry(run))
     return dg.SensorResult(run_requests=requests)
 
@@ -100,12 +105,17 @@ def is_left_deploying(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
         return any(event is not None and of_promotion(connection, event.seq) is None for event in promoted)
 
 
-def is_to_be_tried_again(run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
-    """Whether that is what was said when it failed. Its log is not read at every look."""
+def is_to_be_tried_again(context: dg.SensorEvaluationContext, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """Whether that is what was said when it failed, or its job goes on without it. Its log is not read at every look."""
     partition = run.tags.get(PARTITION_TAG)
-    if partition is None or not steps_of(run) <= WHAT_FOLLOWS:
+    if partition is None or not steps_of(run) <= WHAT_FOLLOWS | PROGRAMS:
         return False
-    return promises_again(control_plane.jobs.read(partition).reason, run.run_id)
+    job, instance = control_plane.jobs.read(partition), context.instance
+    if not steps_of(run) & PROGRAMS:
+        return promises_again(job.reason, run.run_id)
+    if job.status not in ACTIVE or another_goes_on(instance, run, partition):
+        return False
+    return is_wanted(instance, run, control_plane) and is_of_worker(instance, run)
 
 
 def told(cause: str, again: bool) -> str:
@@ -152,19 +162,33 @@ def fail_job(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: Co
     partition, steps = run.tags.get(PARTITION_TAG), steps_of(run)
     if partition is None or not steps & (PROGRAMS | WHAT_FOLLOWS):
         return
-    others = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: partition}))
-    if others[0].run_id != run.run_id or any(not other.is_finished for other in others):
+    if another_goes_on(instance, run, partition):
         return
     with control_plane.database.read() as connection:
         job = control_plane.jobs.get(partition, connection)
         resumed_at = control_plane.jobs.resumed_at(partition, connection)
     if steps & PROGRAMS:
         # One that failed before its job began has left it queued, and its run key is used up.
-        if job.status in ACTIVE and is_since(instance, run, resumed_at):
+        if job.status in ACTIVE and is_since(instance, run, resumed_at) and not is_of_worker(instance, run):
             control_plane.jobs.fail(partition, f"its run failed: {cause_of(instance, run)}")
     elif run.run_id not in job.reason:  # told already: its log is not read at every look
-        again = retries_of(run) < MAX_AGAIN and not errors_of(instance, run).isdisjoint(OF_MACHINE)
+        again = is_one_of(OF_MACHINE, instance, run)
         control_plane.jobs.fail_evaluation(partition, told(cause_of(instance, run), again))
+
+
+def another_goes_on(instance: dg.DagsterInstance, run: dg.DagsterRun, partition: str) -> bool:
+    """Whether a newer run works for the same job, or any other still does."""
+    all_of_job = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: partition}))
+    return all_of_job[0].run_id != run.run_id or any(not each.is_finished for each in all_of_job)
+
+
+def is_of_worker(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether the program of a job is not to blame that its run failed, and another run may go on with it."""
+    return is_one_of(OF_WORKER, instance, run)
+
+
+def is_one_of(errors: Set[str], instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    return retries_of(run) < MAX_AGAIN and not errors_of(instance, run).isdisjoint(errors)
 
 
 def failures_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterEvent]:

@@ -1,5 +1,11 @@
-"""How a step's micro-batches go through the stages of a model, forwards and back (`recipes.pipeline`)."""
+"""How a step's micro-batches go through the stages of a model, forwards and back (`recipes.pipeline`).
 
+Stages are in the middle of others' micro-batches until a step ends, so that none leaves it before. One that is asked to stop
+computes nothing from there on and sends what has the right shape: what is left of a step of minutes takes a moment, and all
+of them throw the step away.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,19 +23,39 @@ from recipes.training.packing import learned
 from recipes.training.stages import causal_of
 
 
-class StageModule(nn.Module):
-    """Tokens in the first stage, and what the stage before has made of them in the others -> hidden states."""
+class BrokenOff(Exception):
+    """A stage was asked to stop in the middle of a step, whose gradients are those of no step."""
 
-    def __init__(self, model: Any, *, first: bool, autocast: torch.dtype | None) -> None:
+
+class StageModule(nn.Module):
+    """Tokens in the first stage, and what the stage before has made of them in the others -> hidden states.
+
+    `skipped` says whether something in this step was not computed. An evaluation is: its numbers count.
+    """
+
+    def __init__(
+        self, model: Any, *, first: bool, autocast: torch.dtype | None, is_asked_to_stop: Callable[[], bool]
+    ) -> None:
         super().__init__()
         self.model = model
         self.first = first
         self.autocast_dtype = autocast
+        self.is_asked_to_stop = is_asked_to_stop
+        self.skipped = False
+
+    def skips(self) -> bool:
+        self.skipped |= torch.is_grad_enabled() and self.is_asked_to_stop()
+        return self.skipped
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
 
     def forward(self, given: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        if self.skips():
+            if not self.first:
+                return given * 1  # the stage before waits for its gradient
+            shape = (*given.shape, causal_of(self.model).config.hidden_size)
+            return torch.zeros(shape, dtype=self.model.dtype, device=given.device, requires_grad=True)
         named = {"input_ids" if self.first else "inputs_embeds": given}
         with self.autocast(given.device):
             found = causal_of(self.model).model(**named, position_ids=position_ids, use_cache=False)
@@ -38,6 +64,8 @@ class StageModule(nn.Module):
 
     def loss(self, hidden: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | None) -> torch.Tensor:
         """The model's own, of the last stage: the mean over `items` tokens, or over those that are learned here."""
+        if self.skips():
+            return hidden.float().sum() * 0
         causal = causal_of(self.model)
         places, following = learned(labels)
         with self.autocast(hidden.device):
@@ -56,11 +84,19 @@ class Pipeline:
     """The stage of this process, and the others as it sees them. Every method is called by all of them at once."""
 
     def __init__(
-        self, model: Any, recipe: Recipe, group: Group, device: torch.device, autocast: torch.dtype | None, scale: float
+        self,
+        model: Any,
+        recipe: Recipe,
+        group: Group,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        scale: float,
+        is_asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.rank, self.stages, self.device = group.rank, group.size, device
+        self.group, self.rank, self.stages, self.device = group, group.rank, group.size, device
         self.last = group.size - 1
-        self.module = StageModule(model, first=group.rank == 0, autocast=autocast)
+        first = group.rank == 0
+        self.module = StageModule(model, first=first, autocast=autocast, is_asked_to_stop=is_asked_to_stop)
         self.scale = scale
         config = causal_of(model).config
         self.hidden_size, self.dtype = config.hidden_size, model.dtype
@@ -89,8 +125,13 @@ class Pipeline:
         return scaled(self.module.loss(hidden, labels, self._items), self.scale)
 
     def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process."""
+        """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process.
+
+        Raises:
+            BrokenOff: in every process; one of them was asked to stop, and did not compute all of them.
+        """
         labels = batch["labels"]
+        self.module.skipped = False
         self._items = (labels[:, 1:] != IGNORED).sum()
         given = (batch["input_ids"],) if self.rank == 0 else ()
         target = labels if self.rank == self.last else None
@@ -105,6 +146,8 @@ class Pipeline:
                 if error.__cause__ is None:
                     raise
                 raise error.__cause__ from None
+        if self.group.any(self.module.skipped):
+            raise BrokenOff
         self._add_up_tied()
         return self._of_last(torch.stack([loss.detach() for loss in losses]).sum() if losses else None)
 

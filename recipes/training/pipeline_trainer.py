@@ -7,21 +7,24 @@ import torch
 from peft import PeftModel
 
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.pipeline_schedule import Pipeline
+from recipes.training.pipeline_schedule import BrokenOff, Pipeline
 from recipes.training.stages import load_adapter, save_adapter, trained_of
 
 
 class PipelineTrainer(ObjectiveTrainer):
-    """Its micro-batches are the schedule's, so that what the library takes for one are the rows of a step.
-
-    Stages are in the middle of others' micro-batches until a step ends, and none breaks it off before.
-    """
+    """Its micro-batches are the schedule's, so that what the library takes for one are the rows of a step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         recipe = self.objective.recipe
         self.pipeline = Pipeline(
-            self.model, recipe, self.group, self.args.device, autocast=self.autocast_dtype, scale=self.scale
+            self.model,
+            recipe,
+            self.group,
+            self.args.device,
+            autocast=self.autocast_dtype,
+            scale=self.scale,
+            is_asked_to_stop=lambda: self.stop.requested,
         )
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: object = None) -> torch.nn.Module:
@@ -35,6 +38,15 @@ class PipelineTrainer(ObjectiveTrainer):
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         self.model.train()
         return self.pipeline.step(self._prepare_inputs(inputs))
+
+    def _run_epoch(self, model: Any, epoch: int, **given: Any) -> None:
+        """With a step that is broken off, the library goes on as after a micro-batch of it that was not the last."""
+        try:
+            super()._run_epoch(model=model, epoch=epoch, **given)
+        except BrokenOff:
+            self.callback_handler.on_substep_end(self.args, self.state, self.control)
+            told = (given["trial"], epoch, given["ignore_keys_for_eval"], given["start_time"])
+            self._maybe_log_save_evaluate(self._tr_loss, None, model, *told)
 
     def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> torch.Tensor:
         return self.pipeline.loss(inputs)

@@ -62,7 +62,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._saved = state.global_step
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if args.gradient_accumulation_steps > 1:
+        if args.gradient_accumulation_steps > 1 or self.group.in_stages:
             self._before_step = RandomStates.now()
 
     def on_substep_end(
@@ -74,7 +74,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         model: torch.nn.Module,
         **kwargs: object,
     ) -> TrainerControl:
-        """After every micro-batch of a step but its last."""
+        """After every micro-batch of a step but its last; of stages, after a step that was broken off."""
         if self.asked():
             self._before_step.put_back()
             model.zero_grad()  # the checkpoint may need their memory; FSDP2 keeps what it has not reduced yet

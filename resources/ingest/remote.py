@@ -95,7 +95,7 @@ def files_at(settings: Settings, address: str, format: Format) -> list[SourceFil
     root_address = StoreAddress(root=settings.storage.endpoint or AWS, buckets={}, encryption="none")
     bucket = open_bucket(bucket_name, root_address, settings.storage.variables)
     key = key.strip("/")
-    with readable_errors(address):
+    with readable_errors(address, bucket):
         keys = sorted(meta["path"] for batch in obstore.list(bucket, prefix=key or None) for meta in batch)
     if key and is_object(bucket, key, address):
         return [SourceFile(key.rpartition("/")[2], download(bucket, key, address))]
@@ -116,7 +116,7 @@ def messages_at(settings: Settings, address: str, format: Format) -> SourceFile:
 
 def is_object(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> bool:
     try:
-        with readable_errors(uri):
+        with readable_errors(uri, bucket):
             obstore.head(bucket, key)
     except FileNotFoundError:
         return False
@@ -137,7 +137,7 @@ def download(bucket: "obstore.store.ObjectStore", key: str, uri: str) -> Callabl
     def opened() -> Iterator[BinaryIO]:
         with tempfile.TemporaryFile() as file:
             try:
-                with readable_errors(uri):
+                with readable_errors(uri, bucket):
                     for chunk in obstore.get(bucket, key).stream(min_chunk_size=CHUNK):
                         file.write(chunk)
             except FileNotFoundError as problem:  # it was there as the files were listed

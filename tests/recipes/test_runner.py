@@ -17,7 +17,7 @@ RESULT = "s3://hanzo-ml/runs/r/result.json"
 HEAD = """
 import errno
 from recipes.runner import Failed, Preempted, main
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.schema import BadConfiguration, Result
 from recipes.store import BrokenArtifact
 
@@ -88,6 +88,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
         ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
         ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
+        ("raise StoreFull('s3://x/y: no space is left')", 1, "error: no space left for s3://x/y: free some space"),
         ("return {}['missing']", 1, "error: KeyError: 'missing'"),
     ],
 )
@@ -99,6 +100,19 @@ def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
     assert last_error(done).startswith(line)
     assert said(job) == {"code": code, "message": last_error(done).removeprefix("error: ")}
     assert not Store(job.store).list("s3://hanzo-ml/runs/r")
+
+
+@pytest.mark.parametrize(
+    "end", ["BrokenArtifact('model is missing')", "FileNotFoundError(2, 'no', 'model')", "Failed('no')"]
+)
+def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, end: str) -> None:
+    """What it reads where it lies, in the folder that the store is, it does not find then."""
+    store = Store(job.store)
+    store.put_bytes("s3://hanzo-models/base/b/model", b"x")
+    away = f"import os; os.rename({str(tmp_path / 'objects')!r}, {str(tmp_path / 'away')!r})"
+    done = run(job, tmp_path, away, f"raise {end}")
+    assert (done.returncode, said(job)["code"]) == (75, 75), done.stderr
+    assert last_error(done).startswith("error: starting again: the object store is away: ")
 
 
 @pytest.mark.parametrize("error", ["BadConfiguration('no')", "BrokenArtifact('no')", "Preempted('yes')", "Failed('no')"])

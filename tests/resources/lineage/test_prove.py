@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, update
 
+from recipes.buckets import StoreUnavailable
 from recipes.schema import Artifact, StoreAddress
 from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError
@@ -135,6 +136,16 @@ def test_a_whole_chain_is_proved_to_its_source_files_and_every_byte_is_hashed_on
     assert (proof.ok, proof.broken) == (True, [])
     assert proof.bytes_hashed == sum(len(data) for _, files in FILES.values() for data in files.values())
     assert set(labels(proof.chain)) == {"m version 1", *LABELS.values()}
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_of_a_store_that_is_away_nothing_is_said_to_be_missing(chain: Chain, tmp_path: Path, mount_point: bool) -> None:
+    objects = tmp_path / "objects"
+    objects.rename(tmp_path / "away")
+    if mount_point:
+        objects.mkdir()
+    with pytest.raises(StoreUnavailable):
+        chain.prove()
 
 
 @pytest.mark.parametrize(("name", "file"), EVERY_FILE)

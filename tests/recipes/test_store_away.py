@@ -1,0 +1,166 @@
+"""A store that is a folder, and is not there for a while: a network folder that is not mounted any more. That is an outage,
+and no empty store; who asks meanwhile is told so, and nothing is made at its place."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import stored_checkpoints
+from recipes.buckets import StoreUnavailable
+from recipes.checkpoints import Checkpoints
+from recipes.schema import Artifact, FileRecord, StoreAddress
+from recipes.store import Store
+from recipes.training.resuming import where_to_resume
+
+BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
+DATASET = "s3://hanzo-ml/datasets/d/1/records"
+CHECKPOINTS = "s3://hanzo-ml/checkpoints/run"
+
+
+class Folder:
+    """The root of a store, which comes and goes as a mounted folder does: its mount point may stay, empty, or not."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.elsewhere = root.with_name("elsewhere")
+        self.address = StoreAddress(root=root.as_uri(), buckets=BUCKETS)
+
+    def go(self, *, mount_point: bool) -> None:
+        self.root.rename(self.elsewhere)
+        if mount_point:
+            self.root.mkdir()
+
+    def come(self) -> None:
+        if self.root.exists():
+            self.root.rmdir()  # fails where anything was made in it meanwhile
+        self.elsewhere.rename(self.root)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "objects")
+
+
+@pytest.fixture
+def artifact(folder: Folder, tmp_path: Path) -> Artifact:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a.jsonl").write_bytes(b"one\n")
+    return Store(folder.address).publish(files, DATASET, "dataset")
+
+
+ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
+    "get": lambda store, artifact, scratch: store.get_bytes(f"{DATASET}/a.jsonl"),
+    "list": lambda store, artifact, scratch: store.list(DATASET),
+    "below": lambda store, artifact, scratch: store.below(DATASET),
+    "exists": lambda store, artifact, scratch: store.exists(DATASET),
+    "find": lambda store, artifact, scratch: store.find(DATASET),
+    "manifest": lambda store, artifact, scratch: store.manifest(artifact),
+    "pieces": lambda store, artifact, scratch: list(store.pieces(DATASET, FileRecord(path="a.jsonl", sha256="", size=4))),
+    "put": lambda store, artifact, scratch: store.put_bytes(f"{DATASET}/b.jsonl", b"two\n"),
+    "put_file": lambda store, artifact, scratch: store.put_file(f"{DATASET}/b.jsonl", Path(__file__)),
+    "copy": lambda store, artifact, scratch: store.copy(f"{DATASET}/a.jsonl", f"{DATASET}/b.jsonl"),
+    "delete": lambda store, artifact, scratch: store.delete(DATASET),
+    "remove": lambda store, artifact, scratch: store.remove(f"{DATASET}/a.jsonl"),
+    "fetch": lambda store, artifact, scratch: store.fetch(artifact, scratch),
+}
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+@pytest.mark.parametrize("opened", [False, True], ids=["by a new process", "by one that knew it"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_store_that_is_away_is_no_empty_one(
+    folder: Folder, artifact: Artifact, tmp_path: Path, asked: str, opened: bool, mount_point: bool
+) -> None:
+    store = Store(folder.address)
+    if opened:
+        assert store.list(DATASET)
+    folder.go(mount_point=mount_point)
+    with pytest.raises(StoreUnavailable):
+        ASKED[asked](store, artifact, tmp_path / "scratch")
+    folder.come()
+    assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
+
+
+def test_a_store_of_which_one_bucket_is_left_is_there(folder: Folder, artifact: Artifact) -> None:
+    """Buckets are made as something is put into them."""
+    store = Store(folder.address)
+    assert store.list(CHECKPOINTS) == []
+    store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
+    assert store.list(CHECKPOINTS) == [f"{CHECKPOINTS}/incidents.json"]
+
+
+def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Folder, artifact: Artifact) -> None:
+    shutil.rmtree(folder.root)
+    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made") as told:
+        Store(folder.address).list(DATASET)
+    Path(str(told.value).partition("remove ")[2].partition(",")[0]).unlink()
+    assert Store(folder.address).list(DATASET) == []
+
+
+def test_what_goes_away_while_it_is_listed_is_not_known_to_be_missing(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(folder.address)
+    store.put_bytes(f"{DATASET}/inner/b.jsonl", b"two\n")
+    scan = os.scandir
+
+    def then_away(place: Any) -> Any:
+        if Path(place).name == "inner":
+            folder.go(mount_point=False)
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", then_away)
+    with pytest.raises(StoreUnavailable):
+        store.list(DATASET)
+
+
+def test_what_goes_away_while_it_is_read_is_not_known_to_be_missing(folder: Folder, artifact: Artifact) -> None:
+    found = Store(folder.address).open(f"{DATASET}/a.jsonl")
+    folder.go(mount_point=True)
+    with pytest.raises(StoreUnavailable):
+        list(found.chunks())
+
+
+def saved(checkpoints: Checkpoints, step: int) -> None:
+    with checkpoints.writing(step) as place:
+        (place / "weights").write_bytes(b"%d" % step)
+    checkpoints.settle()
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are_away(
+    folder: Folder, tmp_path: Path, mount_point: bool
+) -> None:
+    first = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    saved(first, 3)
+    first.wait()
+    folder.go(mount_point=mount_point)
+    other_machine = Checkpoints(tmp_path / "other machine", Store(folder.address), CHECKPOINTS, 2)
+    with pytest.raises(StoreUnavailable):
+        where_to_resume(other_machine, "latest")
+    folder.come()
+    _, found = where_to_resume(other_machine, "latest")
+    assert found is not None and found[0] == 3
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
+) -> None:
+    monkeypatch.setattr(stored_checkpoints, "RETRY_SECONDS", ())
+    checkpoints = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
+    saved(checkpoints, 1)
+    checkpoints.wait()
+    folder.go(mount_point=mount_point)
+    saved(checkpoints, 2)
+    with pytest.raises(StoreUnavailable):
+        checkpoints.wait()
+    folder.come()
+    saved(checkpoints, 3)
+    checkpoints.wait()
+    assert checkpoints.stored_steps() == [3, 2]
