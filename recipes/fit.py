@@ -1,16 +1,14 @@
 """Whether a recipe fits the memory of its hardware, and what would, where it does not (row L8). Pure functions."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recipes.architecture import Architecture
 from recipes.gpus import GIB, gpu_named
 from recipes.memory import MemoryBudget, memory_budget
+from recipes.quantity import bytes_of
 from recipes.recipe import Recipe
 
-UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-UNITS |= {"Ki": 1024, "Mi": 1024**2, "Gi": GIB, "Ti": 1024**4}
 METHODS = ("full", "lora", "qlora")
 """From the one that needs most memory to the one that needs least."""
 
@@ -50,14 +48,8 @@ def fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Fit:
         fits = available is None or budget.needed <= available
         return Fit(budget, budget.needed, available, fits, f"each {gpu_type or 'GPU'}")
     processes = recipe.distributed.gpus_per_node if recipe.distributed else 1
-    room = max(quantity(recipe.hardware.memory) or 0, host_memory)
+    room = max(bytes_of(recipe.hardware.memory or "0"), host_memory)
     return Fit(budget, budget.needed * processes, room, budget.certain * processes <= room, "the host")
-
-
-def quantity(text: str | None) -> float | None:
-    """Bytes of a Kubernetes quantity such as `64Gi`; none where it is none."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)", text or "")
-    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipes.architecture import Architecture
-from recipes.fit import fit, nearest, quantity, smaller_batches
+from recipes.fit import fit, nearest, smaller_batches
 from recipes.gpus import GIB, GPUS, requirement
 from recipes.known_architectures import shape_of
 from recipes.recipe import Recipe
@@ -93,14 +93,6 @@ def test_processes_of_one_host_share_its_memory() -> None:
     two = recipe.changed({"distributed": {"strategy": "ddp", "num_nodes": 1, "gpus_per_node": 2, "backend": "gloo"}})
     shape = shape_of(recipe)
     assert fit(two, shape, HOST).needed > 1.9 * fit(recipe, shape, HOST).needed
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("4Gi", 4 * GIB), ("512Mi", GIB / 2), ("1.5G", 1.5e9), ("100", 100), ("much", None), ("", None), (None, None)],
-)
-def test_memory_is_read_as_kubernetes_reads_it(text: str | None, size: float | None) -> None:
-    assert quantity(text) == size
 
 
 def test_the_requirement_of_a_recipe_names_a_known_gpu() -> None:
