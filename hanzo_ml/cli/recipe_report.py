@@ -33,7 +33,7 @@ def list_recipes(as_json: bool) -> None:
             row["base_model"],
             row["hardware"],
             f"{gib(row['memory_needed'])} of {gib(row['memory_available'])}" if row["memory_available"] else "-",
-            f"{row['estimated_time']}, {row['estimated_cost']}",
+            ", ".join(filter(None, (row["estimated_time"], row["estimated_cost"]))) or "-",
             "not yet" if row["cannot_train"] else "yes",
         )
         for row in rows
@@ -136,8 +136,9 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         *(f"  {part:<11}{gib(size):>9}" for part, size in vars(found.budget).items() if size),
         f"start        {' '.join(tried['command'])}{on_each_node(recipe)}",
         *([f"image        {recipe.image}"] if recipe.image else []),
-        f"seed         {recipe.estimated_time}, {recipe.estimated_cost} (the recipe's own figures)",
     ]
+    if seed := ", ".join(filter(None, (recipe.estimated_time, recipe.estimated_cost))):
+        said.append(f"seed         {seed} (the recipe's own figures)")
     if tried["kept"] is not None:
         kept = f"{gib(tried['kept'])} kept by autograd on meta tensors, {gib(tried['kept_expected'])} reckoned"
         said.append(f"activations  {kept}")

@@ -75,6 +75,22 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
 
 
 @pytest.mark.parametrize(
+    ("estimate", "shown"),
+    [("", None), ('estimated_time: "1 hour"\n', "1 hour"), ('estimated_cost: "$9"\n', "$9")],
+)
+def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, estimate: str, shown: str | None
+) -> None:
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    text = (FOLDER / "zen-72b-lora.yaml").read_text()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("".join(line for line in text.splitlines(keepends=True) if "estimated" not in line) + estimate)
+    recipe_report.check(str(recipe), as_json=False)
+    seeds = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed")]
+    assert seeds == ([f"seed         {shown} (the recipe's own figures)"] if shown else [])
+
+
+@pytest.mark.parametrize(
     ("line", "instead", "words"),
     [
         (

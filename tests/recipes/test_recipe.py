@@ -326,6 +326,11 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
         ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
         ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
+        (
+            "zen-7b-lora",
+            PINNED | {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}},
+            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or take 1",
+        ),
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
 )
@@ -341,7 +346,7 @@ def test_what_it_can_do_is_not_refused() -> None:
         assert missing(Recipe.named(name).changed(PINNED)) is None
         assert missing(Recipe.named(name).changed(PINNED | ZERO)) is None
     assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
-    for shape in ({}, ZERO, {"distributed": None}):
+    for shape in ({}, ZERO, {"distributed": None, "hardware": {"gpus": 1}}):
         assert missing(Recipe.named("zen-7b-full").changed(PINNED | shape | {"objective": "dpo"})) is None
 
 
