@@ -25,8 +25,8 @@ def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
     """Of that, what needs no files of the base model, whose shape is none where it is not known: such a job is not taken."""
     distributed, gpus = recipe.distributed, recipe.hardware.gpus
     if distributed is None and gpus > 1:  # the others would be held, and paid for, and do nothing
-        shape = f"distributed: {{strategy: ddp, gpus_per_node: {gpus}}}"
-        return f"hardware.gpus is {gpus}, and without distributed one process trains on one of them: add {shape}, or take 1"
+        alone = f"hardware.gpus is {gpus}, and without distributed one process trains on one of them"
+        return f"{alone}: add distributed: {{strategy: ddp, gpus_per_node: {gpus}}}, or take 1"
     if distributed and distributed.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
     if trains_shards(recipe) and recipe.optimizer != "adamw":  # bitsandbytes 0.50 raises at the first step
