@@ -216,6 +216,13 @@ def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, m
     return sum(tensors.copies * (tensors.elements * each + 4) for tensors in trained)
 
 
+def paged_bytes(recipe: Recipe, shape: Architecture) -> int:
+    """What `paged_adamw` keeps of a GPU's moments outside of it: in the host's memory, as far as the GPU has no room."""
+    if recipe.optimizer != "paged_adamw":
+        return 0
+    return optimizer_bytes("adamw", trained_tensors(recipe, shape), WIDTH[TRAINED])
+
+
 def states_8bit(elements: int) -> int:
     if elements < SMALLEST_8BIT:
         return 2 * 4 * elements
