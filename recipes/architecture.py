@@ -10,12 +10,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from recipes.schema import BadConfiguration, Frozen, first_problem
+from recipes.schema import MOST, BadConfiguration, Written, first_problem
 
 BIASED = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""
 NORMED_HEADS = ("qwen3",)
 """Families that normalize queries and keys for each head."""
+HEAD_DIM = {"qwen3": 128}
+"""Of families whose heads are of one size, whatever the hidden one is (`Qwen3Config.head_dim`)."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,17 @@ class Tensors:
         return self.elements * self.copies
 
 
-class Architecture(Frozen):
+class Architecture(Written):
     """Shape of a model. Sizes are numbers of elements."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
-    hidden_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int | None = Field(None, ge=1, description="hidden_size / num_attention_heads when unset")
-    intermediate_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1, le=MOST)
+    num_hidden_layers: int = Field(ge=1, le=MOST)
+    num_attention_heads: int = Field(ge=1, le=MOST)
+    num_key_value_heads: int = Field(ge=1, le=MOST)
+    head_dim: int | None = Field(None, ge=1, le=MOST, description="when unset 128 of qwen3, else hidden_size / heads")
+    intermediate_size: int = Field(ge=1, le=MOST)
+    vocab_size: int = Field(ge=1, le=MOST)
     tie_word_embeddings: bool = False
     # Left out where it is not set: recipes that were made before there was this key keep their digests.
     max_position_embeddings: int | None = Field(
@@ -51,7 +53,7 @@ class Architecture(Frozen):
 
     @model_validator(mode="after")
     def heads_divide(self) -> Self:
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+        if self.head_dim is None and self.model_type not in HEAD_DIM and self.hidden_size % self.num_attention_heads:
             raise ValueError("hidden_size is no multiple of num_attention_heads: give head_dim")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
@@ -75,7 +77,7 @@ class Architecture(Frozen):
 
     @property
     def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
+        return self.head_dim or HEAD_DIM.get(self.model_type) or self.hidden_size // self.num_attention_heads
 
     @property
     def query_width(self) -> int:

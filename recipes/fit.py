@@ -1,35 +1,43 @@
 """Whether a recipe fits the memory of its hardware, and what would, where it does not (row L8). Pure functions."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recipes.architecture import Architecture
 from recipes.gpus import GIB, gpu_named
-from recipes.memory import MemoryBudget, memory_budget
+from recipes.memory import MemoryBudget, memory_budget, paged_bytes
+from recipes.quantity import bytes_of
 from recipes.recipe import Recipe
 
-UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-UNITS |= {"Ki": 1024, "Mi": 1024**2, "Gi": GIB, "Ti": 1024**4}
 METHODS = ("full", "lora", "qlora")
 """From the one that needs most memory to the one that needs least."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Bytes needed and there, on one GPU or of the host; `available` is none where nothing is known of the hardware."""
+    """Bytes needed and there, on one GPU or of the host; `available` is none where nothing is known of the hardware.
+
+    `paged` bytes of each GPU move to the host as they must, where it has `room` for them, if that is known.
+    """
 
     budget: MemoryBudget
     needed: float
     available: float | None
     fits: bool
     where: str
+    paged: float = 0.0
+    room: float | None = None
 
     @property
     def words(self) -> str:
         if self.available is None:
             return f"needs {gib(self.needed)} on {self.where}, whose memory is not known"
-        return f"needs {gib(self.needed)} of the {gib(self.available)} on {self.where}"
+        beside = (
+            f", and {gib(self.paged)} there or of the {gib(self.room)} that hardware.memory has for each"
+            if self.room
+            else ""
+        )
+        return f"needs {gib(self.needed)} of the {gib(self.available)} on {self.where}{beside}"
 
 
 def fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Fit:
@@ -47,17 +55,15 @@ def fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Fit:
     if recipe.hardware.gpus:
         gpu = gpu_named(gpu_type)
         available = gpu.memory if gpu else None
-        fits = available is None or budget.needed <= available
-        return Fit(budget, budget.needed, available, fits, f"each {gpu_type or 'GPU'}")
+        paged, asked = paged_bytes(recipe, shape), recipe.hardware.memory
+        room = bytes_of(asked) / recipe.hardware.gpus if paged and asked else None
+        fits = available is None or (
+            budget.needed <= available and (room is None or budget.needed + paged <= available + room)
+        )
+        return Fit(budget, budget.needed, available, fits, f"each {gpu_type or 'GPU'}", paged, room)
     processes = recipe.distributed.gpus_per_node if recipe.distributed else 1
-    room = max(quantity(recipe.hardware.memory) or 0, host_memory)
+    room = max(bytes_of(recipe.hardware.memory or "0"), host_memory)
     return Fit(budget, budget.needed * processes, room, budget.certain * processes <= room, "the host")
-
-
-def quantity(text: str | None) -> float | None:
-    """Bytes of a Kubernetes quantity such as `64Gi`; none where it is none."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)", text or "")
-    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 The Zen models have no published configuration here. Their shapes are an **assumption**: those of the open models of the same
 sizes (Qwen2.5-7B and -72B), which have every projection that the recipes target. A recipe's key `architecture` overrides it,
-and the base model's own `config.json`, once it is in the object store, overrides both.
+and the base model's own `config.json` both: in the folder that the recipe names, or once it is in the object store.
 """
+
+import json
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from recipes.architecture import Architecture
 from recipes.recipe import Recipe
@@ -52,8 +56,27 @@ def known_shape(recipe: Recipe) -> Architecture | None:
     return recipe.architecture or STATED.get(uri) or ASSUMED.get(uri)
 
 
+def shape_in_folder(recipe: Recipe) -> Architecture | None:
+    """What a base model's own configuration states, where that is a file of this machine; none where it is none.
+
+    Raises:
+        BadConfiguration: it is of a family that is not known here, or cannot be read.
+    """
+    base = urlparse(recipe.base_model.uri)
+    file = Path(unquote(base.path), "config.json")
+    if base.scheme != "file" or not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise BadConfiguration(f"base model {recipe.base_model.uri}: config.json cannot be read: {problem}") from None
+    if not isinstance(config, dict):
+        raise BadConfiguration(f"base model {recipe.base_model.uri}: config.json must be a mapping")
+    return Architecture.from_config(config)
+
+
 def shape_of(recipe: Recipe) -> Architecture:
-    """`known_shape`. Raises BadConfiguration where it is not known."""
-    if found := known_shape(recipe):
+    """As its files say, or as it is known. Raises BadConfiguration where neither does, or it is of no family known here."""
+    if found := shape_in_folder(recipe) or known_shape(recipe):
         return found
     raise BadConfiguration(f"the shape of {recipe.base_model.uri} is not known: give it as `architecture` in the recipe")

@@ -24,6 +24,10 @@ COMMUNICATION = 1.0 * GIB
 """Allowance for NCCL's channels and buffers, where there is more than one GPU."""
 FRAGMENTATION = 0.05
 """Share that PyTorch's caching allocator holds beyond what is in use."""
+BUCKET = 500_000_000
+"""Elements of each buffer that DeepSpeed 0.19 brings gradients together in, however few they are (`reduce_bucket_size`)."""
+LIVE = 1_000_000_000
+"""Elements of gathered weights that it keeps for their next use (`max_live_parameters`, `max_reuse_distance`)."""
 HOST_PROCESS = 1.0 * GIB
 """Allowance for Python with torch, transformers and peft, where the model is trained in the host's memory."""
 
@@ -113,7 +117,8 @@ def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool
         "weights": ((frozen if recipe.method != "full" else sizes) + reference) / of_weights,
         "adapter": (sizes if recipe.method != "full" else 0) / of_adapter,
         # ddp reduces gradients in buckets, which are a second copy (`gradient_as_bucket_view` is off by default).
-        "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states,
+        "gradients": gradients * (2 if strategy == "ddp" and shards > 1 else 1) / of_states
+        + bucket_bytes(recipe, elements, trained_width),
         "optimizer": optimizer_bytes(recipe.optimizer, trained, trained_width, master=bool(zero_stage(recipe))) / of_states,
         "activations": float(held * saved_bytes(forward)),
         "working": float(working_bytes(forward)) + (sizes / 2 if copies_what_is_trained(recipe) else 0),
@@ -211,21 +216,41 @@ def optimizer_bytes(optimizer: str, trained: Iterable[Tensors], width: int, *, m
     return sum(tensors.copies * (tensors.elements * each + 4) for tensors in trained)
 
 
+def paged_bytes(recipe: Recipe, shape: Architecture) -> int:
+    """What `paged_adamw` keeps of a GPU's moments outside of it: in the host's memory, as far as the GPU has no room."""
+    if recipe.optimizer != "paged_adamw":
+        return 0
+    return optimizer_bytes("adamw", trained_tensors(recipe, shape), WIDTH[TRAINED])
+
+
 def states_8bit(elements: int) -> int:
     if elements < SMALLEST_8BIT:
         return 2 * 4 * elements
     return 2 * (elements + 4 * blocks(elements, CONSTANT_BLOCK))
 
 
+def bucket_bytes(recipe: Recipe, elements: int, width: int) -> int:
+    """Of DeepSpeed's buffers for gradients: with stage 2 two by turns, in the type of the weights, with 3 one in float32.
+
+    A host gives pages where something is written, and no more than all gradients ever is.
+    """
+    size = BUCKET if recipe.hardware.gpus else min(BUCKET, elements)
+    return {2: 2 * width * size, 3: WIDTH[TRAINED] * size}.get(zero_stage(recipe) or 0, 0)
+
+
 def gathered_bytes(recipe: Recipe, shape: Architecture) -> float:
-    """Whole weights that stand beside the shards: the root's, and two blocks', since the next is fetched ahead.
+    """Whole weights that stand beside the shards: the root's, and two blocks', since the next is fetched ahead; DeepSpeed
+    keeps more of a small model.
 
     Where they are trained, one block's gradients and the root's stand whole too until they are reduced.
     """
     width = WIDTH[recipe.computing_dtype]
     root = sum(tensors.total for tensors in shape.root) * width
     block = sum(tensors.total for tensors in shape.block) * width
-    return float(root + 2 * block + (root + block if recipe.method == "full" else 0))
+    stands = root + 2 * block
+    if zero_stage(recipe) == 3:
+        stands = max(stands, min(LIVE, shape.parameters) * width)
+    return float(stands + (root + block if recipe.method == "full" else 0))
 
 
 def forward_of(recipe: Recipe, shape: Architecture) -> Forward:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
 from recipes.divergence import DivergencePolicy
@@ -15,16 +14,18 @@ from recipes.gpus import requirement
 from recipes.image import pinned
 from recipes.schema import (
     MOST,
+    MOST_STEPS,
     BadConfiguration,
     CheckpointPolicy,
     Distributed,
     Frozen,
     Hardware,
+    Written,
     canonical_json,
     first_problem,
 )
 from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import line_of, named_in, repeated_key
+from recipes.yaml_lines import NO_YAML, line_of, named_in, repeated_key, why_no_yaml
 
 FOLDER = Path(__file__).resolve().parent
 OBJECTIVES = "hanzo_ml.objectives"
@@ -49,7 +50,9 @@ class BaseModelRef(Frozen):
     is trained once it is pinned.
     """
 
-    uri: str = Field(description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet")
+    uri: str = Field(
+        min_length=1, description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet"
+    )
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
 
     @property
@@ -63,14 +66,14 @@ class BaseModelRef(Frozen):
         return {"uri": value} if isinstance(value, str) else value
 
 
-class Recipe(Frozen):
+class Recipe(Written):
     """How to fine-tune: base model, method x objective, hyperparameters, hardware, checkpoint policy (rows G8, L1-L8, Z23).
 
     `method` says which weights are trained: `lora` an adapter beside frozen weights, `qlora` the same beside weights in NF4,
     `full` all of them. `objective` says on what.
     """
 
-    name: str
+    name: str = Field(min_length=1)
     description: str
     memory_profile: str = ""
     when_to_use: str = ""
@@ -101,7 +104,7 @@ class Recipe(Frozen):
         None, description="of arithmetic and of the published weights (full); trained are float32 ones"
     )
     lora_rank: int = Field(16, ge=1, le=MOST)
-    lora_alpha: int = Field(32, ge=1)
+    lora_alpha: int = Field(32, ge=1, le=MOST)
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     lora_target_modules: tuple[str, ...] = ()
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
@@ -120,9 +123,9 @@ class Recipe(Frozen):
         exclude_if=lambda value: value is None,
         description="where the processes cannot share them evenly: their last micro-batches are smaller, or have no row",
     )
-    max_steps: int = Field(ge=1)
-    eval_steps: int | None = Field(None, ge=1)
-    sequence_length: int = Field(ge=8, description="tokens per packed sequence")
+    max_steps: int = Field(ge=1, le=MOST_STEPS)
+    eval_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
+    sequence_length: int = Field(ge=8, le=MOST, description="tokens per packed sequence")
     system_prompt: str | None = None
     seed: int = Field(42, ge=0, lt=2**32)  # as NumPy takes it
     hardware: Hardware = Hardware()
@@ -133,13 +136,20 @@ class Recipe(Frozen):
     estimated_time: str = ""
     estimated_cost: str = ""
 
-    @field_validator("*", mode="before")
+    @field_validator("lora_target_modules")
     @classmethod
-    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads `yes` and `on` as true, which Pydantic takes for 1: such a run trained one step, and ended well."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
+    def are_different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """One that is there twice gets one adapter, and was reckoned to get two."""
+        for name in value:
+            if value.count(name) > 1:
+                raise ValueError(f"'{name}' is there twice: keep one of them")
+        return value
+
+    @field_validator("gpu_requirement")
+    @classmethod
+    def can_be_read(cls, value: str | None) -> str | None:
+        if value is not None:
+            requirement(value)
         return value
 
     @model_validator(mode="after")
@@ -336,11 +346,15 @@ class Recipe(Frozen):
             document = yaml_document(text)
             repeated = repeated_key(text)
         except UnicodeDecodeError as error:
-            raise BadConfiguration(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-            raise BadConfiguration(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+            ends = error.object[: error.start].count(b"\n") + 1
+            raise BadConfiguration(f"{path}, line {ends} is not UTF-8: save it as UTF-8") from None
+        except NO_YAML as error:
+            raise BadConfiguration(f"{path}{why_no_yaml(error, text)}") from None
         if repeated:
             raise BadConfiguration(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
+        if not isinstance(document, dict):
+            found = "is empty" if document is None else "must be a mapping"
+            raise BadConfiguration(f"{path} {found}: write lines of `KEY: VALUE`, as `hanzo-ml recipe show` prints them")
         try:
             return cls.model_validate(document)
         except ValidationError as error:

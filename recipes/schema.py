@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,16 +19,21 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
 from recipes.known_keys import known_keys
+from recipes.quantity import checked_quantity
 from recipes.spelling import unknown_key
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
+MOST_STEPS = 1_000_000_000
+"""Of a run, or between two of its checkpoints."""
 UNSTABLE_STEPS = 500
 """Between two checkpoints of a run whose loss has left its band before, at most."""
 PREEMPTIBLE_INTERVAL = "20m"
@@ -41,6 +46,27 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Written(Frozen):
+    """Base of what people write in YAML: there `yes` and `on` are true, which Pydantic takes for 1, and `.inf` is a number.
+
+    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
+        return value
+
+
+def takes_numbers(kind: Any) -> bool:
+    """Whether numbers are of a type, or of one that it is made of."""
+    return kind in (int, float) or any(map(takes_numbers, get_args(kind)))
+
+
 def canonical_json(value: Any) -> bytes:
     """The one byte form of a JSON value, so that equal values have equal hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -48,7 +74,7 @@ def canonical_json(value: Any) -> bytes:
 
 def seconds_of(duration: str) -> float:
     """`"20m"` -> 1200.0. Raises ValueError on anything but a number and one of s, m, h, d."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", duration)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", duration)
     if match is None:
         raise ValueError("not a duration: write a number and s, m, h or d, such as '20m'")
     return float(match[1]) * SECONDS[match[2]]
@@ -61,6 +87,7 @@ def checked_duration(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(checked_duration)]
+Quantity = Annotated[str, AfterValidator(checked_quantity)]
 
 
 class Chunk(Frozen):
@@ -169,16 +196,16 @@ class Program(StrEnum):
     COMMAND = "command"
 
 
-class Hardware(Frozen):
+class Hardware(Written):
     """Resources of one node (specification row G2)."""
 
     gpus: int = Field(0, ge=0, le=MOST)
     gpu_type: str | None = None
-    memory: str | None = None
+    memory: Quantity | None = None
     cpu: int | None = Field(None, ge=0, le=MOST)
 
 
-class Distributed(Frozen):
+class Distributed(Written):
     """Shape of a multi-process job (specification row H1)."""
 
     strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3", "pipeline"] = "ddp"
@@ -218,7 +245,7 @@ class Schedule(Frozen):
     priority: Literal["low", "medium", "high"] = "medium"
 
 
-class CheckpointPolicy(Frozen):
+class CheckpointPolicy(Written):
     """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
 
     `keep_last` counts the newest checkpoints; the best one stays besides. A run that resumes from `best` or from a step
@@ -226,8 +253,8 @@ class CheckpointPolicy(Frozen):
     """
 
     interval: Duration = "1h"
-    interval_steps: int = Field(1000, ge=1, description="500 at most of a run that goes on after it diverged")
-    keep_last: int = Field(3, ge=1)
+    interval_steps: int = Field(1000, ge=1, le=MOST_STEPS, description="500 at most of a run that goes on after it diverged")
+    keep_last: int = Field(3, ge=1, le=MOST)
     save_on_preempt: bool = Field(True, description="on SIGTERM, of the last whole step, within the grace")
     # Left out where it is not set: runs that were made before there was this key keep their digests.
     compression: Literal["zstd"] | None = Field(
@@ -330,6 +357,9 @@ EXIT_PREEMPTED = 143
 EXIT_RESTART = 75
 """EX_TEMPFAIL of sysexits.h: ended by itself, having written down what to do otherwise; restarting goes on with that."""
 
+KINDS = {"model_type": "must be a mapping of keys to values", "tuple_type": "must be a list"}
+"""What to say instead of Pydantic's words, which name classes of ours, or of Python."""
+
 
 def first_problem(error: ValidationError, kind: Any) -> str:
     """The first problem of a validation error as one line: where, what is wrong, and what was given for that type."""
@@ -337,6 +367,8 @@ def first_problem(error: ValidationError, kind: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return unknown_key(where, known_keys(kind, problem["loc"][:-1]))
-    what = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"'{where}' is missing: add it"
+    what = KINDS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
     # What is wrong between keys says of itself which they are.
     return f"'{where}': {what} (given: {problem['input']!r:.80})" if where else what

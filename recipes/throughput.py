@@ -52,6 +52,11 @@ def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = T
     return 2 * 2 * matrices + 3 * attention + adapter + again
 
 
+def assumed_share(recipe: Recipe) -> Range:
+    """Of a GPU's peak."""
+    return MFU_COMPILED if compiles_blocks(recipe) and recipe.computing_dtype != "float32" else MFU
+
+
 def assumed_flops(recipe: Recipe) -> Range | None:
     """Operations a second of all processes together, where nobody has measured; none for GPUs that are not known."""
     processes = recipe.processes
@@ -62,5 +67,5 @@ def assumed_flops(recipe: Recipe) -> Range | None:
     gpu = gpu_named(recipe.hardware.gpu_type)
     if gpu is None:
         return None
-    mfu = MFU_COMPILED if compiles_blocks(recipe) and recipe.computing_dtype != "float32" else MFU
+    mfu = assumed_share(recipe)
     return Range(*(processes * share * gpu.flops * value for value in (mfu.low, mfu.likely, mfu.high)))

@@ -6,6 +6,9 @@ from typing import Any
 
 import yaml
 
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What PyYAML raises of a text that it cannot read; ValueError of a date that is none, or a number that has no end."""
+
 
 def line_of(text: str, where: Sequence[Any]) -> int | None:
     """The line, from 1, of the deepest key of `where` that the document has; none where it has not even the first.
@@ -54,4 +57,45 @@ def repeated_key(text: str) -> tuple[str, int] | None:
                 pending.append(value)
         elif isinstance(node, yaml.SequenceNode):
             pending += node.value
+    return None
+
+
+def why_no_yaml(error: Exception, text: str) -> str:
+    """What to say behind a file's name of a text of which PyYAML raised one of `NO_YAML`: the line where it is known, why,
+    and what to do about a tab.
+    """
+    line: int | None = None
+    words = str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line, words = mark.line + 1 if mark else None, error.problem or words
+    elif isinstance(error, yaml.reader.ReaderError):
+        line, words = (
+            text[: error.position].count("\n") + 1,
+            f"the character #x{ord(text[error.position]):04x} is not allowed",
+        )
+    elif isinstance(error, ValueError):
+        line, words = unreadable(text), words.partition(";")[0]  # behind it is what a program could do
+    elif isinstance(error, RecursionError):
+        words = "it is nested too deep"
+    place = f", line {line}" if line else ""
+    hint = ": use spaces instead" if "'\\t'" in words else ""
+    return f"{place} is not valid YAML: {' '.join(words.split())}{hint}"
+
+
+def unreadable(text: str) -> int | None:
+    """The line of the first value that looks like one of a kind, and is none."""
+    loader = yaml.SafeLoader(text)
+    pending = [loader.get_single_node()]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                loader.construct_object(node)  # type: ignore[no-untyped-call]
+            except ValueError:
+                return int(node.start_mark.line) + 1
+        elif isinstance(node, yaml.MappingNode):
+            pending += [part for pair in reversed(node.value) for part in reversed(pair)]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += reversed(node.value)
     return None

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.jobs import DEFAULT_RECIPE, SANDBOX, NewJob, changed, recipe_named
+from api.v1.jobs import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
@@ -31,7 +31,9 @@ def estimate_job(body: NewJob, database: DatabaseOf, store: StoreOf, settings: S
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
     body, notes = completed(body, database, caller)
-    recipe = changed(recipe_named(body.recipe), body.parameters)
+    base = recipe_named(body.recipe)
+    recipe = changed(base, body.parameters)
+    allow_base_model(settings, recipe, base)
     shape = shape_of_base(recipe, store)
     memory = admit(recipe, shape)
     if problem := missing(recipe):

@@ -23,7 +23,7 @@ from recipes.store import Store
 from resources.command_jobs import submit_command
 from resources.detached import LOG
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.estimate.admission import admit, refuse_no_quantity
+from resources.estimate.admission import admit
 from resources.estimate.past_runs import params_of_newest
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
@@ -108,7 +108,6 @@ def submit(
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
-        refuse_no_quantity(body.resources, "resources")
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         return JSONResponse(as_json(submit_command(database, store, body, caller.user_id, caller.organization)), 201)
@@ -126,7 +125,6 @@ def queued(body: NewJob, database: Database, store: Store, settings: Settings, c
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)
     allow_image(settings, recipe, base)
-    refuse_no_quantity(recipe.hardware, "hardware")
     if body.recipe or body.model == SANDBOX:
         admit(recipe, shape_of_base(recipe, store))
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, pages, stream
@@ -15,7 +14,7 @@ from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
 from hanzo_ml.cli.waiting import begun_job
 from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import repeated_key
+from recipes.yaml_lines import NO_YAML, repeated_key, why_no_yaml
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -106,8 +105,8 @@ def read(path: Path) -> dict[str, Any]:
         document, repeated = yaml_document(text), repeated_key(text)
     except UnicodeDecodeError:
         raise Refused(f"{path} is not UTF-8: save it in that encoding") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except NO_YAML as error:
+        raise Refused(f"{path}{why_no_yaml(error, text)}") from None
     if repeated:
         raise Refused(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
     if not isinstance(document, dict):
@@ -126,7 +125,7 @@ def assignment(text: str) -> tuple[str, Any]:
         pass
     try:
         return key, yaml_document(value)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except NO_YAML:
         raise Refused(f"--set {text}: the value is not valid YAML") from None
 
 

@@ -14,7 +14,9 @@ from recipes.fit import Fit, fit, gib, hardware_words
 from recipes.known_architectures import known_shape, shape_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.training.trainable import missing
+from recipes.training.trainable import contradiction, missing, too_long
+from recipes.yaml_document import yaml_document
+from recipes.yaml_lines import line_of, named_in
 
 
 def list_recipes(as_json: bool) -> None:
@@ -31,7 +33,7 @@ def list_recipes(as_json: bool) -> None:
             row["base_model"],
             row["hardware"],
             f"{gib(row['memory_needed'])} of {gib(row['memory_available'])}" if row["memory_available"] else "-",
-            f"{row['estimated_time']}, {row['estimated_cost']}",
+            ", ".join(filter(None, (row["estimated_time"], row["estimated_cost"]))) or "-",
             "not yet" if row["cannot_train"] else "yes",
         )
         for row in rows
@@ -67,9 +69,12 @@ def show_recipe(name: str, as_json: bool) -> None:
 def check(name: str, as_json: bool) -> None:
     recipe = load(name)
     try:
-        found = fit(recipe, shape_of(recipe), host_memory=0)
+        shape = shape_of(recipe)
+        if never := contradiction(recipe, shape) or too_long(recipe, shape.max_position_embeddings):
+            raise BadConfiguration(never)  # no job with it would be taken
+        found = fit(recipe, shape, host_memory=0)
     except BadConfiguration as problem:
-        raise Refused(str(problem)) from None
+        raise Refused(in_file(name, str(problem))) from None
     tried = dry_run(name)
     problems = differences(tried) + ([] if found.fits else [f"it {found.words}"])
     if as_json:
@@ -81,9 +86,22 @@ def check(name: str, as_json: bool) -> None:
         raise Refused(f"recipe '{recipe.name}' does not hold: {'; '.join(problems)}")
 
 
+def in_file(name: str, problem: str) -> str:
+    """What is wrong with a recipe, after its file and the line of the key that it names; of a file that has that."""
+    if not is_file(name):
+        return f"recipe '{name}': {problem}"
+    text = Path(name).read_text(encoding="utf-8")
+    line = line_of(text, named_in(problem, yaml_document(text)))
+    return f"{name}{f', line {line}' if line else ''}: {problem}"
+
+
+def is_file(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
 def load(name: str) -> Recipe:
     try:
-        return Recipe.load(Path(name)) if Path(name).suffix in (".yaml", ".yml") else Recipe.named(name)
+        return Recipe.load(Path(name)) if is_file(name) else Recipe.named(name)
     except BadConfiguration as problem:
         raise Refused(str(problem)) from None
 
@@ -116,15 +134,21 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         f"parameters   {tried['parameters']:,}, trained {tried['trainable']:,}{adapted} ({share:.2%})",
         f"memory       {found.words}",
         *(f"  {part:<11}{gib(size):>9}" for part, size in vars(found.budget).items() if size),
-        f"start        {' '.join(tried['command'])}",
+        f"start        {' '.join(tried['command'])}{on_each_node(recipe)}",
         *([f"image        {recipe.image}"] if recipe.image else []),
-        f"seed         {recipe.estimated_time}, {recipe.estimated_cost} (the recipe's own figures)",
     ]
+    if seed := ", ".join(filter(None, (recipe.estimated_time, recipe.estimated_cost))):
+        said.append(f"seed         {seed} (the recipe's own figures)")
     if tried["kept"] is not None:
         kept = f"{gib(tried['kept'])} kept by autograd on meta tensors, {gib(tried['kept_expected'])} reckoned"
         said.append(f"activations  {kept}")
     if tried["sharding"]:
-        said.append(f"accelerate   {json.dumps(tried['sharding'])}")
+        said.append(f"sharding     {json.dumps(tried['sharding'])}")
     if problem := missing(recipe):
         said.append(f"note         {problem}")
     return said
+
+
+def on_each_node(recipe: Recipe) -> str:
+    nodes = recipe.distributed.num_nodes if recipe.distributed else 1
+    return f" (on each of {nodes} nodes; what starts the job adds their rank and where they meet)" if nodes > 1 else ""

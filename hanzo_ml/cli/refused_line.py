@@ -10,6 +10,7 @@ from recipes.yaml_lines import line_of, named_in
 
 SECTIONS = ("parameters", "base_config", "search_space")
 """Mappings of a file whose keys a refusal may name without them."""
+OF_A_RECIPE = re.compile(r"^recipe '[^']*'")
 QUOTED = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 
@@ -33,8 +34,12 @@ def place_of(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:
         for section, keys in sections(document):
             if parts[0] in keys:
                 return (*section, *parts)
-    found = ((*section, *place) for section, keys in sections(document) if (place := named_in(problem, keys)))
-    return next(found, ())
+    # What is wrong with a recipe begins with its name, and is what a section changes of it, if any does.
+    for words in (OF_A_RECIPE.sub("", problem), problem):
+        for section, keys in sections(document):
+            if place := named_in(words, keys):
+                return (*section, *place)
+    return ()
 
 
 def sections(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:

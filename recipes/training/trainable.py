@@ -23,7 +23,10 @@ def missing(recipe: Recipe) -> str | None:
 
 def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
     """Of that, what needs no files of the base model, whose shape is none where it is not known: such a job is not taken."""
-    distributed = recipe.distributed
+    distributed, gpus = recipe.distributed, recipe.hardware.gpus
+    if distributed is None and gpus > 1:  # the others would be held, and paid for, and do nothing
+        alone = f"hardware.gpus is {gpus}, and without distributed one process trains on one of them"
+        return f"{alone}: add distributed: {{strategy: ddp, gpus_per_node: {gpus}}}, or take 1"
     if distributed and distributed.strategy == "fsdp" and recipe.method == "qlora":
         return "fsdp does not shard weights in NF4: use ddp, or method lora"
     if trains_shards(recipe) and recipe.optimizer != "adamw":  # bitsandbytes 0.50 raises at the first step

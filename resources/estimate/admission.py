@@ -5,9 +5,9 @@ do (row L8).
 import os
 
 from recipes.architecture import Architecture
-from recipes.fit import Fit, fit, nearest, quantity
+from recipes.fit import Fit, fit, nearest
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Hardware
+from recipes.schema import BadConfiguration
 from recipes.training.trainable import contradiction, too_long
 from resources.errors import invalid
 
@@ -27,12 +27,6 @@ def memory_of(recipe: Recipe, shape: Architecture | None) -> Fit | None:
         return None
 
 
-def refuse_no_quantity(hardware: Hardware, key: str) -> None:
-    """Raises HanzoError where the memory that `key` asks for is an amount that nobody can read."""
-    if hardware.memory is not None and quantity(hardware.memory) is None:
-        raise invalid(f"{key}.memory '{hardware.memory}' is no quantity: write a number and Gi, such as 512Gi")
-
-
 def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     """How a recipe fits; one that cannot is refused. Nothing is refused of which too little is known.
 
@@ -42,7 +36,6 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     """
     if problem := contradiction(recipe, shape) or too_long(recipe, shape.max_position_embeddings if shape else None):
         raise invalid(f"recipe '{recipe.name}': {problem}")
-    refuse_no_quantity(recipe.hardware, "hardware")
     found = memory_of(recipe, shape)
     if found is not None and shape is not None and not found.fits:
         raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")

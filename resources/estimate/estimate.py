@@ -9,7 +9,7 @@ from recipes.fit import Fit
 from recipes.memory import trained_tensors
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.throughput import Range, assumed_flops
+from recipes.throughput import CORE_FLOPS, Range, assumed_flops, assumed_share
 from resources.estimate.past_runs import PastRun, work_per_token
 
 MARGIN_OF_ONE = 0.30
@@ -120,8 +120,14 @@ def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[Pa
     assumed = assumed_flops(recipe)
     if assumed is None:
         return None, f"the speed of {recipe.hardware.gpu_type or 'this GPU'} is not known"
-    what = "12 to 50 % of the GPU's peak" if recipe.hardware.gpus else "5 to 150 billion operations a second of a core"
-    return assumed, f"assumed: no past run of this recipe on this hardware; {what}"
+    return assumed, f"assumed: no past run of this recipe on this hardware; {assumption(recipe)}"
+
+
+def assumption(recipe: Recipe) -> str:
+    if recipe.hardware.gpus:
+        share = assumed_share(recipe)
+        return f"{share.low:.0%} to {share.high:.0%} of the GPU's peak"
+    return f"{CORE_FLOPS.low / 1e9:.0f} to {CORE_FLOPS.high / 1e9:.0f} billion operations a second of a core"
 
 
 def hours_of(work: float, speed: Range, past: Sequence[PastRun]) -> Range:

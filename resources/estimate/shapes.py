@@ -1,24 +1,35 @@
-"""The shape of a recipe's base model: from its own configuration where the object store has it, else as it is known."""
+"""The shape of a recipe's base model: from its own configuration where it is at hand, else as it is known."""
 
 import json
 
 from recipes.architecture import Architecture
-from recipes.known_architectures import ASSUMED, known_shape
+from recipes.known_architectures import ASSUMED, known_shape, shape_in_folder
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.store import Store
 
 
 def shape_of_base(recipe: Recipe, store: Store) -> Architecture | None:
-    """The shape, or none where nobody has stated it, or it is of a family that is not known here."""
+    """The shape, or none where nobody has stated it, or it is of a family that is not known here.
+
+    A folder is looked into: whoever names one may (`api.v1.jobs.allow_base_model`).
+    """
     uri = recipe.base_model.artifact_uri
     if uri is None:
         return known_shape(recipe)
     try:
         return Architecture.from_config(json.loads(store.get_bytes(f"{uri}/config.json")))
     except FileNotFoundError:
-        return known_shape(recipe)
+        return beside_the_store(recipe)
     except (BadConfiguration, ValueError):
+        return None
+
+
+def beside_the_store(recipe: Recipe) -> Architecture | None:
+    """Of a base model that no job has used yet: its first run is compared with its memory too."""
+    try:
+        return shape_in_folder(recipe) or known_shape(recipe)
+    except BadConfiguration:
         return None
 
 

@@ -48,7 +48,8 @@ def ask(http: TestClient, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 def start(http: TestClient, gpus: int, **changes: Any) -> tuple[int, dict[str, Any]]:
-    body = small(base_config={"dataset": "corpus", "eval_steps": 5}, resources_per_trial={"gpus": gpus}) | changes
+    base = {"dataset": "corpus", "eval_steps": 5, "distributed": {"gpus_per_node": gpus} if gpus > 1 else None}
+    body = small(base_config=base, resources_per_trial={"gpus": gpus}) | changes
     return ask(http, "/v1/hpo", **{key: value for key, value in body.items() if value is not None})
 
 
@@ -57,14 +58,14 @@ def test_a_job_that_never_fits_is_refused_and_another_queued_under_the_quota(htt
     for body in (
         {**command, "resources": {"gpus": 5}},
         {**command, "distributed": {"num_nodes": 5, "gpus_per_node": 1}},
-        {"name": "j", "dataset": "corpus", "parameters": {"hardware": {"gpus": 5}}},
+        {"name": "j", "dataset": "corpus", "parameters": {"hardware": {"gpus": 5}, "distributed": {"gpus_per_node": 5}}},
     ):
         status, said = ask(http, "/v1/jobs", **body)
         assert (status, said["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), body
         assert said["message"] == f"the job asks for 5 GPUs, and the quota of your organization is 4: {ADVICE}"
     for body in (
         {**command, "resources": {"gpus": 4}, "schedule": {"priority": "high"}},
-        {"name": "j", "dataset": "corpus", "parameters": {"hardware": {"gpus": 4}}},
+        {"name": "j", "dataset": "corpus", "parameters": {"hardware": {"gpus": 4}, "distributed": {"gpus_per_node": 4}}},
     ):
         status, job = ask(http, "/v1/jobs", **body)
         assert (status, job["status"]) == (201, "queued")

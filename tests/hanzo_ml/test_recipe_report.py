@@ -56,8 +56,73 @@ def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_start
     for part, size in vars(memory_budget(recipe, shape)).items():
         assert any(line.split() == [part, *gib(size).split()] for line in said), part
     assert "start        torchrun --nnodes=1 --nproc-per-node=4 -m recipes.train job.json" in said
-    assert 'accelerate   {"distributed_config": {"fsdp_size": 4, "fsdp_mixed_precision": false}}' in said
+    assert 'sharding     {"distributed_config": {"fsdp_size": 4, "fsdp_mixed_precision": false}}' in said
     assert "seed         12 hours, $200 (the recipe's own figures)" in said
+
+
+def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands there, torchrun would wait for three others that do not know of it."""
+    command = ["torchrun", "--nnodes=4", "--nproc-per-node=8", "-m", "recipes.train", "job.json"]
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played(command=command))
+    recipe_report.check("zen-72b-full", as_json=False)
+    (start,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("start"))
+    assert (
+        start
+        == f"start        {' '.join(command)} (on each of 4 nodes; what starts the job adds their rank and where they meet)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimate", "shown"),
+    [("", None), ('estimated_time: "1 hour"\n', "1 hour"), ('estimated_cost: "$9"\n', "$9")],
+)
+def test_a_recipe_that_estimates_nothing_has_no_figures_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, estimate: str, shown: str | None
+) -> None:
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    text = (FOLDER / "zen-72b-lora.yaml").read_text()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("".join(line for line in text.splitlines(keepends=True) if "estimated" not in line) + estimate)
+    recipe_report.check(str(recipe), as_json=False)
+    seeds = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed")]
+    assert seeds == ([f"seed         {shown} (the recipe's own figures)"] if shown else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "words"),
+    [
+        (
+            "objective: sft",
+            "objective: sft\nlora_dropout: 0.1\nsequence_length: 9000",
+            "sequence_length is 9000, and base model",
+        ),
+        ("[q_proj, k_proj", "[q_prj, k_proj", "there is no 'q_prj' in this model: use some of q_proj"),
+        (
+            "objective: sft",
+            "objective: sft\ndistributed: {strategy: pipeline, gpus_per_node: 31}",
+            "strategy pipeline cuts between the 30 layers of the base model: take 30 processes at most",
+        ),
+    ],
+)
+def test_what_no_job_would_be_taken_with_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, instead: str, words: str
+) -> None:
+    """It was a note below a check that ended well; what was wrong with a target came without the file and its line."""
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    recipe = tmp_path / "mine.yaml"
+    text = (FOLDER / "smollm2-135m-lora.yaml").read_text()
+    if "sequence_length" in instead:
+        text = text.replace("sequence_length: 512\n", "")
+    recipe.write_text(text.replace(line, instead))
+    with pytest.raises(Refused, match=words) as caught:
+        recipe_report.check(str(recipe), as_json=True)
+    assert str(caught.value).startswith(str(recipe))
+    if "pipeline" not in instead:
+        key = "sequence_length" if "sequence_length" in instead else "lora_target_modules"
+        (number,) = (n for n, each in enumerate(recipe.read_text().splitlines(), 1) if each.startswith(key))
+        assert f"{recipe}, line {number}: " in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
         ("name: mine", "name: mine/yours", "Invalid model name 'mine/yours'. Names cannot contain '/' or ':'"),
         ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
         ("  lora_rank: 8", "  lora_rank: 0", "lora_rank"),
+        ("  lora_rank: 8", "  sequence_length: 9000", "recipe 'smollm2-135m-lora': sequence_length is 9000, and base"),
         ("  lora_rank: 8", "  lora_rang: 8", "unknown key 'lora_rang': did you mean 'lora_rank'?"),
         ("recipe: smollm2-135m-lora", "recpie: smollm2-135m-lora", "unknown key 'recpie': did you mean 'recipe'?"),
         (

@@ -159,7 +159,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
     """Half an hour on two GPUs of three dollars an hour each."""
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
-    config = {**ASSISTANT, "parameters": {"hardware": hardware}}
+    config = {**ASSISTANT, "parameters": {"hardware": hardware, "distributed": {"gpus_per_node": 2}}}
     control_plane.jobs.submit(
         name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="used", status="running"
     )

@@ -100,7 +100,11 @@ def test_the_command_prints_what_would_be_applied_and_writes_nothing(home: Path)
 
 def test_it_is_the_job_that_a_submission_runs(home: Path, run: Any) -> None:
     changed = {
-        "parameters": {"max_steps": 5, "hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"}},
+        "parameters": {
+            "max_steps": 5,
+            "hardware": {"gpus": 8, "gpu_type": "nvidia-h100-80gb"},
+            "distributed": {"gpus_per_node": 8},
+        },
         "schedule": {"max_duration": "2h", "preemptible": True, "priority": "high"},
     }
     text = run(**changed)

@@ -15,7 +15,7 @@ from recipes.activations import Forward, saved_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
-from recipes.memory import forward_of, memory_budget, nf4_bytes, optimizer_bytes
+from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.low_rank import compute_in_the_type_of_inputs
@@ -68,6 +68,13 @@ def full(**changes: Any) -> Recipe:
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_model_has_as_many_parameters_as_its_shape_says(family: str, tied: bool) -> None:
     shape = tiny(family, tied=tied)
+    assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_so_has_one_that_does_not_say_how_large_its_heads_are(family: str) -> None:
+    """Those of Qwen3 are of 128, and not the hidden size's part: a budget with heads of 16 was 40 % short."""
+    shape = tiny(family).model_copy(update={"head_dim": None})
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
 
@@ -276,13 +283,35 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert fsdp.optimizer == whole.optimizer / 8
     # DeepSpeed's weights are in bfloat16; their gradients, its copy of them and both moments in float32: 12 bytes for 8.
     assert zero2.weights == whole.weights / 2 == 8 * zero3.weights
-    assert zero2.gradients == zero3.gradients == fsdp.gradients
+    assert zero2.gradients - 2 * 2 * BUCKET == zero3.gradients - 4 * BUCKET == fsdp.gradients  # without DeepSpeed's buffers
     assert zero2.optimizer == zero3.optimizer == pytest.approx(1.5 * whole.optimizer / 8, rel=1e-5)
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
     adapter = memory_budget(*zen("zen-7b-lora", **shared("ddp"), **eight))
     zero2 = memory_budget(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
     assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # and so beside an adapter in float32
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
+
+
+def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
+    """A billion of them, for their next use: a small model stands there whole."""
+    eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
+    small, large = (
+        (memory_budget(recipe, shape_of(recipe)), shape_of(recipe))
+        for recipe in (
+            Recipe.named("smollm2-135m-lora").changed({**shared("deepspeed_zero3"), **eight}),
+            zen("zen-7b-lora", **shared("deepspeed_zero3"), **eight)[0],
+        )
+    )
+    assert small[0].gathered == 2 * small[1].parameters
+    assert 2 * LIVE <= large[0].gathered < 2 * large[1].parameters
+
+
+def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
+    """There it is no memory before: a tiny run would be refused for 4 GB that it never touches."""
+    recipe = Recipe.named("smollm2-135m-lora").changed(shared("deepspeed_zero2", 2))
+    copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
+    shape = shape_of(recipe)
+    assert memory_budget(recipe, shape).gradients < 2 * memory_budget(copied, shape).gradients
 
 
 def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:

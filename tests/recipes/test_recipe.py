@@ -147,6 +147,43 @@ def refusal(folder: Path, text: str) -> str:
         ("seed: 42", "seed: 4294967296", "'seed'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: -8}", "'hardware.gpus'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: -1}", "'hardware.cpu'"),
+        ("max_steps: 90", "max_steps: 9999999999", "'max_steps'"),
+        ("sequence_length: 512", "sequence_length: 99999999999", "'sequence_length'"),
+        ("lora_alpha: 32", "lora_alpha: 99999999999", "'lora_alpha'"),
+        ("learning_rate: 1.0e-3", "learning_rate: .inf", "'learning_rate': Input should be a finite number"),
+        ("learning_rate: 1.0e-3", "learning_rate: 1e400", "'learning_rate': Input should be a finite number"),
+        ("seed: 42", "weight_decay: .inf", "'weight_decay': Input should be a finite number"),
+        ("seed: 42", "max_grad_norm: .inf", "'max_grad_norm': Input should be a finite number"),
+        (
+            "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
+            "checkpoint: {keep_last: 9999999}",
+            "'checkpoint.keep_last'",
+        ),
+        (
+            "hardware: {gpus: 0, cpu: 2, memory: 4Gi}",
+            "hardware: {gpus: yes}",
+            "'hardware.gpus': must be a number: YAML reads",
+        ),
+        (
+            "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
+            "checkpoint: {resume_from: on}",
+            "must be a number",
+        ),
+        ("seed: 42", "distributed: {num_nodes: on}", "'distributed.num_nodes': must be a number"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: 64GB}", "memory '64GB' is no quantity: write a"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware:", "'hardware': must be a mapping of keys to values"),
+        ("method: lora", "method: lora\narchitecture: {model_type: llama}", "'architecture.hidden_size' is missing: add it"),
+        (
+            "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",
+            "lora_target_modules: q_proj",
+            "'lora_target_modules': must be a list",
+        ),
+        (
+            "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",
+            "lora_target_modules: [q_proj, v_proj, q_proj]",
+            "'q_proj' is there twice: keep one of them",
+        ),
+        ("seed: 42", "gpu_requirement: two", "'gpu_requirement': write it as '8x A100 80GB'"),
         # What is wrong between two keys, at the first one that the words name.
         ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
         ("max_steps: 90", "max_steps: 90\nbeta: 0.1", "beta is of objectives"),
@@ -187,6 +224,48 @@ def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:
 def test_the_line_is_that_of_the_key_in_the_nested_mapping(tmp_path: Path) -> None:
     text = SMALL.replace("seed: 42\n", "distributed:\n  strategy: ddp\n  num_nodes: 0\n")
     assert f"line {text.splitlines().index('  num_nodes: 0') + 1}: 'distributed.num_nodes'" in refusal(tmp_path, text)
+
+
+def test_a_key_that_is_missing_is_named_and_nothing_else(tmp_path: Path) -> None:
+    """The whole recipe was shown behind it, as Python writes it."""
+    message = refusal(tmp_path, SMALL.replace("learning_rate: 1.0e-3\n", ""))
+    assert message.endswith("mine.yaml: 'learning_rate' is missing: add it")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "place", "words"),
+    [
+        ("base_model:\n  uri", "base_model:\n\turi", 6, "found character '\\t' that cannot start any token: use spaces"),
+        ("seed: 42", "seed: 2026-13-41", 21, "month must be in 1..12"),
+        ("seed: 42", f"seed: {'9' * 5000}", 21, "Exceeds the limit (4300 digits) for integer string conversion: "),
+        ("seed: 42", "seed: *s", 21, "found undefined alias 's'"),
+        ("seed: 42", "seed: \0", 21, "the character #x0000 is not allowed"),
+        ("seed: 42", "---", 21, "but found another document"),
+        ("seed: 42", f"seed: {'[' * 3000}", None, "it is nested too deep"),
+    ],
+)
+def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
+    tmp_path: Path, line: str, instead: str, place: int | None, words: str
+) -> None:
+    """A date that is none came without a line, and a long number with what a program might do about it."""
+    message = refusal(tmp_path, SMALL.replace(line, instead))
+    assert f"mine.yaml{f', line {place}' if place else ''} is not valid YAML: {words}" in message
+    assert "unicode string" not in message and "sys." not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "is empty"), ("# nothing\n", "is empty"), ("hello\n", "must be a mapping"), ("- a\n", "must be a mapping")],
+)
+def test_a_file_without_keys_is_told_what_a_recipe_is(tmp_path: Path, text: str, words: str) -> None:
+    assert refusal(tmp_path, text).endswith(f"{words}: write lines of `KEY: VALUE`, as `hanzo-ml recipe show` prints them")
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(SMALL.replace("LoRA on", "L\u00f6RA on").encode("latin-1"))
+    with pytest.raises(BadConfiguration, match=r"mine.yaml, line 2 is not UTF-8: save it as UTF-8"):
+        Recipe.load(path)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +326,11 @@ PINNED = {"base_model": {"uri": "file:///x", "sha256": "0" * 64}}
         ("zen-7b-full", PINNED | ZERO | {"optimizer": "adamw_8bit"}, "not those of adamw_8bit: use optimizer adamw"),
         ("zen-72b-lora", PINNED | ZERO | QLORA, "deepspeed_zero3 has not been tried beside weights in NF4"),
         ("zen-72b-lora", PINNED | QLORA, "fsdp does not shard weights in NF4"),
+        (
+            "zen-7b-lora",
+            PINNED | {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}},
+            "hardware.gpus is 8, and without distributed one process trains on one of them: add distributed: .*, or take 1",
+        ),
         ("zen-7b-full", PINNED | {"optimizer": "adamw_8bit"}, "fsdp does not shard the moments of adamw_8bit"),
     ],
 )
@@ -262,7 +346,7 @@ def test_what_it_can_do_is_not_refused() -> None:
         assert missing(Recipe.named(name).changed(PINNED)) is None
         assert missing(Recipe.named(name).changed(PINNED | ZERO)) is None
     assert missing(Recipe.named("zen-72b-qlora").changed(PINNED | {"optimizer": "paged_adamw"})) is None
-    for shape in ({}, ZERO, {"distributed": None}):
+    for shape in ({}, ZERO, {"distributed": None, "hardware": {"gpus": 1}}):
         assert missing(Recipe.named("zen-7b-full").changed(PINNED | shape | {"objective": "dpo"})) is None
 
 

@@ -1,7 +1,6 @@
 """What a job is on a cluster: how many pods of what shape, and the job document as those pods read it."""
 
 import math
-import re
 from dataclasses import dataclass
 
 from recipes.command.job import Script
@@ -9,7 +8,6 @@ from recipes.schema import BadConfiguration, Distributed, Job, Program, seconds_
 from resources.compute.kubernetes.names import object_name
 from resources.settings_sections import Scheduler
 
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 WORK = "/work"
 """The scratch volume of a pod: the only place, besides /tmp, that a program can write to."""
 
@@ -47,7 +45,7 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
     """The gang that runs a job.
 
     Raises:
-        BadConfiguration: the job asks for hardware that the settings do not know or that cannot be written down.
+        BadConfiguration: the job asks for hardware that the settings do not know.
     """
     hardware, distributed = job.hardware, job.distributed
     if hardware.gpu_type is not None and hardware.gpu_type not in scheduler.gpu_types:
@@ -55,8 +53,6 @@ def gang_of(job: Job, scheduler: Scheduler) -> Gang:
         raise BadConfiguration(
             f"unknown gpu_type '{hardware.gpu_type}': use one of {known}, or add it to scheduler.gpu_types"
         )
-    if hardware.memory is not None and not QUANTITY.fullmatch(hardware.memory):
-        raise BadConfiguration(f"hardware.memory '{hardware.memory}' is no quantity: write a number and Gi, such as 512Gi")
     # Over gloo, gpus_per_node counts processes; the GPUs, if any, are what `hardware` says.
     on_gpus = distributed is not None and distributed.backend == "nccl"
     gpus = distributed.gpus_per_node if distributed and on_gpus else hardware.gpus

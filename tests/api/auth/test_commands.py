@@ -24,8 +24,9 @@ def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: Sig
     """It is read with the server's rights, and may hold what another organization trained."""
     base = {"base_model": {"uri": "file:///etc", "sha256": "0" * 64}}
     job = {"name": "mine", "dataset": "d", "parameters": base}
-    answer = signed_in.acme.admin.post("/v1/jobs", json=job)
-    assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text
+    for path in ("/v1/jobs", "/v1/jobs/estimate"):
+        answer = signed_in.acme.admin.post(path, json=job)
+        assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text
 
 
 def test_an_image_of_one_s_own_is_refused_to_who_signs_in(signed_in: SignedIn) -> None:

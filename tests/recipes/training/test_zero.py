@@ -81,6 +81,33 @@ for stage in (2, 3):
         engine.step()
     print(f"stage {stage} did a step", flush=True)
 """
+BUFFERS = """
+import deepspeed, torch
+from recipes.launch import zero as configuration
+from recipes.memory import bucket_bytes
+from recipes.recipe import Recipe
+from recipes.schema import Distributed
+from recipes.training import zero
+from recipes.training.group import join
+
+zero.begin()
+join(Distributed(strategy="deepspeed_zero2", gpus_per_node=1, backend="gloo"))
+for stage, dtype in ((2, "bfloat16"), (2, "float32"), (3, "bfloat16"), (3, "float32")):
+    shape = {"strategy": f"deepspeed_zero{stage}", "gpus_per_node": 8}
+    recipe = Recipe.named("zen-7b-full").changed({"dtype": dtype, "distributed": shape})
+    model = torch.nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(recipe, stage, dtype))[0]
+
+    def held(gradient):
+        buffers = [bucket.buffer for bucket in engine.optimizer.ipg_buckets.values()]
+        each = [one for found in buffers for one in (found if isinstance(found, list) else [found])]
+        reckoned = bucket_bytes(recipe, 64 * 64, getattr(torch, dtype).itemsize)
+        print(f"stage {stage} {dtype}: {sum(one.nbytes for one in each)} bytes, reckoned {reckoned}", flush=True)
+
+    engine.module.weight.register_post_accumulate_grad_hook(held)
+    engine.backward(engine(torch.randn(1, 64, dtype=getattr(torch, dtype))).float().square().mean())
+"""
 
 
 def test_without_deepspeed_its_strategies_are_refused_and_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +134,13 @@ def test_gradients_of_weights_in_bfloat16_are_added_up_in_float32(tmp_path: Path
     """Row H7, of micro-batches and of processes."""
     said = said_by(ADDING_UP, tmp_path, 1)
     assert "stage 2 did a step" in said and "stage 3 did a step" in said, said
+
+
+@pytest.mark.slow
+def test_its_buffers_for_gradients_are_as_large_as_the_memory_budget_says(tmp_path: Path) -> None:
+    """However few gradients there are: two or four gigabytes of a GPU, which nobody had counted."""
+    found = re.findall(r"stage . \w+: (\d+) bytes, reckoned (\d+)", said := said_by(BUFFERS, tmp_path, 1))
+    assert len(found) == 4 and all(held == reckoned for held, reckoned in found), said
 
 
 def said_by(program: str, folder: Path, processes: int, *words: str) -> str:

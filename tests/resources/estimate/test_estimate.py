@@ -51,6 +51,15 @@ def test_without_a_past_run_the_range_is_wide_and_says_that_it_is_assumed() -> N
     assert found.hours.high > 3 * found.hours.low
 
 
+def test_what_is_assumed_is_said_as_it_was_reckoned_with() -> None:
+    """Of blocks that are compiled another share of the peak was taken than was told."""
+    compiled, sharded = Recipe.named("zen-7b-lora"), Recipe.named("zen-72b-lora")
+    assert estimated(recipe=compiled).source.endswith("; 15% to 60% of the GPU's peak")
+    assert estimated(recipe=sharded).source.endswith("; 12% to 50% of the GPU's peak")
+    here = Recipe.named("smollm2-135m-lora")
+    assert estimated(recipe=here).source.endswith("; 5 to 150 billion operations a second of a core")
+
+
 def test_one_past_run_gives_its_own_speed_with_a_margin() -> None:
     found = estimated(run(2000.0, around=60.0))
     assert found.hours is not None and found.source.startswith("measured: 1 past run ")

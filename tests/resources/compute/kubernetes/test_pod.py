@@ -110,16 +110,6 @@ def test_rdma_that_cannot_be_had_is_refused() -> None:
         Scheduler(rdma_resource="hca")
 
 
-@pytest.mark.parametrize(
-    ("hardware", "words"),
-    [
-        (
-            Hardware(gpus=1, gpu_type="abacus"),
-            "unknown gpu_type 'abacus': use one of .* or add it to scheduler",
-        ),
-        (Hardware(memory="much"), "hardware.memory 'much' is no quantity: write a number and Gi"),
-    ],
-)
-def test_hardware_that_cannot_be_had_is_refused(hardware: Hardware, words: str) -> None:
-    with pytest.raises(BadConfiguration, match=words):
-        render(a_job(hardware=hardware), KUEUE)
+def test_hardware_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(BadConfiguration, match=r"unknown gpu_type 'abacus': use one of .* or add it to scheduler"):
+        render(a_job(hardware=Hardware(gpus=1, gpu_type="abacus")), KUEUE)
