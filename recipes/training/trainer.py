@@ -86,7 +86,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             **self.facts,
             SAMPLES_SEEN: self.samples.seen(step),
             **self.samples.place_after(step),
-            ELAPSED_SECONDS: round(self.meter.read(step).seconds, 3),
+            ELAPSED_SECONDS: round(self.meter.read(self.state).seconds, 3),
         }
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]

@@ -105,7 +105,7 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ob
         facts={},
         samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
-        meter=Meter(Usage(), recipe, 0),
+        meter=Meter(Usage(), 0),
     )
 
 
