@@ -142,6 +142,7 @@ def build_trainer(
         samples=samples,
         metrics=metrics,
         meter=meter,
+        divergence=ends.divergence,
         group=group,
         in_rows=saves_by_name(recipe),
     )

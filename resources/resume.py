@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.recipe import Recipe
-from recipes.retention import from_the_best, validation_loss
+from recipes.retention import from_the_best, standing_of
 from recipes.schema import BadConfiguration, Frozen
 from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST, Store
@@ -137,7 +137,7 @@ def checkpoints_below(way: str, store: Store) -> dict[int, Found]:
     paths = (uri.removeprefix(f"{way}/") for uri in store.list(way))
     names = (path.removesuffix(f"/{MANIFEST}") for path in paths if path.endswith(f"/{MANIFEST}"))
     steps = sorted(int(name) for name in names if name.isdigit())
-    losses = {step: validation_loss(store.get_bytes(f"{way}/{step}/{MANIFEST}")) for step in steps}
+    losses = {step: standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss for step in steps}
     return {step: Found(step, f"{way}/{step}", loss) for step, loss in losses.items()}
 
 
