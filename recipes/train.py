@@ -161,11 +161,11 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     except Exception as error:
         operation = None if course.incidents.not_deterministic else refused_operation(error)
         try:
-            if operation is None and not is_out_of_memory(error):
-                raise
-            if trainer.metrics:
+            if trainer.metrics:  # of what fails for good too: what it logged last, and that it has cost something
                 trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
                 write_usage(store, folder, trainer.meter.read(trainer.state))
+            if operation is None and not is_out_of_memory(error):
+                raise
             step = trainer.state.global_step + 1
             if operation is not None:
                 raise restart_less_strictly(store, course.uri, operation, step) from error

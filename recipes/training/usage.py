@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recipes.architecture import Architecture
 from recipes.gpus import gpu_named
+from recipes.machine import read_machine
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
@@ -34,6 +35,7 @@ class Meter:
     def __init__(self, before: Usage, gpus: int, began: float | None = None) -> None:
         self._before = before
         self._gpus = gpus
+        self._machine = read_machine()
         self._stalls: list[float] = []
         self._started = time.monotonic()
         self._began = self._started if began is None else began
@@ -62,6 +64,7 @@ class Meter:
             peak_memory=max(self._before.peak_memory, peak_memory()),
             steps=state.global_step,
             tokens=state.num_input_tokens_seen,
+            machine=self._machine,
         )
 
 

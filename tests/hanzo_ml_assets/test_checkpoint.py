@@ -189,6 +189,9 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, held: int
         facts=facts.model_dump(mode="json"),
         machine=Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("H200", "H200"), threads=4),
     )
+    log_params(plan, control_plane)
+    code = {"environment/lock_sha256", "environment/git_dirty"}
+    assert code <= RunData(control_plane.database).tags("used").keys()  # a run that fails says what code it ran
     complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
     with control_plane.database.read() as connection:
         rows = connection.execute(

@@ -85,6 +85,26 @@ def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monke
     assert written(place, folder, 8).num_checkpoints > 4
 
 
+def test_one_that_fails_by_itself_has_cost_what_it_did(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within its first minute too, and with no checkpoint."""
+    counted = []
+
+    def fail(self: Dpo, model: Any, batch: Any) -> Any:
+        counted.append(loss(self, model, batch))
+        if len(counted) == 3:
+            raise ValueError("my own fault")
+        return counted[-1]
+
+    loss = Dpo.loss
+    monkeypatch.setattr(Dpo, "loss", fail)
+    with pytest.raises(ValueError, match="my own fault"):
+        place.train(tmp_path / "failing", objective="dpo", eval_steps=None, checkpoint={"interval_steps": 100})
+    found = read_usage(place.store, "s3://hanzo-ml/runs/failing")
+    assert found.steps == 2 and found.seconds > 0 and found.machine is not None and "torch" in found.machine.packages
+
+
 def test_between_checkpoints_it_is_written_down_once_a_minute(place: Place) -> None:
     now, folder = [0.0], "s3://hanzo-ml/runs/minutes"
     writing = WriteUsage(Meter(Usage(), 0), place.store, folder, clock=lambda: now[0])
