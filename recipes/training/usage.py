@@ -16,7 +16,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.architecture import Architecture
-from recipes.gpus import gpu_named
+from recipes.gpus import peak_of_device
 from recipes.machine import read_machine
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job
@@ -134,6 +134,8 @@ def work_of_token(recipe: Recipe, model: Path) -> Work:
         flops = flops_per_token(recipe, shape, recomputed=False)
     except BadConfiguration:  # a family, or an adapter's target, that is not known here
         flops = None
-    gpu = gpu_named(recipe.hardware.gpu_type) if recipe.hardware.gpus and torch.cuda.is_available() else None
-    peak = gpu.flops * recipe.processes if gpu and recipe.computing_dtype in SIXTEEN_BITS else None
-    return Work(flops, peak)
+    peak = None
+    if recipe.hardware.gpus and torch.cuda.is_available() and recipe.computing_dtype in SIXTEEN_BITS:
+        # Of what is there: where no cluster sees to it, that may be another type than the recipe asks for.
+        peak = peak_of_device(torch.cuda.get_device_name())
+    return Work(flops, peak and peak * recipe.processes)

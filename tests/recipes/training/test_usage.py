@@ -31,6 +31,28 @@ def test_no_peak_is_invented_for_a_cpu(place: Place) -> None:
     assert work.flops and work.peak is None
 
 
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_peak_is_that_of_the_gpu_that_is_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch, device: str, peak: float | None
+) -> None:
+    """zen-7b-lora asks for an A100: on an H200 it was told to reach three times the share that it did."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    asked = {"base_dtype": "bfloat16", "hardware": {"gpus": 1, "gpu_type": "nvidia-a100-40gb"}}
+    assert work_of_token(place.recipe.changed(asked), place.folder / "model").peak == peak
+
+
 def test_of_pairs_as_many_tokens_count_as_were_computed(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
