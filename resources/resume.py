@@ -67,7 +67,13 @@ def resume_job(
         there = checkpoints_of(job, record, store)
         start = chosen(there, wish.resume_from)
         back = (*back, SentBack(step=start.step))
-    resumed = Resumed(times=job.resumed.times + 1, sent_back=back, gpus=wish.gpus or job.resumed.gpus)
+    known, before = job.resumed.gpus, job.resumed.gpus_before
+    resumed = Resumed(
+        times=job.resumed.times + 1,
+        sent_back=back,
+        gpus=wish.gpus or known,
+        gpus_before=(*before, known) if wish.gpus and known else before,
+    )
     return jobs.resume(job.id, resumed, {"user_id": user, "resume_from": wish.resume_from, "gpus": wish.gpus})
 
 
