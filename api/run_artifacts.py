@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised
 from api.verified_files import Uploaded, VerifiedFile, VerifiedFiles
-from recipes.retention import from_the_best, validation_loss
+from recipes.retention import from_the_best, standing_of
 from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError, invalid, not_found
 
@@ -158,7 +158,7 @@ class RunArtifacts(OwnedArtifacts):
         losses = {}
         for place, (_, _, uri, _) in enumerate(saved):
             with suppress(FileNotFoundError):  # retention took it meanwhile
-                losses[place] = validation_loss(self._store.get_bytes(uri + MANIFEST))
+                losses[place] = standing_of(self._store.get_bytes(uri + MANIFEST)).loss
         named = [("/".join(["checkpoint", *way, f"step-{step}"]), uri, size) for step, way, uri, size in saved]
         best = [(f"best_model_step_{saved[place][0]}", *saved[place][2:]) for place in from_the_best(losses)[:1]]
         return [*(named[place] for place in losses), *best]

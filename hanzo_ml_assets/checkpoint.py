@@ -18,7 +18,7 @@ from recipes.architecture import Architecture
 from recipes.incidents import read_incidents
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import Artifact, BadConfiguration, Job, Machine, Program, Result, Tracking
+from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
 from recipes.store import Store
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
@@ -286,7 +286,7 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
     RunData(control_plane.database).log_batch(
         plan.record.run_id,
         params=[(key, str(value)) for key, value in values.items()],
-        tags=[] if commit == NO_COMMIT else [(COMMIT_TAG, commit)],
+        tags=[*([] if commit == NO_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
     )
 
 
@@ -298,7 +298,7 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
         log_unsent(job.id, folder_of(job), control_plane)
     usage = Usage(
         seconds=facts.train_seconds,
-        gpus=job.gpus,
+        gpus=facts.gpus,
         gpu_seconds=facts.gpu_seconds,
         checkpoints=facts.checkpoint_seconds,
         peak_memory=facts.peak_memory,
@@ -311,15 +311,16 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
         if control_plane.jobs.held(job.id, connection).status not in ENDED:  # told once: the time of a point is part of it
             tell_used(connection, job.id, usage, job.hardware.gpu_type, now_ms(), control_plane)
         tell_incidents(connection, job.id, facts.incidents)
-        tags = environment_tags(plan.record.environment, result.machine)
-        RunData(control_plane.database).log_batch(job.id, tags=tags, connection=connection)
+        RunData(control_plane.database).log_batch(job.id, tags=machine_tags(result.machine), connection=connection)
         control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)
 
 
-def environment_tags(environment: Environment, machine: Machine | None) -> list[tuple[str, str]]:
-    """What the run page shows of the code and on what it ran. The record, and the program's result, have the whole of it."""
+def code_tags(environment: Environment) -> list[tuple[str, str]]:
+    """What the run page shows of the code, from the start on: of a run that fails one wants to know it most. The record has
+    the whole of it.
+    """
     code = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
-    return [*((f"environment/{key}", value) for key, value in code.items()), *machine_tags(machine)]
+    return [(f"environment/{key}", value) for key, value in code.items()]
 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from recipes.checkpoint_compression import decompress, is_compressed
 from recipes.checkpoint_folder import broken, finish, seal, tell
-from recipes.retention import from_the_best, kept, validation_loss
+from recipes.retention import Standing, from_the_best, kept, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_checkpoints import StoredCheckpoints
@@ -102,7 +102,7 @@ class Checkpoints:
             newest.result()
 
     def _kept_locally(self) -> set[int]:
-        return kept({step: self._local_loss(step) for step in self.local_steps()}, self.keep_last)
+        return kept(self._local_standings(), self.keep_last)
 
     def _prune(self) -> None:
         """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
@@ -112,8 +112,7 @@ class Checkpoints:
 
     def _is_wanted(self, step: int, slow: bool) -> bool:
         """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
-        losses = {known: self._local_loss(known) for known in self.local_steps()}
-        return step in kept(losses, 1 if slow else self.keep_last)
+        return step in kept(self._local_standings(), 1 if slow else self.keep_last)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
         """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
@@ -130,7 +129,7 @@ class Checkpoints:
         """
         self._prune()
         here = self.local_steps()
-        missing = kept({step: self._local_loss(step) for step in here}, 1) - {*self.stored_steps()}
+        missing = kept(self._local_standings(), 1) - {*self.stored_steps()}
         for step in sorted(missing):
             if step == here[0] or broken(self.folder / str(step), step) is None:
                 self.stored.upload(step, partial(self._is_wanted, step), self._prune)
@@ -182,9 +181,8 @@ class Checkpoints:
         if self.before:
             earlier, left_at = self.before
             passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
-        losses = {step: self.stored.loss(step) for step in self.stored_steps()}
-        losses |= {step: self._local_loss(step) for step in self.local_steps()}
-        return passed | {step: (loss, self) for step, loss in losses.items()}
+        known = {step: self.stored.standing(step) for step in self.stored_steps()} | self._local_standings()
+        return passed | {step: (standing.loss, self) for step, standing in known.items()}
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
@@ -203,11 +201,14 @@ class Checkpoints:
             if bad >= step:
                 self.stored.delete(bad)
 
-    def _local_loss(self, step: int) -> float | None:
+    def _local_standings(self) -> dict[int, Standing]:
+        return {step: self._local_standing(step) for step in self.local_steps()}
+
+    def _local_standing(self, step: int) -> Standing:
         try:
-            return validation_loss((self.folder / str(step) / MANIFEST).read_bytes())
+            return standing_of((self.folder / str(step) / MANIFEST).read_bytes())
         except FileNotFoundError:
-            return None
+            return Standing()
 
     def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
         """The first valid checkpoint of those steps, in their order; the broken ones before it are removed."""

@@ -28,6 +28,11 @@ class DivergencePolicy(Written):
     patience: int = Field(20, ge=1, description="steps on end above the band; a loss that is not finite needs none")
 
 
+def spoilt_from(first: int) -> int:
+    """The first step whose weights are bad, where `first` is the first with a bad loss: the update before made them so."""
+    return max(1, first - 1)
+
+
 @dataclass(frozen=True)
 class Divergence:
     """`first` is the first step with a bad loss, `noticed` the one at which it was certain."""
@@ -45,7 +50,8 @@ class Band:
         self._count = 0
         self._mean = 0.0
         self._variance = 0.0
-        self._above = 0
+        self.above_since: int | None = None
+        """The step from which on all losses were above the band; none where the newest was within it."""
 
     @property
     def limit(self) -> float:
@@ -57,15 +63,14 @@ class Band:
 
     def add(self, step: int, loss: float) -> Divergence | None:
         if not math.isfinite(loss):
-            return Divergence(step - self._above, step, f"the loss of step {step} is {loss}")
+            return Divergence(self.above_since or step, step, f"the loss of step {step} is {loss}")
         limit = self.limit
         if loss > limit:
-            self._above += 1
-            if self._above < self._policy.patience:
+            first = self.above_since = self.above_since or step
+            if step - first + 1 < self._policy.patience:
                 return None
-            first = step - self._above + 1
             return Divergence(first, step, f"the loss was above {limit:.4f} from step {first} to {step} ({loss:.4f})")
-        self._above = 0
+        self.above_since = None
         weight = max(1 - MEMORY, 1 / (self._count + 1))
         away = loss - self._mean
         self._mean += weight * away

@@ -29,6 +29,20 @@ GPUS = {
 }
 
 
+PEAKS = {"A100": 312e12, "H100 PCIE": 756e12, "NVL": 835e12, "H100": 989e12, "H200": 989e12}
+"""Operations of bfloat16 a second by a part of the name that CUDA gives a device; the first part that it has counts, for
+slower cards of a type say so in theirs.
+"""
+
+
+def peak_of_device(name: str) -> float | None:
+    """Of the device that CUDA names so ("NVIDIA H100 PCIe"); none of one that is not in the table, or of a part of one."""
+    words = name.upper()
+    if "MIG" in words or not any(known in words for known in ("A100", "H100", "H200")):
+        return None
+    return next(peak for part, peak in PEAKS.items() if part in words)
+
+
 def gpu_named(gpu_type: str | None) -> Gpu | None:
     """What is known of a type; none of one that is not in the table."""
     return GPUS.get(gpu_type or "")

@@ -25,12 +25,14 @@ class TrainingFacts(Frozen):
     `losses` maps a step to its loss. `resumed_from`, `best_step` and `published_step` are steps: of the checkpoint that the
     last process went on from, of the one with the lowest validation loss, and the one whose weights the run left. Times are
     in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
-    which the loop stood still for a checkpoint. `gpu_seconds` are those of each GPU, of which there may have been more at
-    one time than at another. `tokens` counts those trained on, padding included. `unsent_metrics` counts the points that the
-    tracking server did not get: they lie beside the result (`recipes.unsent_metrics`).
+    which the loop stood still for a checkpoint. `gpus` are those that the last process held on all nodes, `gpu_seconds` are
+    those of each one, of which there may have been more at one time than at another. `tokens` counts those trained on,
+    padding included. `unsent_metrics` counts the points that the tracking server did not get: they lie beside the result
+    (`recipes.unsent_metrics`).
     """
 
     train_seconds: float
+    gpus: int = 0
     gpu_seconds: float = 0.0
     resumed_from: int | None
     unsent_metrics: int

@@ -248,8 +248,9 @@ class Schedule(Frozen):
 class CheckpointPolicy(Written):
     """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
 
-    `keep_last` counts the newest checkpoints; the best one stays besides. A run that resumes from `best` or from a step
-    leaves all its checkpoints as they are, and writes those that follow below `from-STEP`.
+    `keep_last` counts the newest checkpoints; the best one stays besides, and one from before a loss that may be diverging.
+    A run that resumes from `best` or from a step leaves all its checkpoints as they are, and writes those that follow below
+    `from-STEP`.
     """
 
     interval: Duration = "1h"

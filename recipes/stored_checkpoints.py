@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from recipes.checkpoint_compression import compress
 from recipes.checkpoint_folder import with_facts
-from recipes.retention import kept, validation_loss
+from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
 from recipes.schema import Manifest
 from recipes.store import MANIFEST, Store
@@ -65,12 +65,11 @@ class StoredCheckpoints:
                 found[int(step)] = found.get(int(step), False) or rest == [MANIFEST]
         return found
 
-    def loss(self, step: int) -> float | None:
-        """The validation loss, where the model was evaluated then."""
+    def standing(self, step: int) -> Standing:
         try:
-            return validation_loss(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
+            return standing_of(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
         except FileNotFoundError:
-            return None
+            return Standing()
 
     def delete(self, step: int) -> None:
         self.store.delete(f"{self.uri}/{step}")
@@ -135,8 +134,8 @@ class StoredCheckpoints:
         Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile.
         """
         folders = self._folders()
-        losses = {step: self.loss(step) for step, whole in folders.items() if whole}
-        for old in set(folders) - kept(losses, self.keep_last):
+        standings = {step: self.standing(step) for step, whole in folders.items() if whole}
+        for old in set(folders) - kept(standings, self.keep_last):
             self.delete(old)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:

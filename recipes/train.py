@@ -48,7 +48,7 @@ from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
-from recipes.training.usage import Meter, WriteUsage, gpus_held, work_of_step
+from recipes.training.usage import Meter, WriteUsage, gpus_held, work_of_token
 from recipes.unsent_metrics import UnsentPoint, write_unsent
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
@@ -113,7 +113,7 @@ def build_trainer(
     evaluates_first = resume is not None and owes_evaluation(resume[1], recipe)
     anew = course.steps_done_anew
     metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
-    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), recipe, gpus_held(job), began)
+    meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), gpus_held(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
     say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
     compiled = are_compiled(model)
@@ -121,7 +121,7 @@ def build_trainer(
         tell_other_rounding(resume, compiled)
     policy = job.checkpoint.of_unstable() if course.incidents.skipped else job.checkpoint
     saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
-    told = [LogToTracking(metrics, work_of_step(recipe, material.folder), meter)] if metrics else []
+    told = [LogToTracking(metrics, work_of_token(recipe, material.folder), meter)] if metrics else []
     written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
     rows = material.rows["train"]
     order = SampleOrder(len(rows), recipe.seed, course.incidents.skipped)
@@ -142,6 +142,7 @@ def build_trainer(
         samples=samples,
         metrics=metrics,
         meter=meter,
+        divergence=ends.divergence,
         group=group,
         in_rows=saves_by_name(recipe),
     )
@@ -160,11 +161,11 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     except Exception as error:
         operation = None if course.incidents.not_deterministic else refused_operation(error)
         try:
+            if trainer.metrics:  # of what fails for good too: what it logged last, and that it has cost something
+                trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
+                write_usage(store, folder, trainer.meter.read(trainer.state))
             if operation is None and not is_out_of_memory(error):
                 raise
-            if trainer.metrics:
-                trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
-                write_usage(store, folder, trainer.meter.read(trainer.state.global_step))
             step = trainer.state.global_step + 1
             if operation is not None:
                 raise restart_less_strictly(store, course.uri, operation, step) from error
@@ -180,7 +181,7 @@ def leave(
 ) -> Result:
     """Publish the weights of a run that has ended. Raises Preempted or Restart of one that goes on later."""
     recipe = course.recipe
-    usage = trainer.meter.read(trainer.state.global_step)
+    usage = trainer.meter.read(trainer.state)
     ends_early = ends.signal.requested or ends.divergence.found
     wait_for_uploads(course, goes_on=bool(ends_early))
     grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
@@ -194,7 +195,7 @@ def leave(
         write_unsent(store, folder_of(job), points)
         say(f"{len(unsent)} metric points go with the result: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
-    usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(usage.steps).gpu_seconds})
+    usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(trainer.state).gpu_seconds})
     return Result(
         work_digest=job.work_digest,
         artifacts={trained.kind: trained, "base": material.base},

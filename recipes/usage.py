@@ -5,7 +5,7 @@ whoever wants to know reads it, however the run has ended.
 """
 
 from recipes.runner import say
-from recipes.schema import Frozen, Job
+from recipes.schema import Frozen, Job, Machine
 from recipes.store import Store
 
 NAME = "usage.json"
@@ -17,7 +17,7 @@ class Usage(Frozen):
 
     `gpus` counts those on all nodes now; a run that goes on may have more or fewer than before, so that `gpu_seconds` are
     those of each one, also while the model is loaded and published. `tokens` are those of `steps`, padding included;
-    `peak_memory` is in bytes.
+    `peak_memory` is in bytes. `machine` is on what a training computed.
     """
 
     seconds: float = 0.0
@@ -29,6 +29,7 @@ class Usage(Frozen):
     peak_memory: int = 0
     steps: int = 0
     tokens: int = 0
+    machine: Machine | None = None
 
     @property
     def checkpoint_share(self) -> float:

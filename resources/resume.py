@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.recipe import Recipe
-from recipes.retention import from_the_best, validation_loss
+from recipes.retention import from_the_best, standing_of
 from recipes.schema import BadConfiguration, Frozen
 from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST, Store
@@ -67,7 +67,13 @@ def resume_job(
         there = checkpoints_of(job, record, store)
         start = chosen(there, wish.resume_from)
         back = (*back, SentBack(step=start.step))
-    resumed = Resumed(times=job.resumed.times + 1, sent_back=back, gpus=wish.gpus or job.resumed.gpus)
+    known, before = job.resumed.gpus, job.resumed.gpus_before
+    resumed = Resumed(
+        times=job.resumed.times + 1,
+        sent_back=back,
+        gpus=wish.gpus or known,
+        gpus_before=(*before, known) if wish.gpus and known else before,
+    )
     return jobs.resume(job.id, resumed, {"user_id": user, "resume_from": wish.resume_from, "gpus": wish.gpus})
 
 
@@ -137,7 +143,7 @@ def checkpoints_below(way: str, store: Store) -> dict[int, Found]:
     paths = (uri.removeprefix(f"{way}/") for uri in store.list(way))
     names = (path.removesuffix(f"/{MANIFEST}") for path in paths if path.endswith(f"/{MANIFEST}"))
     steps = sorted(int(name) for name in names if name.isdigit())
-    losses = {step: validation_loss(store.get_bytes(f"{way}/{step}/{MANIFEST}")) for step in steps}
+    losses = {step: standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss for step in steps}
     return {step: Found(step, f"{way}/{step}", loss) for step, loss in losses.items()}
 
 

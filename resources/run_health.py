@@ -41,7 +41,7 @@ def alerts(signs: Signs, limits: Limits, now: int) -> Iterator[Alert]:
     """What is wrong at `now`, in milliseconds. The same silence gives an equal alert however often it is looked at."""
     spoke = max(signs.begun_at, signs.newest_metric or 0)
     if now - spoke > limits.metric:
-        yield Alert(STALLED, spoke, f"no metric for more than {minutes(limits.metric)} minutes")
+        yield Alert(STALLED, spoke, f"no metric for more than {duration(limits.metric)}")
     if signs.first_metric is None:
         return
     yield from late(max(signs.begun_at, signs.first_metric, signs.newest_checkpoint or 0), limits.checkpoint, now)
@@ -50,8 +50,10 @@ def alerts(signs: Signs, limits: Limits, now: int) -> Iterator[Alert]:
 def late(saved: int, limit: float, now: int) -> Iterator[Alert]:
     """That the newest checkpoint is of `saved`, or that there is none since the run got going then."""
     if now - saved > limit:
-        yield Alert(STALE, saved, f"no checkpoint in the store for more than {minutes(limit)} minutes")
+        yield Alert(STALE, saved, f"no checkpoint in the store for more than {duration(limit)}")
 
 
-def minutes(milliseconds: float) -> str:
-    return f"{milliseconds / 60_000:.0f}"
+def duration(milliseconds: float) -> str:
+    """As people say it: half a minute is not "0 minutes"."""
+    seconds = milliseconds / 1000
+    return f"{seconds:g} seconds" if seconds < 120 else f"{seconds / 60:g} minutes"

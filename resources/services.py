@@ -98,6 +98,13 @@ def not_through_a_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     return {"no_proxy": names, "NO_PROXY": names}
 
 
+def importable(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH with our own packages first. What the caller had stays: an objective of his own may lie there, or what a
+    script imports.
+    """
+    return os.pathsep.join(filter(None, (str(SOURCE), environ.get("PYTHONPATH"))))
+
+
 def environment(settings: Settings) -> dict[str, str]:
     """What every process of the stack gets beside the caller's environment."""
     return {
@@ -105,7 +112,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "DAGSTER_HOME": str(settings.dagster_home),
         "DAGSTER_RUN_WORKERS": str(settings.run_workers),
         "DAGSTER_CODE_SERVER_PORT": str(settings.dagster.code_server_port),
-        "PYTHONPATH": str(SOURCE),
+        "PYTHONPATH": importable(os.environ),
         **not_through_a_proxy(os.environ),
         # Jobs are started below these processes and see no settings: this is how they get the object store's keys.
         **settings.storage.variables,

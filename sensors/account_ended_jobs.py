@@ -1,4 +1,4 @@
-"""A job failed or was cancelled -> its run says what it had used until then: it has cost that all the same.
+"""A job failed or was cancelled -> its run says what it had used until then, and on what: it has cost that all the same.
 
 The program wrote it down as it went on (`recipes.usage`). It may do so once more while a cancelled job ends, so that its
 run is waited for.
@@ -7,6 +7,7 @@ run is waited for.
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from recipes.schema import Hardware
 from recipes.store import Store
@@ -17,6 +18,7 @@ from resources.errors import HanzoError
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import Event, now_ms
+from resources.metadata.tracking.run_data import RunData
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
 from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
@@ -50,6 +52,7 @@ def account(event: Event, control_plane: ControlPlane) -> None:
     gpu_type = hardware_of(job, control_plane.store).gpu_type
     with control_plane.database.write() as connection:
         tell_used(connection, job.id, usage, gpu_type, event.created_at, control_plane)
+        RunData(control_plane.database).log_batch(job.id, tags=machine_tags(usage.machine), connection=connection)
 
 
 def hardware_of(job: JobRecord, store: Store) -> Hardware:

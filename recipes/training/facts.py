@@ -21,6 +21,7 @@ def facts_of(
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
     return TrainingFacts(
         train_seconds=round(usage.seconds, 3),
+        gpus=usage.gpus,
         gpu_seconds=round(usage.gpu_seconds, 3),
         resumed_from=resumed_from,
         unsent_metrics=unsent,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.checkpoints import Checkpoints
-from recipes.divergence import Divergence
+from recipes.divergence import Divergence, spoilt_from
 from recipes.incidents import (
     MOST,
     Diverged,
@@ -81,15 +81,14 @@ def roll_back(
 ) -> tuple[int, Path] | None:
     """The last checkpoint from before a divergence, which is the newest from now on; None where there is none.
 
-    The update before the first bad loss is what made the weights bad, so its checkpoint goes too. They go before the
-    incident is written: a program that is killed in between comes here again by the same steps. Checkpoints are saved by
-    the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer one of its own. One that
-    was sent back, and has no checkpoint on its way yet, goes back to that which it `resumed` from.
+    They go before the incident is written: a program that is killed in between comes here again by the same steps.
+    Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
+    one of its own. One that was sent back, and has no checkpoint on its way yet, goes back to that which it `resumed` from.
 
     Raises:
         Restart: the recipe allows to go on without the samples of the bad steps.
     """
-    first = max(1, found.first - 1)
+    first = spoilt_from(found.first)
     then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
     checkpoints.discard_from(min([first, *(step + 1 for step in then)]))
     good = checkpoints.latest()

@@ -32,11 +32,13 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         self.work = work
         self.meter = meter
         self._began = time.monotonic()
+        self._tokens = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._began = time.monotonic()
+        self._tokens = state.num_input_tokens_seen
 
     def on_evaluate(self, *args: object, **kwargs: object) -> None:
         self._began = time.monotonic()
@@ -59,7 +61,8 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
             named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
         if "train/loss" in named:  # read from the device by now, so that the step is over
             before, self._began = self._began, time.monotonic()
-            named |= self.work.speed(self._began - before)
+            tokens, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
+            named |= self.work.speed(tokens, self._began - before)
         now = time.time_ns() // 1_000_000
         for key, value in named.items():
             self.metrics.add(key, float(value), state.global_step, now)

@@ -34,6 +34,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self.scale = scale_of(objective.recipe)
         unscale(self.model.parameters(), self.scale)
         self._told: list[Part] = []
+        self._tokens = 0
 
     def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
         """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
@@ -47,6 +48,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
         recipe = self.objective.recipe
         rows = int(inputs.pop(ROWS, recipe.batch_size))
+        self._tokens += inputs["labels"].numel() if rows else 0
         found = self._loss_of(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
             return scaled(found if rows else found * 0, self.scale)
@@ -63,10 +65,22 @@ class ObjectiveTrainer(CheckpointingTrainer):
             return self.objective.loss(model, inputs) or super().compute_loss(model, inputs, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            self.state.num_input_tokens_seen += self._tokens_of_step()
         if "loss" in logs and self._told:
             logs |= together(part for told in self.group.collect(self._told) for part in told)
             self._told = []
         super().log(logs, *args, **kwargs)
+
+    def _tokens_of_step(self) -> int:
+        """All that the processes computed, padding included. Only packed rows are of one length: pairs, which are padded to
+        the longest of their micro-batch, were taken to be of `sequence_length` once, and a run of short ones was told to be
+        ten times as fast as it was.
+        """
+        own, self._tokens = self._tokens, 0
+        if self.objective.packed:
+            return self.objective.recipe.tokens_per_step
+        return sum(self.group.collect(own)[:: self.group.together])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The loss of the validation split and what the objective tells of it, each a mean over the whole split.

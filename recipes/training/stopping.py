@@ -128,6 +128,11 @@ class StopOnDivergence(TrainerCallback):  # type: ignore[misc]
         self._band = Band(policy)
         self.found: Divergence | None = None
 
+    @property
+    def doubted_since(self) -> int | None:
+        """The step from which on the loss was above its band, which may prove to be a divergence."""
+        return self._band.above_since
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:

@@ -16,7 +16,7 @@ from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
 from recipes.launch import trains_shards
 from recipes.recipe import Recipe
-from recipes.retention import VALIDATION_LOSS, from_the_best
+from recipes.retention import DOUBTED_SINCE, VALIDATION_LOSS, from_the_best
 from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
@@ -24,6 +24,7 @@ from recipes.training.paged import page_again
 from recipes.training.random_states import within_32_bits
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
+from recipes.training.stopping import StopOnDivergence
 from recipes.training.usage import Meter
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
@@ -48,6 +49,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         samples: SamplesOfRun,
         metrics: MetricBuffer | None,
         meter: Meter,
+        divergence: StopOnDivergence,
         group: Group,
         in_rows: bool,
         **kwargs: object,
@@ -60,6 +62,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.samples = samples
         self.metrics = metrics
         self.meter = meter
+        self.divergence = divergence
         self._scratch: Path | None = None
 
     def take_weights(self, folder: Path) -> None:
@@ -86,10 +89,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             **self.facts,
             SAMPLES_SEEN: self.samples.seen(step),
             **self.samples.place_after(step),
-            ELAPSED_SECONDS: round(self.meter.read(step).seconds, 3),
+            ELAPSED_SECONDS: round(self.meter.read(self.state).seconds, 3),
         }
         if step in losses:
             facts[VALIDATION_LOSS] = losses[step]
+        if since := self.divergence.doubted_since:
+            facts[DOUBTED_SINCE] = since
         if not self.group.leads:
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".", suffix=".tmp", dir=self.checkpoints.folder) as folder:

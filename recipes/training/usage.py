@@ -16,7 +16,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recipes.architecture import Architecture
-from recipes.gpus import gpu_named
+from recipes.gpus import peak_of_device
+from recipes.machine import read_machine
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
@@ -31,10 +32,10 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 class Meter:
     """Counts on, on so many GPUs, from what the run had used before this process; they are held since it `began`."""
 
-    def __init__(self, before: Usage, recipe: Recipe, gpus: int, began: float | None = None) -> None:
+    def __init__(self, before: Usage, gpus: int, began: float | None = None) -> None:
         self._before = before
-        self._recipe = recipe
         self._gpus = gpus
+        self._machine = read_machine()
         self._stalls: list[float] = []
         self._started = time.monotonic()
         self._began = self._started if began is None else began
@@ -50,8 +51,8 @@ class Meter:
     def newest_stall(self) -> float | None:
         return self._stalls[-1] if self._stalls else None
 
-    def read(self, step: int) -> Usage:
-        """By the end of that step."""
+    def read(self, state: TrainerState) -> Usage:
+        """By the end of the step that training stands at."""
         now = time.monotonic()
         return Usage(
             seconds=self._before.seconds + now - self._started,
@@ -61,8 +62,9 @@ class Meter:
             longest_checkpoint=max([self._before.longest_checkpoint, *self._stalls]),
             num_checkpoints=self._before.num_checkpoints + len(self._stalls),
             peak_memory=max(self._before.peak_memory, peak_memory()),
-            steps=step,
-            tokens=step * self._recipe.tokens_per_step,
+            steps=state.global_step,
+            tokens=state.num_input_tokens_seen,
+            machine=self._machine,
         )
 
 
@@ -79,17 +81,17 @@ class WriteUsage(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._clock() - self._written_at >= EVERY_SECONDS:
-            self._write(state.global_step)
+            self._write(state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._write(state.global_step)
+        self._write(state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._write(state.global_step)
+        self._write(state)
 
-    def _write(self, step: int) -> None:
+    def _write(self, state: TrainerState) -> None:
         self._written_at = self._clock()
-        self._writer.submit(write_usage, self._store, self._folder, self._meter.read(step))
+        self._writer.submit(write_usage, self._store, self._folder, self._meter.read(state))
 
 
 def gpus_held(job: Job) -> int:
@@ -107,32 +109,33 @@ def peak_memory() -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step: `tokens`, padding included, and the operations they cost, without those that are done twice to save
-    memory (PaLM, appendix B); `peak` operations a second of all processes.
+    """Of one token: the operations it costs, without those that are done twice to save memory (PaLM, appendix B); `peak`
+    operations a second of all processes.
 
     `flops` is none for a model whose shape is not known, `peak` where that of the hardware is not: a CPU, an unknown GPU, or
     arithmetic other than that of 16 bits, of which `recipes.gpus` speaks.
     """
 
-    tokens: int
     flops: float | None
     peak: float | None
 
-    def speed(self, seconds: float) -> dict[str, float]:
-        """What a step of so many seconds means, by the name of the metric."""
-        found = {"train/tokens_per_second": self.tokens / seconds}
+    def speed(self, tokens: int, seconds: float) -> dict[str, float]:
+        """What a step of so many tokens, padding included, in so many seconds means, by the name of the metric."""
+        found = {"train/tokens_per_second": tokens / seconds}
         if self.flops and self.peak:
-            found["train/mfu"] = self.flops / seconds / self.peak
+            found["train/mfu"] = tokens * self.flops / seconds / self.peak
         return found
 
 
-def work_of_step(recipe: Recipe, model: Path) -> Work:
+def work_of_token(recipe: Recipe, model: Path) -> Work:
     """Of a recipe with the base model in that folder."""
     try:
         shape = Architecture.from_config(json.loads((model / "config.json").read_text()))
-        flops = flops_per_token(recipe, shape, recomputed=False) * recipe.tokens_per_step
+        flops = flops_per_token(recipe, shape, recomputed=False)
     except BadConfiguration:  # a family, or an adapter's target, that is not known here
         flops = None
-    gpu = gpu_named(recipe.hardware.gpu_type) if recipe.hardware.gpus and torch.cuda.is_available() else None
-    peak = gpu.flops * recipe.processes if gpu and recipe.computing_dtype in SIXTEEN_BITS else None
-    return Work(recipe.tokens_per_step, flops, peak)
+    peak = None
+    if recipe.hardware.gpus and torch.cuda.is_available() and recipe.computing_dtype in SIXTEEN_BITS:
+        # Of what is there: where no cluster sees to it, that may be another type than the recipe asks for.
+        peak = peak_of_device(torch.cuda.get_device_name())
+    return Work(flops, peak and peak * recipe.processes)

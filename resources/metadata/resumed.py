@@ -10,8 +10,11 @@ RESUMED = "resumed"
 
 
 class Resumed(Frozen):
-    """`sent_back` is all that the run was sent back to, oldest first; `gpus` how many it goes on with now."""
+    """`sent_back` is all that the run was sent back to, oldest first; `gpus` how many it goes on with now, and `gpus_before`
+    with how many it went on at other times, oldest first.
+    """
 
     times: int = 0
     sent_back: tuple[SentBack, ...] = ()
     gpus: int | None = None
+    gpus_before: tuple[int, ...] = ()

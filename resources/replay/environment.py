@@ -33,6 +33,11 @@ def differences(
     )
 
 
+def of_processes(then: str, now: str) -> tuple[Difference, ...]:
+    """That a run was trained by other numbers of processes, as `FinishedRun.processes` says them."""
+    return (Difference(what="processes", then=then, now=now),) if then != now else ()
+
+
 def described(code: Environment, machine: Machine | None) -> dict[str, str]:
     """Everything that is compared, by the name that people know it by."""
     found = {

@@ -1,6 +1,7 @@
 """What is left of a run that ended well: its record, its result, its weights. All that a replay has to go by."""
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from pydantic import ValidationError
 
@@ -26,6 +27,13 @@ class FinishedRun:
     losses: dict[int, float | None]
     incidents: tuple[Incident, ...]
     machine: Machine | None
+
+    @property
+    def processes(self) -> str:
+        """How many trained it, one number after the other: on another one its sums are others."""
+        resumed = self.job.resumed
+        counts = (self.record.recipe.processes, *resumed.gpus_before, *([resumed.gpus] if resumed.gpus else []))
+        return ", then ".join(str(count) for count, _ in groupby(counts))
 
 
 def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:

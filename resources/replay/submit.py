@@ -12,7 +12,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import REPLAY_OF, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
-from resources.replay.environment import Difference, differences
+from resources.replay.environment import Difference, differences, of_processes
 from resources.replay.finished_run import FinishedRun, check_inputs, gone
 
 REPLAY_TAG = "hanzo_ml.replay_of"
@@ -62,7 +62,8 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
         organization=first.job.organization,
         tags={REPLAY_TAG: first.job.id},
     )
-    return Replay(job, differences(first.record.environment, first.machine, environment, machine, threads=False))
+    found = differences(first.record.environment, first.machine, environment, machine, threads=False)
+    return Replay(job, (*found, *of_processes(first.processes, str(record.recipe.processes))))
 
 
 def threads_of(first: FinishedRun) -> int | None:

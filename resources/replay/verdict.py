@@ -5,7 +5,7 @@ from recipes.store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
 from resources.replay.comparison import FileDifference, StepDifference, compare
-from resources.replay.environment import Difference, differences
+from resources.replay.environment import Difference, differences, of_processes
 from resources.replay.finished_run import FinishedRun, read_finished, weights_of
 from resources.replay.healing import Unrepeated, unrepeated
 
@@ -47,6 +47,9 @@ def judge(first: FinishedRun, replay: FinishedRun, store: Store) -> Verdict:
         steps=found.steps,
         first_difference=found.first_difference,
         weights=found.weights,
-        environment=differences(first.record.environment, first.machine, replay.record.environment, replay.machine),
+        environment=(
+            *differences(first.record.environment, first.machine, replay.record.environment, replay.machine),
+            *of_processes(first.processes, replay.processes),
+        ),
         unrepeated=unrepeated(first.incidents, replay.incidents),
     )

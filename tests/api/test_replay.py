@@ -21,6 +21,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
+from resources.resume import Wish, resume_job
 from resources.services import SOURCE
 from resources.settings import Settings
 from resources.settings_sections import Quota
@@ -123,6 +124,23 @@ def test_a_replay_is_queued_with_the_record_of_the_first_run(http: TestClient, r
     assert record.recipe == read_record(runs.store, Jobs(runs.database).read(first).artifact("run")).recipe
     assert (record.replay_of, record.hardware.cpu, record.repeats) == (first, MACHINE.threads, (smaller, bad))
     assert RunData(runs.database).tags(job["id"])["hanzo_ml.replay_of"] == first
+
+
+def test_a_run_that_went_on_with_other_numbers_of_processes_is_told_to_have_added_up_otherwise(
+    http: TestClient, runs: Runs
+) -> None:
+    """Nothing else says why the losses from the step on at which it did are not the same."""
+    runs.submit("spread")
+    jobs = Jobs(runs.database)
+    for gpus in (2, 3, None, 1):
+        jobs.fail("spread", "its machine died")
+        resume_job(runs.database, runs.store, "spread", Wish(gpus=gpus), "u")
+    runs.complete("spread")
+    told = {each["what"]: each for each in http.post("/v1/runs/spread/replay").json()["environment"]}
+    assert told["processes"] == {"what": "processes", "then": "1, then 2, then 3, then 1", "now": "1"}
+    again = runs.complete("again", replay_of="spread")
+    verdict = http.get(f"/v1/runs/{again}/replay").json()
+    assert told["processes"] in verdict["environment"]
 
 
 def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:

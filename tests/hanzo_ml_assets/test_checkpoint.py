@@ -155,8 +155,9 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
     control_plane.database.close()
 
 
-def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
-    """Half an hour on two GPUs of three dollars an hour each."""
+@pytest.mark.parametrize("held", [2, 0])
+def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, held: int) -> None:
+    """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
     config = {**ASSISTANT, "parameters": {"hardware": hardware, "distributed": {"gpus_per_node": 2}}}
@@ -169,7 +170,8 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
     plan = make_plan(dry_run.definition("ellarin-assistant"), "used", control_plane)
     facts = TrainingFacts(
         train_seconds=1800.0,
-        gpu_seconds=3600.0,
+        gpus=held,
+        gpu_seconds=held * 1800.0,
         resumed_from=None,
         unsent_metrics=0,
         losses={1: 2.0},
@@ -187,6 +189,9 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
         facts=facts.model_dump(mode="json"),
         machine=Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("H200", "H200"), threads=4),
     )
+    log_params(plan, control_plane)
+    code = {"environment/lock_sha256", "environment/git_dirty"}
+    assert code <= RunData(control_plane.database).tags("used").keys()  # a run that fails says what code it ran
     complete(replace(plan, splits={}), training_job(plan, control_plane), result, control_plane)
     with control_plane.database.read() as connection:
         rows = connection.execute(
@@ -194,15 +199,16 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path) -> None:
         )
         used = {row.key: row.value for row in rows}
     assert used == {
-        "system/gpu_count": 2.0,
-        "system/total_gpu_hours": 1.0,
+        "system/gpu_count": held,
+        "system/total_gpu_hours": held / 2,
         "system/total_steps": 1.0,
-        "system/dollars": 3.0,
+        "system/dollars": held * 1.5,
         "system/total_tokens_processed": 4096.0,
         "system/peak_memory_gb": 5.0,
         "system/checkpoint_share": 0.005,
     }
     tags = RunData(control_plane.database).tags("used")
+    assert tags.get("system/gpu_type") == ("nvidia-a100-80gb" if held else None)
     environment = {key: value for key, value in tags.items() if key.startswith("environment/")}
     assert environment == {
         "environment/lock_sha256": hashlib.sha256(Path("requirements.lock").read_bytes()).hexdigest(),

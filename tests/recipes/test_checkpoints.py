@@ -545,7 +545,7 @@ def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_i
     checkpoints.tell(1, {VALIDATION_LOSS: 0.1})
     checkpoints.wait()
     assert checkpoints.stored_steps() == [1]
-    assert checkpoints.stored.loss(1) == 0.1
+    assert checkpoints.stored.standing(1).loss == 0.1
 
 
 def test_no_run_ends_because_old_checkpoints_could_not_be_deleted(

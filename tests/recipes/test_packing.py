@@ -23,7 +23,7 @@ from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.objectives.sft import Sft
 from recipes.training.packing import Row, collate, first_fit, pack
 from recipes.training.samples import SampleOrder, SamplesOfRun
-from recipes.training.stopping import StopOnSignal
+from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from recipes.training.trainer import arguments
 from recipes.training.usage import Meter
 from recipes.usage import Usage
@@ -105,7 +105,8 @@ def trainer(folder: Path, recipe: Recipe, rows: Sequence[Row], work: Path) -> Ob
         facts={},
         samples=SamplesOfRun(SampleOrder(len(rows), recipe.seed), recipe.samples_per_step, recipe.max_steps),
         metrics=MetricBuffer("http://127.0.0.1:9", "packing"),
-        meter=Meter(Usage(), recipe, 0),
+        meter=Meter(Usage(), 0),
+        divergence=StopOnDivergence(recipe.divergence),
     )
 
 

@@ -37,3 +37,9 @@ def test_checkpoints_that_stay_away_are_told_of_from_the_first_metric_or_the_new
 def test_a_run_that_is_resumed_days_later_is_not_in_trouble_for_its_past() -> None:
     resumed = replace(WELL, begun_at=9000 * MINUTE)
     assert list(alerts(resumed, LIMITS, now=9010 * MINUTE)) == []
+
+
+def test_a_short_limit_is_told_as_what_it_is() -> None:
+    short = Limits(metric=20_000, checkpoint=22.5 * MINUTE)
+    told = [alert.words for alert in alerts(replace(WELL, newest_metric=181 * MINUTE), short, now=210 * MINUTE)]
+    assert told == ["no metric for more than 20 seconds", "no checkpoint in the store for more than 22.5 minutes"]

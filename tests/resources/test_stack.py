@@ -14,7 +14,7 @@ import pytest
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
 from resources.detached import LOG, is_running
-from resources.services import Service, not_through_a_proxy
+from resources.services import SOURCE, Service, importable, not_through_a_proxy
 from resources.stack import answers, launch
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
@@ -102,6 +102,12 @@ def test_a_service_is_asked_itself_and_not_the_machine_s_proxy(monkeypatch: pyte
 )
 def test_what_is_no_proxy_s_business_stays_so_beside_the_stack_s_own_addresses(given: dict[str, str], names: str) -> None:
     assert not_through_a_proxy(given) == {"no_proxy": names, "NO_PROXY": names}
+
+
+def test_what_the_caller_can_import_the_stack_can_import_too() -> None:
+    """An objective of his own was unknown to the server, and a script of his lacked its modules."""
+    assert importable({}) == str(SOURCE)
+    assert importable({"PYTHONPATH": "/his/own:/other"}) == f"{SOURCE}:/his/own:/other"
 
 
 @pytest.mark.parametrize("command", [("stack", "up"), ("migrate",), ("reset", "--yes")])

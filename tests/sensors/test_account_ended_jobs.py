@@ -8,19 +8,31 @@ import pytest
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import make_plan
 from recipes.command.job import CommandJob
+from recipes.schema import Machine
 from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
 from resources.metadata.totals import read_totals
 from resources.metadata.tracking.gpu_hours import gpu_hours_of
 from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from sensors.account_ended_jobs import account_ended_jobs
 from tests.sensors.test_decisions import MODEL, House, house, repository
 
 __all__ = ["house", "repository"]  # fixtures
 
+MACHINE = Machine(python="3.11.7", packages={"torch": "2.13.0"}, processor="EPYC", gpus=("A100",), threads=4)
 GPUS: dict[str, Any] = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
-HALF_AN_HOUR = Usage(seconds=1800, gpus=2, gpu_seconds=3600, checkpoints=9, peak_memory=5_000_000_000, steps=7, tokens=448)
+HALF_AN_HOUR = Usage(
+    seconds=1800,
+    gpus=2,
+    gpu_seconds=3600,
+    checkpoints=9,
+    peak_memory=5_000_000_000,
+    steps=7,
+    tokens=448,
+    machine=MACHINE,
+)
 TOLD = {
     "system/gpu_count": 2.0,
     "system/total_gpu_hours": 1.0,
@@ -73,6 +85,11 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
         house.reset()
         house.tick(account_ended_jobs)
         assert said(house, job) == TOLD
+    tags = RunData(house.plane.database).tags(job)
+    assert {key: tags[key] for key in ("environment/gpus", "environment/torch")} == {
+        "environment/gpus": "A100",
+        "environment/torch": "2.13.0",
+    }
     experiment = Runs(house.plane.database).get(job).experiment_id
     with house.plane.database.read() as connection:
         assert gpu_hours_of(connection, [experiment]) == {experiment: 1.0}

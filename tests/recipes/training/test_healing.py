@@ -219,6 +219,38 @@ def test_a_diverged_run_stops_with_the_weights_of_its_last_good_checkpoint(
     assert facts(again).incidents == found.incidents
 
 
+@pytest.fixture
+def climbing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 25 on, each loss is a hundred times what it was."""
+    load = program.load_for_training
+    steps = 0
+
+    def climb(module: torch.nn.Module, given: Any, named: dict[str, Any], output: Any) -> Any:
+        nonlocal steps
+        steps += module.training
+        if steps >= 25:
+            output.loss = output.loss * 100
+        return output
+
+    def climbed(*given: Any) -> Any:
+        model = load(*given)
+        model.register_forward_hook(climb, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(program, "load_for_training", climbed)
+
+
+def test_until_it_is_certain_that_a_run_diverges_a_good_checkpoint_stays(
+    place: Place, tmp_path: Path, climbing: None
+) -> None:
+    """More are saved while its loss is above the band than are kept: all were bad, and the run had nothing to go back to."""
+    work, policy = tmp_path / "climbing", {"divergence": {"patience": 9}, "max_steps": 40, "eval_steps": None}
+    (incident,) = facts(place.train(work, **policy)).incidents
+    assert isinstance(incident, Diverged)
+    assert (incident.step, incident.noticed, incident.rolled_back_to) == (25, 33, 22)
+    assert place.checkpoints(work).local_steps() == place.checkpoints(work).stored_steps() == [22]
+
+
 def test_one_that_diverges_before_its_first_checkpoint_leaves_what_it_has_for_the_gate(place: Place, tmp_path: Path) -> None:
     """An absurd learning rate: there is a result, so that its version is registered, and quarantined with the reason."""
     result = place.train(tmp_path / "absurd", learning_rate=1e30, eval_steps=None)
