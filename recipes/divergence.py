@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.schema import Frozen
+from recipes.schema import Written
 
 WARM = 20
 """Losses that make a band: before them, only a loss that is not finite counts."""
@@ -16,7 +16,7 @@ LEAST_SHARE, LEAST = 0.2, 0.1
 """The deviation never counts as less than this share of the mean, and this many nats: a smooth loss may wobble."""
 
 
-class DivergencePolicy(Frozen):
+class DivergencePolicy(Written):
     """What a run does when its loss diverges.
 
     Both actions go back to the last good checkpoint. `stop` ends there, and the gate judges what the run had learned; `skip`

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
 from recipes.divergence import DivergencePolicy
@@ -20,6 +20,7 @@ from recipes.schema import (
     Distributed,
     Frozen,
     Hardware,
+    Written,
     canonical_json,
     first_problem,
 )
@@ -63,7 +64,7 @@ class BaseModelRef(Frozen):
         return {"uri": value} if isinstance(value, str) else value
 
 
-class Recipe(Frozen):
+class Recipe(Written):
     """How to fine-tune: base model, method x objective, hyperparameters, hardware, checkpoint policy (rows G8, L1-L8, Z23).
 
     `method` says which weights are trained: `lora` an adapter beside frozen weights, `qlora` the same beside weights in NF4,
@@ -132,15 +133,6 @@ class Recipe(Frozen):
     publish: Literal["final", "best"] = Field("final", description="which checkpoint's weights the run leaves")
     estimated_time: str = ""
     estimated_cost: str = ""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads `yes` and `on` as true, which Pydantic takes for 1: such a run trained one step, and ended well."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
-        return value
 
     @model_validator(mode="after")
     def keys_belong_to_the_method(self) -> Self:

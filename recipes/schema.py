@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,8 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -39,6 +41,25 @@ class Frozen(BaseModel):
     """Base of every type that travels: immutable, and a key nobody knows is refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Written(Frozen):
+    """Base of what people write by hand, in YAML."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads `yes` and `on` as true, which Pydantic takes for 1: such a run trained one step, and such a sweep was
+        one trial, and ended well."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        return no_yes(value) if {int, float} & {kind, *get_args(kind)} else value
+
+
+def no_yes(value: Any) -> Any:
+    """What is given for a number, as it is. Raises ValueError where it is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
+    return value
 
 
 def canonical_json(value: Any) -> bytes:
@@ -169,7 +190,7 @@ class Program(StrEnum):
     COMMAND = "command"
 
 
-class Hardware(Frozen):
+class Hardware(Written):
     """Resources of one node (specification row G2)."""
 
     gpus: int = Field(0, ge=0, le=MOST)
@@ -178,7 +199,7 @@ class Hardware(Frozen):
     cpu: int | None = Field(None, ge=0, le=MOST)
 
 
-class Distributed(Frozen):
+class Distributed(Written):
     """Shape of a multi-process job (specification row H1)."""
 
     strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3", "pipeline"] = "ddp"
@@ -218,7 +239,7 @@ class Schedule(Frozen):
     priority: Literal["low", "medium", "high"] = "medium"
 
 
-class CheckpointPolicy(Frozen):
+class CheckpointPolicy(Written):
     """When to save and what to keep (specification rows I1 and I6): whichever of time or steps comes first.
 
     `keep_last` counts the newest checkpoints; the best one stays besides. A run that resumes from `best` or from a step

@@ -18,7 +18,7 @@ from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
-from resources.hpo.refusals import check_objective, check_sweep
+from resources.hpo.refusals import check_recipe, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Scalar
 from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
@@ -60,7 +60,7 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
-            check_objective(config, recipe)
+            check_recipe(config, recipe)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
     refuse_what_never_fits(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)

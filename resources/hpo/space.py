@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from recipes.schema import Frozen
+from recipes.schema import Frozen, no_yes
 
 Scalar = bool | int | FiniteFloat | str
 Params = Mapping[str, Scalar]
+Number = Annotated[FiniteFloat, BeforeValidator(no_yes)]
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}")
 FACTORS = (0.8, 1.2)
 """By which a perturbed number is multiplied, as in the paper on population-based training (Jaderberg et al. 2017)."""
@@ -27,8 +28,8 @@ class Uniform(Frozen):
     """Any number from `min` to `max`; on a grid, `points` of them at equal distances."""
 
     type: Literal["uniform"]
-    min: FiniteFloat
-    max: FiniteFloat
+    min: Number
+    max: Number
     points: int | None = Field(None, ge=2, le=1000)
 
     @model_validator(mode="after")

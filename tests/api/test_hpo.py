@@ -36,6 +36,15 @@ def without_evaluation(metric: str) -> dict[str, Any]:
     return {"base_config": base, "objective": {"metric": metric}}
 
 
+def pbt(**changes: Any) -> dict[str, Any]:
+    return {"strategy": "pbt", "base_config": {"dataset": "instruction-v2", "max_steps": 40}, **changes}
+
+
+def halving(rungs: dict[str, int]) -> dict[str, Any]:
+    base = {"dataset": "instruction-v2", "recipe": "smollm2-135m-lora", "max_steps": 40}
+    return {"strategy": "successive_halving", "base_config": base, "successive_halving": rungs}
+
+
 @pytest.fixture(scope="module")
 def dataset(server: ServerProcess) -> str:
     """The one that the specification's file trains on."""
@@ -179,6 +188,21 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [*range(501)]} for n in range(2)}}, 400, "1002 values"),
+        (
+            {"strategy": "grid", "search_space": {"lora_rank": {"type": "choice", "values": [8, 4, 8]}}},
+            400,
+            "the value 8 twice",
+        ),
+        ({"search_space": {"warmup_ratio": {"type": "choice", "values": [0, 0.0]}}}, 400, "the value 0.0 twice"),
+        (pbt(max_concurrent_trials=1), 400, "one member, which has none to copy from"),
+        (pbt(pbt={"population": 1, "generations": 2}), 400, "one member, which has none to copy from"),
+        (
+            pbt(pbt={"population": 2}, max_trials=100),
+            400,
+            "50 generations, which share base_config.max_steps, and that is 40",
+        ),
+        (halving({"min_steps": 40}), 400, "cuts first at step 40, and a trial has 40 steps"),
+        (halving({"min_steps": 41}), 400, "cuts first at step 41, and a trial has 40 steps"),
         ({"objective": {"metric": "eval\0loss"}}, 400, "objective.metric"),
         ({"base_config": {"dataset": "instruction-v2", "model": "a\0b"}}, 400, "cannot be stored"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [1]} for n in range(101)}}, 400, "101 hyperparameters"),
@@ -204,7 +228,9 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
 
 def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
     told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
-    for changes in (without_evaluation("train/loss"), {"base_config": told}, {"base_config": {**told, "recipe": None}}):
+    others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
+    evaluated = ({"base_config": told}, {"base_config": {**told, "recipe": None}})
+    for changes in (without_evaluation("train/loss"), *evaluated, *others):
         found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
 
