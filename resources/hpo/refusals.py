@@ -30,6 +30,7 @@ def check_sweep(config: SweepConfig) -> None:
         given = config.base_config.get(key)
         if given is not None and not (isinstance(given, str) and given):
             raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
+    check_given_once(config)
     if len(config.search_space) > MAX_DIMENSIONS:
         raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")
     for name, dimension in config.search_space.items():
@@ -53,6 +54,18 @@ def check_sweep(config: SweepConfig) -> None:
     check_key(metric, "objective.metric", "objective.metric")
     if metric.startswith(EVALUATIONS) and metric not in EVALUATED:
         raise invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
+
+
+def check_given_once(config: SweepConfig) -> None:
+    """A recipe's key stands in one place: of two, one would hold, and which is not to be seen. Raises HanzoError."""
+    base = config.base_config
+    below = given if isinstance(given := base.get("parameters"), dict) else {}
+    places = {"base_config": base.keys(), "search_space": config.search_space.keys()}
+    if config.resources_per_trial and "hardware" in base.keys() | below.keys():
+        raise invalid("base_config says hardware, and so does resources_per_trial: remove one of them")
+    for place, keys in places.items():
+        if twice := sorted(below.keys() & keys):
+            raise invalid(f"{twice[0]} is in base_config.parameters and in {place}: remove one of them")
 
 
 def repeated(values: Sequence[Scalar]) -> Iterator[Scalar]:

@@ -36,6 +36,10 @@ def without_evaluation(metric: str) -> dict[str, Any]:
     return {"base_config": base, "objective": {"metric": metric}}
 
 
+def nested(parameters: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **beside}}
+
+
 def pbt(**changes: Any) -> dict[str, Any]:
     return {"strategy": "pbt", "base_config": {"dataset": "instruction-v2", "max_steps": 40}, **changes}
 
@@ -194,6 +198,9 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
             "the value 8 twice",
         ),
         ({"search_space": {"warmup_ratio": {"type": "choice", "values": [0, 0.0]}}}, 400, "the value 0.0 twice"),
+        (nested({"max_steps": 4}, max_steps=40), 400, "max_steps is in base_config.parameters and in base_config"),
+        (nested({"learning_rate": 0.1}), 400, "learning_rate is in base_config.parameters and in search_space"),
+        ({**nested({}, hardware={"cpu": 1}), "resources_per_trial": {"cpu": 2}}, 400, "so does resources_per_trial"),
         (pbt(max_concurrent_trials=1), 400, "one member, which has none to copy from"),
         (pbt(pbt={"population": 1, "generations": 2}), 400, "one member, which has none to copy from"),
         (
@@ -230,7 +237,7 @@ def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str
     told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
     others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
     evaluated = ({"base_config": told}, {"base_config": {**told, "recipe": None}})
-    for changes in (without_evaluation("train/loss"), *evaluated, *others):
+    for changes in (without_evaluation("train/loss"), *evaluated, *others, nested({"max_steps": 4}, eval_steps=2)):
         found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
 
