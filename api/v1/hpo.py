@@ -74,7 +74,7 @@ def check_name(experiment: str) -> None:
     try:
         checked_model_name(experiment, "experiment")
     except HanzoError as error:
-        raise invalid(f"experiment: {error.message}") from None
+        raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
 
 
 def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:

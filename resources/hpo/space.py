@@ -20,7 +20,9 @@ FACTORS = (0.8, 1.2)
 
 
 def number_of(value: Any) -> Any:
-    """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point."""
+    """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point. Raises ValueError for no scalar."""
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be a number, a text, true or false")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 

@@ -233,6 +233,30 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
     assert ask(server, "GET", "/v1/hpo")["sweeps"] == before
 
 
+@pytest.mark.parametrize(
+    ("dimension", "told"),
+    [
+        ("{type: uniform, min: 0.1, max: 0.3, log: true}", "line 5: unknown key 'search_space.learning_rate.log'"),
+        ("{type: uniform, max: 0.3}", "line 5: Missing value for required parameter 'search_space.learning_rate.min'"),
+        ("{type: uniform, min: a, max: 0.3}", "line 5: Invalid value \"a\" for parameter 'search_space.learning_rate.min'"),
+        ("{type: uniform, min: 3, max: 1}", "line 5: 'search_space.learning_rate': min must be less than max"),
+        ("\n    type: choice\n    values: []", "line 7: Invalid value [] for parameter 'search_space.learning_rate.values'"),
+        (
+            "\n    type: choice\n    values: [0.1, null]",
+            "line 7: 'search_space.learning_rate.values[1]': must be a number, a text, true or false",
+        ),
+    ],
+)
+def test_a_refused_search_space_is_told_by_the_keys_and_the_line_of_the_file(
+    server: ServerProcess, dataset: str, tmp_path: Path, dimension: str, told: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    head = f"experiment: doors\nbase_config: {{dataset: {dataset}}}\nobjective: {{metric: eval/loss}}\nsearch_space:\n"
+    file.write_text(f"{head}  learning_rate: {dimension}\n")
+    refused = run(server.url, "hpo", "start", str(file))
+    assert refused.returncode == 1 and told in refused.stderr
+
+
 def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
     told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
     others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
