@@ -151,12 +151,20 @@ def test_all_trials_of_a_sweep_that_names_no_dataset_train_on_one_version(house:
     assert [(config["model"], config["dataset"]) for config in configs] == [(MODEL, pinned.reference)] * 2
 
 
-def test_a_sweep_of_a_definition_that_is_not_there_says_so(house: House) -> None:
-    search = Search(house, base_config={"model": "nobody"}, max_trials=1)
-    search.look()
-    assert house.tick(start_submitted_jobs) == []
-    search.look()
-    assert "there is no model definition 'nobody'" in search.trials[0].reason
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ({"model": "nobody"}, "there is no model definition 'nobody': add "),
+        ({"model": "zen-8b", "method": "lora", "dataset": "colours"}, "'zen-8b': did you mean 'zen-7b'?"),
+    ],
+)
+def test_a_sweep_of_a_definition_that_is_not_there_fails_before_its_first_trial(
+    house: House, base: dict[str, str], words: str
+) -> None:
+    """Each of fifty trials was made, and failed for it."""
+    house.dataset("colours")
+    found = Search(house, base_config=base).look()
+    assert (found.sweep.status, found.trials) == ("failed", ()) and words in found.sweep.reason
 
 
 def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(house: House) -> None:
