@@ -36,7 +36,7 @@ class Halving(Written):
 class Population(Written):
     """Population-based training: `population` members train for `generations` parts of base_config.max_steps each."""
 
-    population: int | None = Field(None, ge=1, description="max_concurrent_trials when unset")
+    population: int | None = Field(None, ge=1, description="2 at least; max_concurrent_trials when unset")
     generations: int | None = Field(None, ge=1, description="as many as max_trials has room for when unset")
 
 
