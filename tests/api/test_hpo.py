@@ -1,6 +1,7 @@
 """/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,26 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.auth.permissions import LOCAL
+from api.idempotency import sweep_of
 from recipes import recipe
 from recipes.recipe import Recipe
 from recipes.store import Store
 from resources.hpo.advance import advance
+from resources.hpo.config import SweepConfig
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import read_after
+from resources.metadata.sweeps import Sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import run
+from tests.postgres import migrated_sqlite, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, small
+
+__all__ = ["migrated_sqlite", "postgres_url", "sqlite_url"]
 
 RECORDS = b'{"instruction": "1+1", "answer": "2"}\n'
 
@@ -143,6 +152,43 @@ def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, d
     assert (found["status"], found["best_trial"]["number"], found["best_trial"]["value"]) == ("completed", 1, 0.9)
     results = json.loads(run(server.url, "hpo", "results", sweep, "--json").stdout)["results"]
     assert [trial["number"] for trial in results] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("backend", ["sqlite_url", pytest.param("postgres_url", marks=pytest.mark.slow)])
+def test_a_sweep_whose_answer_was_lost_is_started_once_by_its_key(
+    backend: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Sent again it was a second one, whose trials trained besides. Also where it is sent before the first call is done."""
+    database = Database(request.getfixturevalue(backend))
+    asked, there = SweepConfig.model_validate(small()), sweep_of("k", LOCAL)
+
+    def start(_: int) -> str:
+        return Sweeps(database).start(asked, user="ann", organization="default", id=there).id
+
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(start, range(8)))
+    assert made == {there}
+    with database.read() as connection:
+        assert [found.key for found in read_after(connection, 0, types=("sweep.started",), limit=9)] == [there]
+    database.close()
+
+
+def test_a_sweep_is_known_by_its_key(server: ServerProcess, dataset: str) -> None:
+    def sent(key: str, trials: int = 6) -> str:
+        body, headers = small(base_config={"dataset": dataset}, max_trials=trials), {"Idempotency-Key": key}
+        answer = httpx.post(f"{server.url}/v1/hpo", json=body, headers=headers, trust_env=False)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    first, other = sent("one"), sent("two")
+    assert sent("one") == sent("one", trials=3) == first != other
+    run = httpx.post(
+        f"{server.url}/api/2.0/mlflow/runs/create", json={}, headers={"Idempotency-Key": "one"}, trust_env=False
+    ).json()["run"]["info"]["run_id"]
+    assert run != first
+    ask(server, "POST", f"/v1/hpo/{first}/cancel")
+    assert sent("one") == first
+    ask(server, "POST", f"/v1/hpo/{other}/cancel")
 
 
 def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
