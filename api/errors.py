@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -93,7 +93,7 @@ def _refused(_: Request, error: Exception) -> JSONResponse:
 def _not_valid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     body = getattr(request.scope.get("route"), "body_field", None)
-    message = first_problem(error.errors(), body and body.field_info.annotation)
+    message = first_problem(error.errors(), body and body.field_info.annotation, error.body)
     return error_response(ErrorCode.INVALID_PARAMETER_VALUE, message)
 
 
@@ -153,10 +153,14 @@ ANSWERS: dict[type, Callable[[Request, Exception], JSONResponse]] = {
 }
 
 
-def first_problem(problems: Sequence[Any], kind: Any = None) -> str:
+def first_problem(problems: Sequence[Any], kind: Any = None, body: Any = None) -> str:
     """The first problem of a request with a body of that type, in MLflow's words where it has any."""
     problem = problems[0]
-    where = parameter_path(problem["loc"][1:])
+    location = problem["loc"][1:]
+    if isinstance(body, dict | list) and problem["loc"][0] == "body":
+        lacks = location[-1:] if problem["type"] == "missing" else ()
+        location = (*place_in(body, location[: len(location) - len(lacks)]), *lacks)
+    where = parameter_path(location)
     if problem["type"] == "extra_forbidden":
         return unknown_key(where, known_keys(kind, problem["loc"][1:-1]))
     if problem["type"] == "value_error":
@@ -177,6 +181,14 @@ def first_problem(problems: Sequence[Any], kind: Any = None) -> str:
         return f"{invalid}. It must be at most {problem['ctx']['le']}. {ALSO}"
     wanted = problem["msg"].replace("tuple", "list")
     return f"{invalid}: {wanted}. Hint: Value was of type '{type(problem.get('input')).__name__}'. {ALSO}"
+
+
+def place_in(body: Any, location: Sequence[Any]) -> Iterator[str | int]:
+    """The keys and places of a JSON body in a `loc` of pydantic, which has its own names of a union's members in between."""
+    for part in location:
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
+            body = body[part]
+            yield part
 
 
 def parameter_path(location: Sequence[str | int]) -> str:

@@ -1,11 +1,12 @@
 """A call that makes something and is sent again because its answer was lost: by the header `Idempotency-Key` (IETF
 draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
 
-`hanzo_ml` sends one with `runs/create`. MLflow's protocol has none, and two equal requests may well be meant: the processes
-of a sweep begin runs in one millisecond, and to register a run's files twice makes two versions. So a retry of MLflow's own
-clients whose answer was lost is a call of its own, as on MLflow's server: a second run, or a second version; of a registered
-model, which has been made already, RESOURCE_ALREADY_EXISTS, with which `mlflow.register_model` goes on. Metrics, params and
-tags are known by what they are: sent again they change nothing.
+`hanzo_ml` sends one with `runs/create`, and `POST /v1/hpo` takes one: a sweep that is started twice trains twice. MLflow's
+protocol has none, and two equal requests may well be meant: the processes of a sweep begin runs in one millisecond, and to
+register a run's files twice makes two versions. So a retry of MLflow's own clients whose answer was lost is a call of its
+own, as on MLflow's server: a second run, or a second version; of a registered model, which has been made already,
+RESOURCE_ALREADY_EXISTS, with which `mlflow.register_model` goes on. Metrics, params and tags are known by what they are:
+sent again they change nothing.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=250,
-        description="by which a call that is sent again is known: use another random one for each run",
+        description="by which a call that is sent again is known: use another random one for each call",
     ),
 ]
 
@@ -28,3 +29,8 @@ IdempotencyKey = Annotated[
 def run_of(key: str, caller: Caller) -> str:
     """The id of the run that a caller makes with a key. Nobody else has it, and nobody can choose it."""
     return hashlib.sha256(repr((caller.organization, caller.user_id, key)).encode()).hexdigest()[:32]
+
+
+def sweep_of(key: str, caller: Caller) -> str:
+    """The same of a sweep, whose key may be that of a run too."""
+    return run_of(f"sweep {key}", caller)

@@ -57,14 +57,19 @@ class Written(Frozen):
     @field_validator("*", mode="before")
     @classmethod
     def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation):
-            raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
-        return value
+        return no_yes(value) if takes_numbers(cls.model_fields[str(info.field_name)].annotation) else value
 
 
 def takes_numbers(kind: Any) -> bool:
     """Whether numbers are of a type, or of one that it is made of."""
     return kind in (int, float) or any(map(takes_numbers, get_args(kind)))
+
+
+def no_yes(value: Any) -> Any:
+    """What is given for a number, as it is. Raises ValueError where it is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
+    return value
 
 
 def canonical_json(value: Any) -> bytes:

@@ -1,9 +1,12 @@
 """The definition that a dataset or model belongs to, and what it says of it."""
 
+from collections.abc import Iterable
+
 import dagster as dg
 
 from hanzo_ml_assets.checkpoint import DATASET_METADATA, RECIPE_METADATA
 from hanzo_ml_assets.definition import SANDBOX
+from recipes.spelling import meant_by
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
@@ -41,6 +44,15 @@ def models_of(context: dg.SensorEvaluationContext) -> list[str]:
     keys = [key.path for key in context.repository_def.asset_graph.get_all_asset_keys()]
     names = {path[1] for path in keys if len(path) == 3 and (path[0], path[2]) == ("models", "checkpoint")}
     return sorted(names - {SANDBOX})
+
+
+def undefined(context: dg.SensorEvaluationContext, model: str, others: Iterable[str] = ()) -> str:
+    """What to say of a model without a definition, or nothing. `others` are names that may have been meant besides."""
+    if dataset_of(context, model) is not None:
+        return ""
+    meant = meant_by(model, [*models_of(context), *others])
+    instead = f"did you mean '{meant}'? Else add" if meant else "add"
+    return f"there is no model definition '{model}': {instead} hanzo_ml_assets/defs/{model}/defs.yaml"
 
 
 def said_of(context: dg.SensorEvaluationContext, model: str, what: str) -> str | None:

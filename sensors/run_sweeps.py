@@ -8,14 +8,18 @@ from functools import partial
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from recipes.training.trainable import refuse_what_is_missing
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
+from resources.hpo.config import SweepConfig
 from resources.hpo.step import End, Step
 from resources.hpo.trial_job import trial_job
 from resources.metadata.jobs import TRAINING, WORK_FOLDERS
 from resources.metadata.sweeps import Sweeps
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.homes import dataset_of, is_of_another_definition
+from sensors.homes import dataset_of, is_of_another_definition, recipe_of, undefined
 from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
@@ -42,17 +46,35 @@ def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, 
 
 
 def refuse(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:
-    """Whether none of a sweep's trials could start, for the name of its experiment: each was started, and failed for it.
-
-    Only here is it known which models are defined.
-    """
+    """Whether none of a sweep's trials could start: each of them was made, a job and a run of its own, and failed for it."""
     before = Sweeps(control_plane.database).snapshot(sweep_id)
-    job = trial_job(before.sweep.config, {})
-    if before.trials or not is_of_another_definition(context, job["model"], job["name"]):
-        return False
-    what = f"experiment '{job['name']}' is the name of a definition, whose gate its versions pass"
-    reason = f"{what}: search with base_config.model: {job['name']}, or give the experiment another name"
-    return Sweeps(control_plane.database).take(before, Step(end=End("failed", reason)))
+    reason = "" if before.trials else why_none_could_start(context, before.sweep.config)
+    return bool(reason) and Sweeps(control_plane.database).take(before, Step(end=End("failed", reason)))
+
+
+def why_none_could_start(context: dg.SensorEvaluationContext, config: SweepConfig) -> str:
+    """What is wrong with the sweep's model or the name of its experiment, or nothing.
+
+    Only here is it known which models are defined, and only now, whether the base model's files were pinned since it was
+    asked for.
+    """
+    job = trial_job(config, {name: dimension.at(0.0) for name, dimension in config.search_space.items()})
+    if problem := undefined(context, job["model"], families()):
+        return problem
+    if is_of_another_definition(context, job["model"], job["name"]):
+        what = f"experiment '{job['name']}' is the name of a definition, whose gate its versions pass"
+        return f"{what}: search with base_config.model: {job['name']}, or give the experiment another name"
+    name = job.get("recipe") or recipe_of(context, job["model"])
+    try:
+        refuse_what_is_missing(Recipe.named(str(name)).changed(job["parameters"]))
+    except BadConfiguration as problem:
+        return str(problem)
+    return ""
+
+
+def families() -> set[str]:
+    """What a sweep may name as its model beside a method, as the specification's does."""
+    return {name.rpartition("-")[0] for name in Recipe.names()}
 
 
 def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> None:
@@ -61,7 +83,7 @@ def pin_dataset(context: dg.SensorEvaluationContext, sweep_id: str, control_plan
     if sweep.config.base_config.get("dataset"):
         return
     reference = dataset_of(context, trial_job(sweep.config, {})["model"])
-    if reference is None:  # its trials say that there is no such model
+    if reference is None:
         return
     try:
         version = control_plane.datasets.read(reference, sweep.organization)

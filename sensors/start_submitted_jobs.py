@@ -14,14 +14,13 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import tags_of
-from recipes.spelling import meant_by
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.homes import dataset_of, is_of_another_definition, models_of
+from sensors.homes import dataset_of, is_of_another_definition, undefined
 from sensors.quota import held_back
 from sensors.retry_dead_runs import may_be_retried
 from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
@@ -141,15 +140,12 @@ def decide(
     if job.type == COMMAND:
         return Decision(start=True)
     model = str(job.config["model"])
-    default = dataset_of(context, model)
-    if default is None:
-        meant = meant_by(model, models_of(context))
-        instead = f"did you mean '{meant}'? Else add" if meant else "add"
-        return Decision(fail=f"there is no model definition '{model}': {instead} hanzo_ml_assets/defs/{model}/defs.yaml")
+    if missing := undefined(context, model):
+        return Decision(fail=missing)
     if takes_a_model_s_name(context, job):
         what = f"'{job.name}' has a definition, whose gate its versions pass"
         return Decision(fail=f"{what}: submit it with --model {job.name}, or give this job another name")
-    reference = str(job.config.get(DATASET) or default)
+    reference = str(job.config.get(DATASET) or dataset_of(context, model))
     try:
         version = control_plane.datasets.resolve(reference, job.organization, connection)
     except HanzoError as error:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
 from api.v1.jobs import allow_base_model, allow_image, changed, recipe_named
 from recipes.schema import Schedule, first_problem
@@ -18,7 +19,7 @@ from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base
 from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
-from resources.hpo.refusals import check_objective, check_sweep
+from resources.hpo.refusals import check_recipe, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Scalar
 from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
@@ -39,10 +40,22 @@ MOST_PROBES = 1000
 
 
 @router.post("", status_code=201)
-def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+def start(
+    body: SweepRequest,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
     """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
-    researcher's organization has no room for.
+    researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
+    started, whatever the body says.
     """
+    key = idempotency_key and sweep_of(idempotency_key, caller)
+    sweeps = Sweeps(database)
+    if key and sweeps.is_there(key):
+        return JSONResponse(as_json(sweeps.snapshot(key)), 201)
     quota = settings.scheduler.quotas.get(caller.organization)
     config = scheduled(pinned(checked(body, settings.hpo, quota), database, caller), quota)
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
@@ -60,13 +73,13 @@ def start(body: SweepRequest, database: DatabaseOf, store: StoreOf, settings: Se
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
-            check_objective(config, recipe)
+            check_recipe(config, recipe)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
     refuse_what_never_fits(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
         refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
-    found = Sweeps(database).start(config, user=caller.user_id, organization=caller.organization)
-    return JSONResponse(as_json(Sweeps(database).snapshot(found.id)), 201)
+    found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
+    return JSONResponse(as_json(sweeps.snapshot(found.id)), 201)
 
 
 def check_name(experiment: str) -> None:
@@ -74,7 +87,7 @@ def check_name(experiment: str) -> None:
     try:
         checked_model_name(experiment, "experiment")
     except HanzoError as error:
-        raise invalid(f"experiment: {error.message}") from None
+        raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
 
 
 def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from recipes.schema import Frozen, Hardware
+from recipes.schema import Frozen, Hardware, Written
 from resources.hpo.space import Dimension, grid_of, grid_size
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
@@ -19,28 +19,28 @@ class Objective(Frozen):
     direction: Literal["minimize", "maximize"] = "minimize"
 
 
-class EarlyStopping(Frozen):
+class EarlyStopping(Written):
     """Stop a trial whose objective has not become better by more than `min_delta` for `patience` evaluations."""
 
     patience: int = Field(3, ge=1)
     min_delta: float = Field(0.001, ge=0, allow_inf_nan=False)
 
 
-class Halving(Frozen):
+class Halving(Written):
     """Of the trials that reach `min_steps` times a power of `reduction_factor`, the best one in so many goes on."""
 
     reduction_factor: int = Field(3, ge=2)
     min_steps: int | None = Field(None, ge=1, description="steps before the first cut; base_config.eval_steps when unset")
 
 
-class Population(Frozen):
+class Population(Written):
     """Population-based training: `population` members train for `generations` parts of base_config.max_steps each."""
 
-    population: int | None = Field(None, ge=1, description="max_concurrent_trials when unset")
+    population: int | None = Field(None, ge=1, description="2 at least; max_concurrent_trials when unset")
     generations: int | None = Field(None, ge=1, description="as many as max_trials has room for when unset")
 
 
-class SweepRequest(Frozen):
+class SweepRequest(Written):
     """What a user asks for. `base_config` has the keys of a job (model, method or recipe, dataset) and of its recipe."""
 
     experiment: str = Field(min_length=1, max_length=250)

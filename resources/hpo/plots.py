@@ -1,7 +1,10 @@
 """A sweep's pictures as pages that need no other file: its history, and all hyperparameters side by side. Pure functions."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from statistics import quantiles
 
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Dimension, Scalar, share_of, share_of_axis
@@ -11,6 +14,8 @@ WIDTH, HEIGHT = 960, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
 GOOD, BAD, AXIS = (79, 67, 221), (222, 224, 232), "#c9ccd6"
 TICKS = 5
+FAR = 3.0
+"""A value that is worse than the worse quartile by more than so many times their distance is far out (Tukey 1977)."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: system-ui, sans-serif; margin: 2rem; color: #23262e }}
@@ -23,17 +28,43 @@ polyline:hover {{ stroke: #f2a541; stroke-width: 4 }}
 """
 
 
+@dataclass(frozen=True)
+class Values:
+    """The axis of the objective. What is far worse than the others lies at its end: one trial that diverged made one line of
+    all others.
+    """
+
+    low: float
+    high: float
+    least: str
+    most: str
+
+    @classmethod
+    def of(cls, values: Sequence[float], direction: str) -> "Values":
+        there = sorted(values)
+        first, _, third = quantiles(there, n=4, method="inclusive") if len(there) > 1 else (there[0],) * 3
+        reach = FAR * (third - first)
+        if direction == "minimize":
+            high = there[bisect_right(there, third + reach) - 1] if reach else there[-1]
+            return cls(there[0], high, f"{there[0]:.5g}", f"{'≥ ' if high < there[-1] else ''}{high:.5g}")
+        low = there[bisect_left(there, first - reach)] if reach else there[0]
+        return cls(low, there[-1], f"{'≤ ' if low > there[0] else ''}{low:.5g}", f"{there[-1]:.5g}")
+
+    def share(self, value: float) -> float:
+        return min(max(share_of(value, self.low, self.high), 0.0), 1.0)
+
+
 def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
     """The value of each trial in the order of trials, and the best so far as a line."""
     shown = sorted(ranked(trials, config.objective.direction), key=lambda trial: trial.number)
     if not shown:
         return page(config, trials, "history", "")
     values = [trial.value for trial in shown if trial.value is not None]
-    low, high = min(values), max(values)
+    scale = Values.of(values, config.objective.direction)
     last = max(trial.number for trial in trials)
 
     def place(number: int, value: float) -> tuple[float, float]:
-        return LEFT + (WIDTH - LEFT - RIGHT) * number / max(last, 1), height_of(share_of(value, low, high))
+        return LEFT + (WIDTH - LEFT - RIGHT) * number / max(last, 1), height_of(scale.share(value))
 
     better = min if config.objective.direction == "minimize" else max
     best, line, dots = values[0], [], []
@@ -48,8 +79,8 @@ def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
     floor = HEIGHT - BOTTOM
     picture = (
         f'<path d="M{LEFT},{TOP} V{floor} H{WIDTH - RIGHT}" stroke="{AXIS}" fill="none"/>'
-        f'<text x="{LEFT - 8}" y="{TOP + 4}" text-anchor="end">{high:.5g}</text>'
-        f'<text x="{LEFT - 8}" y="{floor + 4}" text-anchor="end">{low:.5g}</text>'
+        f'<text x="{LEFT - 8}" y="{TOP + 4}" text-anchor="end">{scale.most}</text>'
+        f'<text x="{LEFT - 8}" y="{floor + 4}" text-anchor="end">{scale.least}</text>'
         f'<text x="{LEFT}" y="{floor + 22}">trial 0</text>'
         f'<text x="{WIDTH - RIGHT}" y="{floor + 22}" text-anchor="end">trial {last}</text>'
         f'<polyline points="{" ".join(line)}" fill="none" stroke="#f2a541" stroke-width="2"/>{"".join(dots)}'
@@ -64,14 +95,12 @@ def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> s
         return page(config, trials, "parallel coordinates", "")
     names = list(config.search_space)
     values = [trial.value for trial in shown if trial.value is not None]
-    low, high = min(values), max(values)
+    scale = Values.of(values, config.objective.direction)
     axes = "".join(axis(place, len(names), name, ends_of(config.search_space[name])) for place, name in enumerate(names))
-    axes += axis(len(names), len(names), config.objective.metric, [(0.0, f"{low:.5g}"), (1.0, f"{high:.5g}")])
+    axes += axis(len(names), len(names), config.objective.metric, [(0.0, scale.least), (1.0, scale.most)])
     lines = []
     for rank, (trial, value) in reversed(list(enumerate(zip(shown, values, strict=True)))):
-        shares = [share_of_axis(config.search_space[name], trial.params[name]) for name in names] + [
-            share_of(value, low, high)
-        ]
+        shares = [*(share_of_axis(config.search_space[name], trial.params[name]) for name in names), scale.share(value)]
         points = " ".join(f"{across(place, len(names)):.1f},{height_of(at):.1f}" for place, at in enumerate(shares))
         color = blend(rank / max(len(shown) - 1, 1))
         lines.append(

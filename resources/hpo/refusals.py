@@ -4,10 +4,12 @@ Asked once, when it is submitted, and no part of its type: a rule that is made s
 before from being read.
 """
 
+from collections.abc import Iterator, Sequence
+
 from recipes.recipe import Recipe
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
-from resources.hpo.space import Choice, Dimension
+from resources.hpo.space import Choice, Dimension, Scalar
 from resources.hpo.trial_job import NAMES
 from resources.metadata.tracking_rules import check_key
 
@@ -28,6 +30,7 @@ def check_sweep(config: SweepConfig) -> None:
         given = config.base_config.get(key)
         if given is not None and not (isinstance(given, str) and given):
             raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
+    check_given_once(config)
     if len(config.search_space) > MAX_DIMENSIONS:
         raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")
     for name, dimension in config.search_space.items():
@@ -35,6 +38,11 @@ def check_sweep(config: SweepConfig) -> None:
             raise invalid(
                 f"search_space.{name[:100]} has {len(dimension.values)} values: give {MAX_VALUES} at most, or a range"
             )
+        # A grid would train it twice, and none could tell the two apart: 1, 1.0 and true are the same to all that compare.
+        if isinstance(dimension, Choice) and (twice := list(repeated(dimension.values))):
+            raise invalid(f"search_space.{name[:100]} has the value {twice[0]} twice: leave one of them out")
+    if config.strategy == "pbt":
+        check_population(config)
     if config.strategy == "bayesian" and config.sampler == "gp":
         axes = sum(axes_of(dimension) for dimension in config.search_space.values())
         if axes > MAX_AXES:
@@ -48,14 +56,52 @@ def check_sweep(config: SweepConfig) -> None:
         raise invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
 
 
+def check_given_once(config: SweepConfig) -> None:
+    """A recipe's key stands in one place: of two, one would hold, and which is not to be seen. Raises HanzoError."""
+    base = config.base_config
+    below = given if isinstance(given := base.get("parameters"), dict) else {}
+    places = {"base_config": base.keys(), "search_space": config.search_space.keys()}
+    if config.resources_per_trial and "hardware" in base.keys() | below.keys():
+        raise invalid("base_config says hardware, and so does resources_per_trial: remove one of them")
+    for place, keys in places.items():
+        if twice := sorted(below.keys() & keys):
+            raise invalid(f"{twice[0]} is in base_config.parameters and in {place}: remove one of them")
+
+
+def repeated(values: Sequence[Scalar]) -> Iterator[Scalar]:
+    """Those that are equal to one before."""
+    there: set[Scalar] = set()
+    for value in values:
+        if value in there:
+            yield value
+        there.add(value)
+
+
+def check_population(config: SweepConfig) -> None:
+    """Refuse one in which nothing could be copied, or that would train for longer than was asked. Raises HanzoError."""
+    if config.population == 1:
+        raise invalid("strategy pbt has one member, which has none to copy from: give pbt.population, 2 at least")
+    steps = config.base_config["max_steps"]
+    if isinstance(steps, int) and config.generations > steps:
+        raise invalid(
+            f"strategy pbt has {config.generations} generations, which share base_config.max_steps, and that is {steps}: "
+            "give pbt.generations, no more than steps"
+        )
+
+
 def axes_of(dimension: Dimension) -> int:
     return len(dimension.values) if isinstance(dimension, Choice) else 1
 
 
-def check_objective(config: SweepConfig, recipe: Recipe) -> None:
-    """Refuse an objective that a trial of this recipe never logs. Raises HanzoError."""
+def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
+    """Refuse what a trial of this recipe never comes to: its objective, or the first cut. Raises HanzoError."""
     if config.objective.metric.startswith(EVALUATIONS) and recipe.eval_steps is None:
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
             "base_config.eval_steps, the steps between two evaluations"
+        )
+    if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
+        raise invalid(
+            f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has {recipe.max_steps} steps: "
+            "give successive_halving.min_steps, less than max_steps"
         )

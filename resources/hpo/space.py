@@ -9,17 +9,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from recipes.schema import Frozen
+from recipes.schema import Frozen, no_yes
 
 Scalar = bool | int | FiniteFloat | str
 Params = Mapping[str, Scalar]
+Number = Annotated[FiniteFloat, BeforeValidator(no_yes)]
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}")
 FACTORS = (0.8, 1.2)
 """By which a perturbed number is multiplied, as in the paper on population-based training (Jaderberg et al. 2017)."""
 
 
 def number_of(value: Any) -> Any:
-    """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point."""
+    """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point. Raises ValueError for no scalar."""
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be a number, a text, true or false")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
@@ -27,8 +30,8 @@ class Uniform(Frozen):
     """Any number from `min` to `max`; on a grid, `points` of them at equal distances."""
 
     type: Literal["uniform"]
-    min: FiniteFloat
-    max: FiniteFloat
+    min: Number
+    max: Number
     points: int | None = Field(None, ge=2, le=1000)
 
     @model_validator(mode="after")

@@ -46,9 +46,11 @@ class Sweeps:
         self._runs = Runs(database)
         self._run_data = RunData(database)
 
-    def start(self, config: SweepConfig, *, user: str, organization: str) -> Sweep:
-        """Record a sweep and its parent run. Its trials come later, as jobs."""
-        identifier, now = uuid.uuid4().hex, now_ms()
+    def start(self, config: SweepConfig, *, user: str, organization: str, id: str | None = None) -> Sweep:
+        """Record a sweep and its parent run. Its trials come later, as jobs. One of that `id` that is there already stays as
+        it is, and is returned.
+        """
+        identifier, now = id or uuid.uuid4().hex, now_ms()
         asked = config.model_dump(mode="json")
         refuse_unstorable(asked, "config")
         with self._database.write() as connection:
@@ -56,6 +58,9 @@ class Sweeps:
             self._runs.ensure(
                 identifier, config.experiment, name, user, organization, status="running", connection=connection
             )
+            # After its run is there: of two who start the same at once, the second has waited for the first.
+            if exists(identifier, connection):
+                return read_snapshot(identifier, connection).sweep
             facts = {
                 "strategy": config.strategy,
                 "objective": f"{config.objective.direction} {config.objective.metric}",
@@ -113,6 +118,10 @@ class Sweeps:
         query = select(sweeps.c.id).where(sweeps.c.status == "running").order_by(sweeps.c.created_at)
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
+
+    def is_there(self, identifier: str) -> bool:
+        with self._database.read() as connection:
+            return exists(identifier, connection)
 
     def snapshot(self, identifier: str) -> Snapshot:
         """The sweep as it stands."""
@@ -197,6 +206,10 @@ class Sweeps:
         trained = next((event_of(sweep, trial) for trial in order if trial.status == "completed"), None)
         facts = {"sweep_id": sweep.id, "reason": end.reason, "best": best, "best_completed": trained}
         emit(connection, "jobs", f"sweep.{end.status}", sweep.id, facts)
+
+
+def exists(identifier: str, connection: Connection) -> bool:
+    return connection.execute(select(sweeps.c.id).where(sweeps.c.id == identifier)).first() is not None
 
 
 def jobs_to_stop(before: Snapshot, step: Step) -> Mapping[str, str]:

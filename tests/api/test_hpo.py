@@ -1,6 +1,7 @@
 """/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,26 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.auth.permissions import LOCAL
+from api.idempotency import sweep_of
 from recipes import recipe
 from recipes.recipe import Recipe
 from recipes.store import Store
 from resources.hpo.advance import advance
+from resources.hpo.config import SweepConfig
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
+from resources.metadata.outbox import read_after
+from resources.metadata.sweeps import Sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
 from tests.hanzo_ml.test_cli import run
+from tests.postgres import migrated_sqlite, postgres_url, sqlite_url
 from tests.resources.hpo.sweep_files import SPECIFIED, small
+
+__all__ = ["migrated_sqlite", "postgres_url", "sqlite_url"]
 
 RECORDS = b'{"instruction": "1+1", "answer": "2"}\n'
 
@@ -34,6 +43,19 @@ def without_evaluation(metric: str) -> dict[str, Any]:
     """A recipe that evaluates only where it is told to."""
     base = {"dataset": "instruction-v2", "model": "zen-7b", "max_steps": 40}
     return {"base_config": base, "objective": {"metric": metric}}
+
+
+def nested(parameters: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **beside}}
+
+
+def pbt(**changes: Any) -> dict[str, Any]:
+    return {"strategy": "pbt", "base_config": {"dataset": "instruction-v2", "max_steps": 40}, **changes}
+
+
+def halving(rungs: dict[str, int]) -> dict[str, Any]:
+    base = {"dataset": "instruction-v2", "recipe": "smollm2-135m-lora", "max_steps": 40}
+    return {"strategy": "successive_halving", "base_config": base, "successive_halving": rungs}
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +154,43 @@ def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, d
     assert [trial["number"] for trial in results] == [1, 2, 0]
 
 
+@pytest.mark.parametrize("backend", ["sqlite_url", pytest.param("postgres_url", marks=pytest.mark.slow)])
+def test_a_sweep_whose_answer_was_lost_is_started_once_by_its_key(
+    backend: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Sent again it was a second one, whose trials trained besides. Also where it is sent before the first call is done."""
+    database = Database(request.getfixturevalue(backend))
+    asked, there = SweepConfig.model_validate(small()), sweep_of("k", LOCAL)
+
+    def start(_: int) -> str:
+        return Sweeps(database).start(asked, user="ann", organization="default", id=there).id
+
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(start, range(8)))
+    assert made == {there}
+    with database.read() as connection:
+        assert [found.key for found in read_after(connection, 0, types=("sweep.started",), limit=9)] == [there]
+    database.close()
+
+
+def test_a_sweep_is_known_by_its_key(server: ServerProcess, dataset: str) -> None:
+    def sent(key: str, trials: int = 6) -> str:
+        body, headers = small(base_config={"dataset": dataset}, max_trials=trials), {"Idempotency-Key": key}
+        answer = httpx.post(f"{server.url}/v1/hpo", json=body, headers=headers, trust_env=False)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    first, other = sent("one"), sent("two")
+    assert sent("one") == sent("one", trials=3) == first != other
+    run = httpx.post(
+        f"{server.url}/api/2.0/mlflow/runs/create", json={}, headers={"Idempotency-Key": "one"}, trust_env=False
+    ).json()["run"]["info"]["run_id"]
+    assert run != first
+    ask(server, "POST", f"/v1/hpo/{first}/cancel")
+    assert sent("one") == first
+    ask(server, "POST", f"/v1/hpo/{other}/cancel")
+
+
 def test_settings_hold_where_a_sweep_says_nothing(server: ServerProcess, dataset: str) -> None:
     body = small(base_config={"dataset": dataset})
     del body["strategy"], body["max_concurrent_trials"], body["max_trials"]
@@ -179,6 +238,24 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [*range(501)]} for n in range(2)}}, 400, "1002 values"),
+        (
+            {"strategy": "grid", "search_space": {"lora_rank": {"type": "choice", "values": [8, 4, 8]}}},
+            400,
+            "the value 8 twice",
+        ),
+        ({"search_space": {"warmup_ratio": {"type": "choice", "values": [0, 0.0]}}}, 400, "the value 0.0 twice"),
+        (nested({"max_steps": 4}, max_steps=40), 400, "max_steps is in base_config.parameters and in base_config"),
+        (nested({"learning_rate": 0.1}), 400, "learning_rate is in base_config.parameters and in search_space"),
+        ({**nested({}, hardware={"cpu": 1}), "resources_per_trial": {"cpu": 2}}, 400, "so does resources_per_trial"),
+        (pbt(max_concurrent_trials=1), 400, "one member, which has none to copy from"),
+        (pbt(pbt={"population": 1, "generations": 2}), 400, "one member, which has none to copy from"),
+        (
+            pbt(pbt={"population": 2}, max_trials=100),
+            400,
+            "50 generations, which share base_config.max_steps, and that is 40",
+        ),
+        (halving({"min_steps": 40}), 400, "cuts first at step 40, and a trial has 40 steps"),
+        (halving({"min_steps": 41}), 400, "cuts first at step 41, and a trial has 40 steps"),
         ({"objective": {"metric": "eval\0loss"}}, 400, "objective.metric"),
         ({"base_config": {"dataset": "instruction-v2", "model": "a\0b"}}, 400, "cannot be stored"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [1]} for n in range(101)}}, 400, "101 hyperparameters"),
@@ -202,9 +279,35 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
     assert ask(server, "GET", "/v1/hpo")["sweeps"] == before
 
 
+@pytest.mark.parametrize(
+    ("dimension", "told"),
+    [
+        ("{type: uniform, min: 0.1, max: 0.3, log: true}", "line 5: unknown key 'search_space.learning_rate.log'"),
+        ("{type: uniform, max: 0.3}", "line 5: Missing value for required parameter 'search_space.learning_rate.min'"),
+        ("{type: uniform, min: a, max: 0.3}", "line 5: Invalid value \"a\" for parameter 'search_space.learning_rate.min'"),
+        ("{type: uniform, min: 3, max: 1}", "line 5: 'search_space.learning_rate': min must be less than max"),
+        ("\n    type: choice\n    values: []", "line 7: Invalid value [] for parameter 'search_space.learning_rate.values'"),
+        (
+            "\n    type: choice\n    values: [0.1, null]",
+            "line 7: 'search_space.learning_rate.values[1]': must be a number, a text, true or false",
+        ),
+    ],
+)
+def test_a_refused_search_space_is_told_by_the_keys_and_the_line_of_the_file(
+    server: ServerProcess, dataset: str, tmp_path: Path, dimension: str, told: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    head = f"experiment: doors\nbase_config: {{dataset: {dataset}}}\nobjective: {{metric: eval/loss}}\nsearch_space:\n"
+    file.write_text(f"{head}  learning_rate: {dimension}\n")
+    refused = run(server.url, "hpo", "start", str(file))
+    assert refused.returncode == 1 and told in refused.stderr
+
+
 def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:
     told = {**without_evaluation("eval/loss")["base_config"], "eval_steps": 10, "schedule": {"max_duration": "2h"}}
-    for changes in (without_evaluation("train/loss"), {"base_config": told}, {"base_config": {**told, "recipe": None}}):
+    others = (pbt(pbt={"population": 2, "generations": 40}, max_trials=80), halving({"min_steps": 39}))
+    evaluated = ({"base_config": told}, {"base_config": {**told, "recipe": None}})
+    for changes in (without_evaluation("train/loss"), *evaluated, *others, nested({"max_steps": 4}, eval_steps=2)):
         found = ask(server, "POST", "/v1/hpo", 201, small(**changes))
         ask(server, "POST", f"/v1/hpo/{found['id']}/cancel")
 

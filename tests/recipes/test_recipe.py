@@ -277,6 +277,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> N
         ({"max_steps": True}, "'max_steps': must be a number: YAML reads yes, on and true as true"),
         ({"eval_steps": False}, "'eval_steps': must be a number"),
         ({"learning_rate": True}, "'learning_rate': must be a number"),
+        ({"hardware": {"gpus": True}}, "'hardware.gpus': must be a number"),
         ({"method": "full", "lora_target_modules": [], "lora_rank": 16, "lora_alpha": 32}, "needs dtype"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"lora_target_modules": []}, "needs lora_target_modules"),

@@ -6,11 +6,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from sqlalchemy import event
 
 from hanzo_ml_assets.checkpoint import start_of
 from recipes.schema import Artifact
 from resources.hpo.advance import advance, cancel
+from resources.hpo.config import SweepConfig
 from resources.hpo.step import next_step
 from resources.hpo.trial import Observation, Trial
 from resources.metadata.database import Database
@@ -26,7 +28,7 @@ from sensors.run_sweeps import run_sweeps
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.hpo.sweep_files import sweep
+from tests.resources.hpo.sweep_files import SPECIFIED, sweep
 from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
 
 __all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository", "sqlite_url"]
@@ -151,12 +153,34 @@ def test_all_trials_of_a_sweep_that_names_no_dataset_train_on_one_version(house:
     assert [(config["model"], config["dataset"]) for config in configs] == [(MODEL, pinned.reference)] * 2
 
 
-def test_a_sweep_of_a_definition_that_is_not_there_says_so(house: House) -> None:
-    search = Search(house, base_config={"model": "nobody"}, max_trials=1)
-    search.look()
-    assert house.tick(start_submitted_jobs) == []
-    search.look()
-    assert "there is no model definition 'nobody'" in search.trials[0].reason
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ({"model": "nobody"}, "there is no model definition 'nobody': add "),
+        ({"model": "zen-8b", "method": "lora", "dataset": "colours"}, "'zen-8b': did you mean 'zen-7b'?"),
+    ],
+)
+def test_a_sweep_of_a_definition_that_is_not_there_fails_before_its_first_trial(
+    house: House, base: dict[str, str], words: str
+) -> None:
+    """Each of fifty trials was made, and failed for it."""
+    house.dataset("colours")
+    found = Search(house, base_config=base).look()
+    assert (found.sweep.status, found.trials) == ("failed", ()) and words in found.sweep.reason
+
+
+def test_a_sweep_of_a_base_model_whose_files_are_not_pinned_fails_before_its_first_trial(house: House) -> None:
+    """The specification's own: fifty trials failed one after the other, each of the same."""
+    house.dataset("instruction-v2")
+    specified = SweepConfig.model_validate(yaml.safe_load(SPECIFIED))
+    identifier = Sweeps(house.plane.database).start(specified, user="ann", organization="default").id
+    house.tick(run_sweeps)
+    found = Sweeps(house.plane.database).snapshot(identifier)
+    assert (found.sweep.status, found.trials) == ("failed", ())
+    assert "'zen-7b-lora': base model zenlm/zen-7b is not pinned: set base_model to" in found.sweep.reason
+    pinned = {"uri": "file:///models/zen-7b", "sha256": "0" * 64}
+    base = {"dataset": "instruction-v2", "model": "zen-7b", "base_model": pinned}
+    assert len(Search(house, base_config=base).look().trials) == 2
 
 
 def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(house: House) -> None:

@@ -81,11 +81,16 @@ class Experiments:
             raise already_exists(f"Experiment(name={name}) already exists.") from None
 
     def ensure(self, name: str, organization: str, *, connection: Connection | None = None) -> Experiment:
-        """The active experiment of that name, made when it is missing."""
+        """The active experiment of that name, made when it is missing, also where somebody else makes it at this moment."""
         with writing(self._database, connection) as writer:
             found = self.find(name, organization, connection=writer)
             if found is None:
-                return self.create(name, organization, connection=writer)
+                try:
+                    return self.create(name, organization, connection=writer)
+                except HanzoError as error:
+                    if error.code is not ErrorCode.RESOURCE_ALREADY_EXISTS:
+                        raise
+                    found = self.get_by_name(name, organization, connection=writer)
             check_active(found)
             return found
 

@@ -45,3 +45,26 @@ def test_parallel_coordinates_lead_through_every_hyperparameter_to_the_value_and
     page = parallel_coordinates_page(sweep(search_space=SPACE), TRIALS)
     assert lines_of(page) == [[FLOOR, TOP, TOP], [MIDDLE, MIDDLE, MIDDLE], [TOP, FLOOR, FLOOR]]  # the last is drawn on top
     assert re.findall(r'font-weight="600">([^<]+)<', page) == ["learning_rate", "lora_rank", "eval/loss"]
+
+
+@pytest.mark.parametrize(
+    ("direction", "values", "ends"),
+    [
+        ("minimize", [1.0, 1.1, 1.2, 1.3, 1.4, 1e30], ["≥ 1.4", "1"]),
+        ("maximize", [1.0, 1.1, 1.2, 1.3, -80.0, 1.4], ["1.4", "≤ 1"]),
+        ("minimize", [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], ["1.5", "1"]),
+        ("maximize", [80.0, 1.1, 1.2, 1.3, 1.4, 1.5], ["80", "1.1"]),  # what is far better is what was looked for
+        ("minimize", [1.0] * 5 + [2.0], ["2", "1"]),
+    ],
+)
+def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, values: list[float], ends: list[str]) -> None:
+    """One of fifty had diverged, and the others were one line at the floor."""
+    config = sweep(search_space=SPACE, objective={"metric": "eval/loss", "direction": direction})
+    trials = [Trial(number, "", POINTS[0], "completed", 1, value=value, step=1) for number, value in enumerate(values)]
+    pages = history_page(config, trials), parallel_coordinates_page(config, trials)
+    for page, told in zip(pages, (ends, ends[::-1]), strict=True):
+        assert [text for text in re.findall(r"<text [^>]*>([^<]+)</text>", page) if text in ends] == told
+        assert page.count("<title>trial ") == len(values)
+    dots = [float(height) for height in re.findall(r'<circle cx="[^"]+" cy="([^"]+)"', pages[0])]
+    assert {TOP, FLOOR} <= set(dots) and all(TOP <= dot <= FLOOR for dot in dots)
+    assert len(set(dots)) == len(set(values)) - any("≥" in end or "≤" in end for end in ends)

@@ -55,6 +55,7 @@ def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
         ({"type": "uniform", "min": 1, "max": 1}, "min must be less than max"),
         ({"type": "log_uniform", "min": 0, "max": 1}, "must be more than 0"),
         ({"type": "log_uniform", "min": 1e-3, "max": "inf"}, "finite"),
+        ({"type": "uniform", "min": False, "max": 0.1}, "must be a number: YAML reads yes, on and true as false"),
         ({"type": "choice", "values": []}, "at least 1"),
         ({"type": "normal", "mean": 0}, "tag 'normal'"),
     ],

@@ -284,6 +284,7 @@ def test_what_a_sweep_does_not_say_is_as_the_specification_has_it() -> None:
         ({"strategy": "successive_halving", "base_config": {"dataset": "d"}}, "needs successive_halving.min_steps"),
         ({"search_space": {"max_steps": {"type": "choice", "values": [1, 2]}}}, "is in base_config and in search_space"),
         ({"search_space": {}}, "at least 1"),
+        ({"max_trials": True}, "must be a number: YAML reads yes, on and true as true"),
         ({"max_trails": 3}, "Extra inputs are not permitted"),
     ],
 )

@@ -1,6 +1,8 @@
 """Runs, params, tags and metrics: what is kept, what is refused, and the events that go with it."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +52,19 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(tracking: Track
             tracking.experiments.create("taken", "one", connection=connection)
         tracking.experiments.create("free", "one", connection=connection)
     assert tracking.experiments.get_by_name("free", "one").name == "free"
+
+
+def test_of_those_who_need_an_experiment_at_once_one_makes_it_and_all_have_it(tracking: Tracking) -> None:
+    """The second of two sweeps, or jobs, in a new experiment was refused, for it exists already."""
+    together = threading.Barrier(8, timeout=30)
+
+    def ensure(_: int) -> int:
+        together.wait()
+        return tracking.experiments.ensure("new", "one").id
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ensure, range(8)))
+    assert len(set(found)) == 1
 
 
 def test_ensure_makes_a_run_once_and_then_leaves_it_alone(tracking: Tracking, database: Database) -> None:
