@@ -16,7 +16,7 @@ from obstore.store import LocalStore, S3Store
 
 from recipes.addresses import local_root
 from recipes.schema import StoreAddress
-from recipes.store_folder import is_away, is_there, make, mark_of
+from recipes.store_folder import away, is_there, make
 
 Bucket: TypeAlias = LocalStore | S3Store
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -46,12 +46,13 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
 
     Raises:
         StoreUnavailable: the folder was made once, and is not there.
+        OSError: it cannot be made.
     """
     root = local_root(address)
     if root is not None:
-        if is_away(address):
-            remedy = f"mount it again (or remove {mark_of(root)}, and the store begins anew, empty)"
-            raise StoreUnavailable(f"{root} holds no bucket, and did before: {remedy}")
+        if not is_there(root / name) and (mark := away(address)):
+            remedy = f"mount it again (or remove {mark}, and it is taken as it is)"
+            raise StoreUnavailable(f"{root / mark.name} is not the bucket that it was: {remedy}")
         return LocalStore(make(root, name))
     config: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
     if address.encryption != "none":
@@ -98,12 +99,14 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
     """Turn what the library raises into what callers tell apart: missing, full, or no answer.
 
     Of a bucket whose folder went away nothing is missing, and nothing is written: the library would make it anew, where
-    another lies as soon as it is mounted again.
+    another lies as soon as it is mounted again. It does all the same where the folder goes just then: that is no success.
     """
     if writing:
         refuse_without_bucket(uri, bucket)
     try:
         yield
+        if writing:
+            refuse_without_bucket(uri, bucket)
     except PreconditionError:
         raise Replaced(f"{uri} was replaced while it was read") from None
     except FileNotFoundError as error:

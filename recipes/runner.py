@@ -22,7 +22,7 @@ from recipes.buckets import NO_SPACE, StoreFull, StoreUnavailable
 from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
-from recipes.store_folder import is_away
+from recipes.store_folder import away
 
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
@@ -74,7 +74,7 @@ def main(program: Work) -> None:
 
         What a program reads where it lies in the store is in its own words not to be found, while the store is away.
         """
-        if code not in (EXIT_PREEMPTED, EXIT_RESTART) and is_away(job.store):
+        if code not in (EXIT_PREEMPTED, EXIT_RESTART) and away(job.store):
             message, code = f"starting again: the object store is away: {message}", EXIT_RESTART
         line = " ".join(message.split())
         print(f"error: {line}", file=sys.stderr, flush=True)

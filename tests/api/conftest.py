@@ -109,7 +109,7 @@ class Application:
 
     def empty(self) -> None:
         self.begin()
-        for found in self.settings.home.glob("objects/*/*"):
+        for found in self.settings.home.glob("objects/*/[!.]*"):
             shutil.rmtree(found) if found.is_dir() else found.unlink()
 
 

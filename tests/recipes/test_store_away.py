@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from recipes import stored_checkpoints
@@ -86,20 +87,64 @@ def test_a_store_that_is_away_is_no_empty_one(
     assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
 
 
-def test_a_store_of_which_one_bucket_is_left_is_there(folder: Folder, artifact: Artifact) -> None:
-    """Buckets are made as something is put into them."""
+def test_a_bucket_is_made_as_something_is_first_asked_of_it(folder: Folder, artifact: Artifact) -> None:
     store = Store(folder.address)
     assert store.list(CHECKPOINTS) == []
     store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
     assert store.list(CHECKPOINTS) == [f"{CHECKPOINTS}/incidents.json"]
 
 
+def test_one_bucket_alone_may_be_mounted_and_be_away(folder: Folder, artifact: Artifact, tmp_path: Path) -> None:
+    store = Store(folder.address)
+    store.put_bytes(f"{CHECKPOINTS}/incidents.json", b"{}")
+    bucket = folder.root / BUCKETS["checkpoints"]
+    bucket.rename(tmp_path / "elsewhere")
+    bucket.mkdir()
+    for asking in (store, Store(folder.address)):
+        with pytest.raises(StoreUnavailable):
+            asking.list(CHECKPOINTS)
+    assert store.list(DATASET)
+
+
+def test_a_store_of_a_release_before_this_one_is_taken_as_it_is(folder: Folder, artifact: Artifact) -> None:
+    shutil.rmtree(folder.root.with_name(".objects-made"))
+    for mark in folder.root.glob("*/.bucket"):
+        mark.unlink()
+    store = Store(folder.address)
+    assert store.find(DATASET) == artifact
+    folder.go(mount_point=True)
+    with pytest.raises(StoreUnavailable):
+        store.find(DATASET)
+
+
 def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Folder, artifact: Artifact) -> None:
     shutil.rmtree(folder.root)
-    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made") as told:
+    with pytest.raises(StoreUnavailable, match=r"remove .*/\.objects-made/hanzo-ml-datasets,") as told:
         Store(folder.address).list(DATASET)
     Path(str(told.value).partition("remove ")[2].partition(",")[0]).unlink()
     assert Store(folder.address).list(DATASET) == []
+
+
+def test_what_is_put_as_the_folder_goes_away_did_not_arrive(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes the folders anew: as if nothing had been, all that lay there was missing from then on."""
+    put = obstore.put
+
+    def then_away(*given: Any, **options: Any) -> Any:
+        folder.go(mount_point=False)
+        return put(*given, **options)
+
+    monkeypatch.setattr(obstore, "put", then_away)
+    store = Store(folder.address)
+    with pytest.raises(StoreUnavailable):
+        store.put_bytes(f"{DATASET}/b.jsonl", b"two\n")
+    for asking in (store, Store(folder.address)):
+        with pytest.raises(StoreUnavailable):
+            asking.list(DATASET)
+    shutil.rmtree(folder.root)
+    folder.come()
+    assert store.find(DATASET) == artifact
 
 
 def test_what_goes_away_while_it_is_listed_is_not_known_to_be_missing(

@@ -13,6 +13,7 @@ from recipes.record_lines import record_lines
 from recipes.records import read_records
 from recipes.schema import StoreAddress
 from recipes.store import Store
+from recipes.store_folder import INSIDE
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.record import find, parents
@@ -57,7 +58,7 @@ class Place:
             assert connection.execute(select(func.count()).select_from(artifacts)).scalar() == 0
             assert read_after(connection, 0) == []
         objects = self.folder / "objects"
-        assert [path for path in objects.rglob("*") if path.is_file()] == []
+        assert [path for path in objects.rglob("*") if path.is_file() and path.name != INSIDE] == []
         return caught.value.message
 
 
