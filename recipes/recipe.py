@@ -213,9 +213,9 @@ class Recipe(Written):
             return self
         wanted = requirement(self.gpu_requirement)
         if (self.gpus, self.hardware.gpu_type) != (wanted.gpus, wanted.gpu_type):
+            made = f"{self.gpus} of {self.hardware.gpu_type or 'no type'}" if self.gpus else "none"
             raise ValueError(
-                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {self.gpus} of "
-                f"{self.hardware.gpu_type}: make them agree"
+                f"gpu_requirement is {self.gpu_requirement}, but hardware and distributed make {made}: make them agree"
             )
         return self
 

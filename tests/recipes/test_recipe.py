@@ -183,6 +183,7 @@ def refusal(folder: Path, text: str) -> str:
             "lora_target_modules: [q_proj, v_proj, q_proj]",
             "'q_proj' is there twice: keep one of them",
         ),
+        ("seed: 42", "gpu_requirement: 2x A100 80GB", "hardware and distributed make none: make them agree"),
         ("seed: 42", "gpu_requirement: two", "'gpu_requirement': write it as '8x A100 80GB'"),
         # What is wrong between two keys, at the first one that the words name.
         ("seed: 42", "rows_per_step: 100", "rows_per_step is 100"),
