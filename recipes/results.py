@@ -27,8 +27,8 @@ class TrainingFacts(Frozen):
     in seconds, memory is in bytes (of the GPU where there is one); `checkpoint_share` is the share of `train_seconds` in
     which the loop stood still for a checkpoint. `gpus` are those that the last process held on all nodes, `gpu_seconds` are
     those of each one, of which there may have been more at one time than at another. `tokens` counts those trained on,
-    padding included. `unsent_metrics` counts the points that the tracking server did not get: they lie beside the result
-    (`recipes.unsent_metrics`).
+    with the padding of packed rows. `unsent_metrics` counts the points that the tracking server did not get: they lie beside
+    the result (`recipes.unsent_metrics`).
     """
 
     train_seconds: float

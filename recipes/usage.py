@@ -16,7 +16,7 @@ class Usage(Frozen):
     other, what a kill made them do twice included; `checkpoints` of that, those in which the loop stood still for one.
 
     `gpus` counts those on all nodes now; a run that goes on may have more or fewer than before, so that `gpu_seconds` are
-    those of each one, also while the model is loaded and published. `tokens` are those of `steps`, padding included;
+    those of each one, also while the model is loaded and published. `tokens` are those of `steps`;
     `peak_memory` is in bytes. `machine` is on what a training computed.
     """
 

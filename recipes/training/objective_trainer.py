@@ -34,7 +34,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self.scale = scale_of(objective.recipe)
         unscale(self.model.parameters(), self.scale)
         self._told: list[Part] = []
-        self._tokens = 0
+        self._tokens: list[torch.Tensor] = []
 
     def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
         """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
@@ -48,7 +48,8 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> torch.Tensor:
         recipe = self.objective.recipe
         rows = int(inputs.pop(ROWS, recipe.batch_size))
-        self._tokens += inputs["labels"].numel() if rows else 0
+        if rows and not self.objective.packed:
+            self._tokens.append(read_of(inputs["labels"]))
         found = self._loss_of(model, inputs, **kwargs)
         if isinstance(found, torch.Tensor):
             return scaled(found if rows else found * 0, self.scale)
@@ -73,13 +74,13 @@ class ObjectiveTrainer(CheckpointingTrainer):
         super().log(logs, *args, **kwargs)
 
     def _tokens_of_step(self) -> int:
-        """All that the processes computed, padding included. Only packed rows are of one length: pairs, which are padded to
-        the longest of their micro-batch, were taken to be of `sequence_length` once, and a run of short ones was told to be
-        ten times as fast as it was.
+        """All that the processes learned from: of packed rows, which are of one length, padding included, of others without.
+
+        Pairs were taken to be of `sequence_length` once, and a run of short ones was told to be ten times as fast as it was.
         """
-        own, self._tokens = self._tokens, 0
         if self.objective.packed:
             return self.objective.recipe.tokens_per_step
+        own, self._tokens = sum(int(read) for read in self._tokens), []
         return sum(self.group.collect(own)[:: self.group.together])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -123,6 +124,14 @@ class ObjectiveTrainer(CheckpointingTrainer):
             return Part({"loss": float(found.value), **found.metrics}, len(rows))
         following = batch.get("shift_labels", batch["labels"][:, 1:])
         return Part({"loss": float(found)}, int((following != IGNORED).sum()) if rows else 0)
+
+
+def read_of(labels: torch.Tensor) -> torch.Tensor:
+    """How many tokens the rows have up to the last one that is learned: what follows is padding, as much as the longest of
+    them asks for. Not read from the device yet.
+    """
+    places = torch.arange(1, labels.size(-1) + 1, device=labels.device)
+    return (places * (labels != IGNORED)).amax(-1).sum()
 
 
 def what_counts(batch: dict[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Work:
     peak: float | None
 
     def speed(self, tokens: int, seconds: float) -> dict[str, float]:
-        """What a step of so many tokens, padding included, in so many seconds means, by the name of the metric."""
+        """What a step of so many tokens in so many seconds means, by the name of the metric."""
         found = {"train/tokens_per_second": tokens / seconds}
         if self.flops and self.peak:
             found["train/mfu"] = tokens * self.flops / seconds / self.peak

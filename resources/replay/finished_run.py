@@ -33,7 +33,7 @@ class FinishedRun:
         """How many trained it, one number after the other: on another one its sums are others."""
         resumed = self.job.resumed
         counts = (self.record.recipe.processes, *resumed.gpus_before, *([resumed.gpus] if resumed.gpus else []))
-        return ", then ".join(str(count) for count, _ in groupby(counts))
+        return ", ".join(str(count) for count, _ in groupby(counts))
 
 
 def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:

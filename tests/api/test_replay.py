@@ -137,7 +137,7 @@ def test_a_run_that_went_on_with_other_numbers_of_processes_is_told_to_have_adde
         resume_job(runs.database, runs.store, "spread", Wish(gpus=gpus), "u")
     runs.complete("spread")
     told = {each["what"]: each for each in http.post("/v1/runs/spread/replay").json()["environment"]}
-    assert told["processes"] == {"what": "processes", "then": "1, then 2, then 3, then 1", "now": "1"}
+    assert told["processes"] == {"what": "processes", "then": "1, 2, 3, 1", "now": "1"}
     again = runs.complete("again", replay_of="spread")
     verdict = http.get(f"/v1/runs/{again}/replay").json()
     assert told["processes"] in verdict["environment"]

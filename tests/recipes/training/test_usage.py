@@ -53,18 +53,15 @@ def test_the_peak_is_that_of_the_gpu_that_is_there(
     assert work_of_token(place.recipe.changed(asked), place.folder / "model").peak == peak
 
 
-def test_of_pairs_as_many_tokens_count_as_were_computed(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are padded to the longest of a micro-batch, and not to `sequence_length`: to raise that makes no run faster."""
+def test_of_pairs_as_many_tokens_count_as_they_have(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To raise `sequence_length` makes no run of short ones faster."""
     preferred = {"objective": "dpo", "max_steps": 4, "eval_steps": None}
     computed = []
     collate = Dpo.collate
 
     def counted(self: Dpo, rows: Any) -> Any:
-        batch = collate(self, rows)
-        computed.append(batch["input_ids"].numel())
-        return batch
+        computed.append(sum(len(answer.tokens) for pair in rows for answer in (pair.chosen, pair.rejected)))
+        return collate(self, rows)
 
     with monkeypatch.context() as patched:
         patched.setattr(Dpo, "collate", counted)
