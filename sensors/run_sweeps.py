@@ -10,7 +10,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.training.trainable import refuse_what_is_missing
+from recipes.training.trainable import unpinned
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
 from resources.hpo.config import SweepConfig
@@ -66,10 +66,11 @@ def why_none_could_start(context: dg.SensorEvaluationContext, config: SweepConfi
         return f"{what}: search with base_config.model: {job['name']}, or give the experiment another name"
     name = job.get("recipe") or recipe_of(context, job["model"])
     try:
-        refuse_what_is_missing(Recipe.named(str(name)).changed(job["parameters"]))
-    except BadConfiguration as problem:
-        return str(problem)
-    return ""
+        recipe = Recipe.named(str(name)).changed(job["parameters"])
+    except BadConfiguration:  # of these hyperparameters: others may fit
+        return ""
+    missing = unpinned(recipe)
+    return f"recipe '{recipe.name}': {missing}" if missing else ""
 
 
 def families() -> set[str]:

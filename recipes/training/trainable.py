@@ -13,12 +13,15 @@ from recipes.schema import BadConfiguration
 
 def missing(recipe: Recipe) -> str | None:
     """What the program train of this version cannot do of a recipe, and what to do about it; none where it can."""
-    if problem := contradiction(recipe, known_shape(recipe)):
-        return problem
-    if recipe.base_model.sha256 is None:
-        name = recipe.base_model.uri
-        return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
-    return None
+    return contradiction(recipe, known_shape(recipe)) or unpinned(recipe)
+
+
+def unpinned(recipe: Recipe) -> str | None:
+    """That the files of its base model are not at hand, where they are not."""
+    if recipe.base_model.sha256 is not None:
+        return None
+    name = recipe.base_model.uri
+    return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
 
 
 def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:

@@ -2,6 +2,8 @@
 submitted.
 """
 
+from pydantic import Field
+
 from recipes.schema import Frozen
 from recipes.sent_back import SentBack
 
@@ -17,4 +19,4 @@ class Resumed(Frozen):
     times: int = 0
     sent_back: tuple[SentBack, ...] = ()
     gpus: int | None = None
-    gpus_before: tuple[int, ...] = ()
+    gpus_before: tuple[int, ...] = Field((), exclude_if=lambda value: not value)

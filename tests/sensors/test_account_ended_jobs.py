@@ -46,7 +46,7 @@ TOLD = {
 
 def training(house: House, id: str, usage: Usage) -> str:
     """A job that trains, and has used that so far."""
-    house.submit(id, parameters={"hardware": GPUS})
+    house.submit(id, parameters={"hardware": GPUS, "distributed": {"gpus_per_node": 2}})
     house.plane.jobs.start(id)
     make_plan(dry_run.definition(MODEL), id, house.plane)
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{id}", usage)

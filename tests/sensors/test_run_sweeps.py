@@ -183,6 +183,13 @@ def test_a_sweep_of_a_base_model_whose_files_are_not_pinned_fails_before_its_fir
     assert len(Search(house, base_config=base).look().trials) == 2
 
 
+def test_a_sweep_of_which_one_choice_alone_does_not_fit_goes_on(house: House) -> None:
+    house.dataset(DATASET)
+    base = {"model": MODEL, "distributed": {"strategy": "deepspeed_zero2", "gpus_per_node": 2, "backend": "gloo"}}
+    space = {"optimizer": {"type": "choice", "values": ["adamw_8bit", "adamw"]}}  # DeepSpeed has adamw alone
+    assert len(Search(house, base_config=base, search_space=space).look().trials) == 2
+
+
 def test_a_sweep_that_takes_a_definition_s_name_fails_before_its_first_trial(house: House) -> None:
     """Each of its trials was started, and failed for the name."""
     house.dataset()
