@@ -298,7 +298,7 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
         log_unsent(job.id, folder_of(job), control_plane)
     usage = Usage(
         seconds=facts.train_seconds,
-        gpus=facts.gpus,
+        gpus=job.gpus if facts.gpus is None else facts.gpus,
         gpu_seconds=facts.gpu_seconds,
         checkpoints=facts.checkpoint_seconds,
         peak_memory=facts.peak_memory,

@@ -32,7 +32,7 @@ class TrainingFacts(Frozen):
     """
 
     train_seconds: float
-    gpus: int = 0
+    gpus: int | None = None  # a program of before, which runs on while all else is renewed, does not say
     gpu_seconds: float = 0.0
     resumed_from: int | None
     unsent_metrics: int

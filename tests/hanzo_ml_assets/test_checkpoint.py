@@ -155,8 +155,8 @@ def test_a_resumed_run_has_the_gpus_that_are_left_and_is_other_work_where_it_was
     control_plane.database.close()
 
 
-@pytest.mark.parametrize("held", [2, 0])
-def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, held: int) -> None:
+@pytest.mark.parametrize(("told", "held"), [(2, 2), (0, 0), (None, 2)])
+def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int | None, held: int) -> None:
     """Half an hour on two GPUs of three dollars an hour each. Where it asked for two, and there were none, it had none."""
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
@@ -170,7 +170,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, held: int
     plan = make_plan(dry_run.definition("ellarin-assistant"), "used", control_plane)
     facts = TrainingFacts(
         train_seconds=1800.0,
-        gpus=held,
+        gpus=told,
         gpu_seconds=held * 1800.0,
         resumed_from=None,
         unsent_metrics=0,
