@@ -41,7 +41,7 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
         return found
     scheme = urlparse(reference.uri).scheme
     facts = {"uri": reference.uri, "sha256": reference.sha256}
-    if scheme == "file":
+    if reference.is_folder:
         folder = Path(unquote(urlparse(reference.uri).path))
         if not (folder / "config.json").is_file():
             raise BadConfiguration(f"unknown base model {reference.uri}: no config.json in {folder}")

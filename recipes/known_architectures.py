@@ -62,16 +62,16 @@ def shape_in_folder(recipe: Recipe) -> Architecture | None:
     Raises:
         BadConfiguration: it is of a family that is not known here, or cannot be read.
     """
-    base = urlparse(recipe.base_model.uri)
-    file = Path(unquote(base.path), "config.json")
-    if base.scheme != "file" or not file.is_file():
-        return None
+    uri = recipe.base_model.uri
+    file = Path(unquote(urlparse(uri).path), "config.json")
     try:
+        if not recipe.base_model.is_folder or not file.is_file():
+            return None
         config = json.loads(file.read_bytes())
     except (OSError, ValueError) as problem:
-        raise BadConfiguration(f"base model {recipe.base_model.uri}: config.json cannot be read: {problem}") from None
+        raise BadConfiguration(f"base model {uri[:200]}: config.json cannot be read: {str(problem)[:200]}") from None
     if not isinstance(config, dict):
-        raise BadConfiguration(f"base model {recipe.base_model.uri}: config.json must be a mapping")
+        raise BadConfiguration(f"base model {uri[:200]}: config.json must be a mapping")
     return Architecture.from_config(config)
 
 

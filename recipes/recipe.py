@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlparse
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
@@ -54,6 +55,18 @@ class BaseModelRef(Frozen):
         min_length=1, description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet"
     )
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("uri")
+    @classmethod
+    def can_be_read(cls, value: str) -> str:
+        """Raises ValueError, as urlparse does of an address in brackets that is none."""
+        urlparse(value)
+        return value
+
+    @property
+    def is_folder(self) -> bool:
+        """Of the machine that reads it. FILE: is one too, and was let through where no folder may be named."""
+        return urlparse(self.uri).scheme == "file"
 
     @property
     def artifact_uri(self) -> str | None:

@@ -57,7 +57,8 @@ class Written(Frozen):
     @field_validator("*", mode="before")
     @classmethod
     def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        return no_yes(value) if takes_numbers(cls.model_fields[str(info.field_name)].annotation) else value
+        looks = isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation)
+        return no_yes(value) if looks else value
 
 
 def takes_numbers(kind: Any) -> bool:

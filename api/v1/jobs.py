@@ -193,7 +193,7 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
         HanzoError: people sign in here, and the job names a folder that its recipe does not.
     """
     own = unchanged.base_model
-    if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.uri.startswith("file:"):
+    if settings.auth.verify_tokens and recipe.base_model != own and recipe.base_model.is_folder:
         raise HanzoError(
             ErrorCode.PERMISSION_DENIED,
             "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "

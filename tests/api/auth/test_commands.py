@@ -1,5 +1,7 @@
 """Where people sign in, nobody has this server run a command with the rights of its own user."""
 
+import itertools
+
 import pytest
 
 from tests.api.auth.conftest import SignedIn
@@ -22,10 +24,9 @@ def test_a_viewer_is_refused_as_for_every_job(signed_in: SignedIn) -> None:
 
 def test_a_folder_of_the_server_is_no_base_model_for_who_signs_in(signed_in: SignedIn) -> None:
     """It is read with the server's rights, and may hold what another organization trained."""
-    base = {"base_model": {"uri": "file:///etc", "sha256": "0" * 64}}
-    job = {"name": "mine", "dataset": "d", "parameters": base}
-    for path in ("/v1/jobs", "/v1/jobs/estimate"):
-        answer = signed_in.acme.admin.post(path, json=job)
+    for path, uri in itertools.product(("/v1/jobs", "/v1/jobs/estimate"), ("file:///etc", "FILE:///etc", " file:/etc")):
+        base = {"base_model": {"uri": uri, "sha256": "0" * 64}}
+        answer = signed_in.acme.admin.post(path, json={"name": "mine", "dataset": "d", "parameters": base})
         assert (answer.status_code, "names a folder of this server" in answer.text) == (403, True), answer.text
 
 
