@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from api.checksums import Promised, Running
 from recipes.buckets import StoreUnavailable
 from recipes.chunks import hash_in_name
-from recipes.schema import Artifact, Manifest
+from recipes.manifest import Artifact, Manifest
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.stored_object import StoredObject
 from resources.errors import ErrorCode, HanzoError

@@ -16,9 +16,10 @@ from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
 from recipes.architecture import Architecture
 from recipes.incidents import read_incidents
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, Tracking
+from recipes.schema import BadConfiguration, Job, Program, Result, Tracking
 from recipes.store import Store
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed

@@ -5,7 +5,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
-from recipes.schema import Artifact, BadConfiguration, Job, Result
+from recipes.manifest import Artifact
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage
 from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed

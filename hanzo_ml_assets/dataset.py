@@ -22,7 +22,9 @@ from hanzo_ml_assets.validation import (
     validate,
 )
 from hanzo_ml_assets.version_tag import group_name, pinned
-from recipes.schema import Artifact, Job, Program, Result, canonical_json
+from recipes.canonical_json import canonical_json
+from recipes.manifest import Artifact
+from recipes.schema import Job, Program, Result
 from recipes.validation.findings import Leaks
 from resources.dataset_deletion import recording
 from resources.ingest.create import create_from

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from recipes.frozen import Frozen
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
-from recipes.schema import Frozen
 from recipes.validation.contract import Contract
 from recipes.validation.parameters import Measures
 from resources.metadata.jobs import JobRecord

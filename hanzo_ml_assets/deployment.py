@@ -10,7 +10,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.export_formats import served_export
 from hanzo_ml_assets.version_tag import group_name
-from recipes.schema import Artifact, FileRecord
+from recipes.manifest import Artifact, FileRecord
 from recipes.store import BrokenArtifact
 from resources.engine.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event

@@ -23,8 +23,10 @@ from hanzo_ml_assets.checkpoint import Plan, plan_of, refuse_what_does_not_fit, 
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from recipes.first_problem import first_problem
+from recipes.frozen import Frozen
 from recipes.known_architectures import known_shape
-from recipes.schema import BadConfiguration, Frozen, Schedule, StoreAddress, first_problem
+from recipes.schema import BadConfiguration, Schedule, StoreAddress
 from recipes.store import Store
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.errors import HanzoError

@@ -15,7 +15,8 @@ from hanzo_ml_assets.command import version_of, work_of
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dry_run import UNNAMED, header, read_only, show
 from recipes.command.job import CommandJob
-from recipes.schema import BadConfiguration, first_problem
+from recipes.first_problem import first_problem
+from recipes.schema import BadConfiguration
 from resources.command_jobs import configuration
 from resources.compute.kubernetes.render import out_of_reach, render, to_yaml
 from resources.metadata.datasets import Datasets

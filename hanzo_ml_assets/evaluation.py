@@ -9,8 +9,9 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.gate import Verdict, judge
 from hanzo_ml_assets.version_tag import group_name
+from recipes.manifest import Artifact
 from recipes.results import EvaluationReport
-from recipes.schema import Artifact, Job, Program, Result
+from recipes.schema import Job, Program, Result
 from resources.compute.devices import POOL
 from resources.lineage.record import find, parents, record
 from resources.lineage.run_record import read_record

@@ -11,7 +11,9 @@ from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.export_formats import format_names
 from hanzo_ml_assets.version_tag import group_name
-from recipes.schema import Artifact, Job, Program, canonical_json
+from recipes.canonical_json import canonical_json
+from recipes.manifest import Artifact
+from recipes.schema import Job, Program
 from recipes.store import Store
 from resources.lineage.record import find, record
 from resources.lineage.run_record import read_record

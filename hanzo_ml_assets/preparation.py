@@ -8,9 +8,10 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.version_tag import group_name, pinned
+from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tokenizer_reference import meaning
-from recipes.schema import BadConfiguration, Hardware, Job, Program, canonical_json
+from recipes.schema import BadConfiguration, Hardware, Job, Program
 from resources.compute.base import JobFailed
 from resources.derived_versions import (
     SPLITS,

@@ -9,7 +9,9 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
-from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, canonical_json
+from recipes.canonical_json import canonical_json
+from recipes.manifest import Artifact
+from recipes.schema import BadConfiguration, Job, Program, Result
 from recipes.validation.findings import STATISTICS, Leaks, Statistics, ValidationFacts
 from recipes.validation.parameters import FindLeaksParameters, ValidateParameters
 from resources.compute.base import JobFailed

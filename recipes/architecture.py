@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from recipes.schema import MOST, BadConfiguration, Written, first_problem
+from recipes.first_problem import first_problem
+from recipes.frozen import Written
+from recipes.schema import MOST, BadConfiguration
 
 BIASED = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""

@@ -15,9 +15,10 @@ from urllib.parse import unquote, urlparse
 
 from safetensors import SafetensorError, safe_open
 
-from recipes.recipe import BaseModelRef
+from recipes.base_model_ref import BaseModelRef
+from recipes.manifest import Artifact, Manifest
 from recipes.runner import say
-from recipes.schema import Artifact, BadConfiguration, Manifest
+from recipes.schema import BadConfiguration
 from recipes.store import Store, describe, sha256_of
 
 NEEDED = ("tokenizer.json", "tokenizer_config.json")

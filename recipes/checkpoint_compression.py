@@ -7,7 +7,7 @@ optimizer that have not moved do.
 import shutil
 from pathlib import Path
 
-from recipes.schema import Manifest
+from recipes.manifest import Manifest
 from recipes.store import describe
 
 FACT = "compression"

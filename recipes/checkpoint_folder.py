@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from recipes.schema import Manifest
+from recipes.manifest import Manifest
 from recipes.store import MANIFEST, describe, what_is_broken
 
 KIND = "checkpoint"

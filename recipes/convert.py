@@ -14,12 +14,14 @@ if __name__ == "__main__":
 
 from pydantic import ValidationError
 
+from recipes.first_problem import first_problem
 from recipes.gguf_export import export_gguf
+from recipes.manifest import Artifact
 from recipes.merge import merge, rewrite
 from recipes.parameters import ConvertParameters
 from recipes.results import TRAINED, trained_role
 from recipes.runner import main, say
-from recipes.schema import Artifact, BadConfiguration, Job, Result, first_problem
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 
 GGUF_NAME = "model.gguf"

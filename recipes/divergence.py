@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.schema import Written
+from recipes.frozen import Written
 
 WARM = 20
 """Losses that make a band: before them, only a loss that is not finite counts."""

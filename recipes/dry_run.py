@@ -22,13 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from recipes.activations import saved_bytes
 from recipes.architecture import Architecture
+from recipes.frozen import Frozen
 from recipes.known_architectures import shape_of
 from recipes.launch import sharding, torchrun
 from recipes.memory import autocasts, budgets, forward_of, trained_tensors
 from recipes.pipeline import stage_of, stage_shapes
 from recipes.recipe import Recipe
 from recipes.runner import look_for_cycles
-from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration, Frozen
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.training.model import with_adapter
 
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recipes.frozen import Frozen
 from recipes.parameters import CleanParameters, FeatureParameters, is_missing
 from recipes.preparation.cleaning import Unclean, cleaned
-from recipes.schema import Frozen
 
 STATE, ONLINE, INDEX = "features.json", "online.jsonl", "online.index"
 """The files of a version's features; the last two are a table of `recipes.keyed_lines`, which only those with a key have."""

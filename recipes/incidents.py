@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from recipes.frozen import Frozen
 from recipes.recipe import Recipe
-from recipes.schema import Frozen
 from recipes.store import Store
 
 NAME = "incidents.json"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.manifest import Artifact, FileRecord
 from recipes.record_index import ORIGINS, RECORDS, file_name, index_manifest, index_uri, sorted_segment
-from recipes.schema import Artifact, FileRecord
 from recipes.store import Store
 
 LONGEST = 1 << 22

@@ -4,8 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from recipes.manifest import FileRecord, Manifest
 from recipes.objects import UNFINISHED
-from recipes.schema import FileRecord, Manifest
 from recipes.stored_object import CHUNK
 
 MANIFEST = "manifest.json"

@@ -17,8 +17,9 @@ from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from recipes.canonical_json import canonical_json
 from recipes.gguf_vocabulary import read_json
-from recipes.schema import BadConfiguration, canonical_json
+from recipes.schema import BadConfiguration
 
 PROBE = "The quick brown fox asks: what is the name of the place where 12 ships lie at anchor?"
 MERGE_TOLERANCE = 1e-3

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.examples import IGNORED, Example, example_of, tokenize
 from recipes.layouts import Layout, Unfit
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.records import Record, read_records
 from recipes.runner import say
-from recipes.schema import Artifact, BadConfiguration
+from recipes.schema import BadConfiguration
 from recipes.store import Store
 
 Batch = dict[str, torch.Tensor]

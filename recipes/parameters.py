@@ -4,9 +4,9 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from recipes.frozen import Frozen
 from recipes.languages import CODES
 from recipes.recipe import Recipe
-from recipes.schema import Frozen
 
 
 class SplitParameters(Frozen):

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from recipes.assignment import SPLITS
+from recipes.manifest import Artifact, FileRecord
 from recipes.parameters import PrepareParameters
 from recipes.partitions import HELD_BYTES
 from recipes.preparation import fitting
@@ -30,7 +31,7 @@ from recipes.preparation.tokenizer import freeze_alone
 from recipes.preparation.tokenizer_files import read_frozen
 from recipes.preparation.workers import Workers
 from recipes.runner import main, say
-from recipes.schema import Artifact, FileRecord, Job, Result
+from recipes.schema import Job, Result
 from recipes.store import Store
 
 TABLES = 4

@@ -5,28 +5,20 @@ from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlparse
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from recipes.architecture import Architecture
+from recipes.base_model_ref import BaseModelRef
+from recipes.canonical_json import canonical_json
 from recipes.divergence import DivergencePolicy
+from recipes.first_problem import first_problem
+from recipes.frozen import Written
 from recipes.gpus import requirement
 from recipes.image import pinned
-from recipes.schema import (
-    MOST,
-    MOST_STEPS,
-    BadConfiguration,
-    CheckpointPolicy,
-    Distributed,
-    Frozen,
-    Hardware,
-    Written,
-    canonical_json,
-    first_problem,
-)
-from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import NO_YAML, line_of, named_in, repeated_key, why_no_yaml
+from recipes.schema import MOST, MOST_STEPS, BadConfiguration, CheckpointPolicy, Distributed, Hardware
+from recipes.yaml_lines import line_of, named_in
+from recipes.yaml_mapping import read_mapping
 
 FOLDER = Path(__file__).resolve().parent
 OBJECTIVES = "hanzo_ml.objectives"
@@ -42,41 +34,6 @@ def foreign_keys(method: str) -> frozenset[str]:
         return frozenset({"dtype"})
     adapter = {"lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"}
     return frozenset({"base_dtype", "compute_dtype", "double_quant"} | adapter)
-
-
-class BaseModelRef(Frozen):
-    """A base model, pinned by the SHA-256 of the file or folder manifest that it resolves from.
-
-    A name alone, such as `zenlm/zen-7b`, is a model whose files are not at hand yet: such a recipe can be planned with, and
-    is trained once it is pinned.
-    """
-
-    uri: str = Field(
-        min_length=1, description="pypi://PACKAGE, file:///FOLDER, or the name of a model that is not pinned yet"
-    )
-    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-
-    @field_validator("uri")
-    @classmethod
-    def can_be_read(cls, value: str) -> str:
-        """Raises ValueError, as urlparse does of an address in brackets that is none."""
-        urlparse(value)
-        return value
-
-    @property
-    def is_folder(self) -> bool:
-        """Of the machine that reads it. FILE: is one too, and was let through where no folder may be named."""
-        return urlparse(self.uri).scheme == "file"
-
-    @property
-    def artifact_uri(self) -> str | None:
-        """Where in the object store the model lies once it was resolved; none of one that is not pinned."""
-        return f"s3://hanzo-models/base/{self.sha256}" if self.sha256 else None
-
-    @model_validator(mode="before")
-    @classmethod
-    def may_be_a_name(cls, value: Any) -> Any:
-        return {"uri": value} if isinstance(value, str) else value
 
 
 class Recipe(Written):
@@ -354,20 +311,7 @@ class Recipe(Written):
         """
         if not path.is_file():
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {', '.join(cls.names())}")
-        try:
-            text = path.read_text(encoding="utf-8")
-            document = yaml_document(text)
-            repeated = repeated_key(text)
-        except UnicodeDecodeError as error:
-            ends = error.object[: error.start].count(b"\n") + 1
-            raise BadConfiguration(f"{path}, line {ends} is not UTF-8: save it as UTF-8") from None
-        except NO_YAML as error:
-            raise BadConfiguration(f"{path}{why_no_yaml(error, text)}") from None
-        if repeated:
-            raise BadConfiguration(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
-        if not isinstance(document, dict):
-            found = "is empty" if document is None else "must be a mapping"
-            raise BadConfiguration(f"{path} {found}: write lines of `KEY: VALUE`, as `hanzo-ml recipe show` prints them")
+        text, document = read_mapping(path, "`hanzo-ml recipe show` prints them")
         try:
             return cls.model_validate(document)
         except ValidationError as error:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from recipes.chunks import chunk_uri
 from recipes.fingerprint import Fingerprint, canonical_line, fingerprint
-from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.store import MANIFEST, Store
 from recipes.stored_object import StoredObject
 

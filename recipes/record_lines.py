@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 
 from recipes.addresses import BrokenArtifact
-from recipes.schema import Artifact, FileRecord
+from recipes.manifest import Artifact, FileRecord
 from recipes.store import Store
 
 

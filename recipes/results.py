@@ -4,8 +4,8 @@ from collections.abc import Container
 
 from pydantic import JsonValue
 
+from recipes.frozen import Frozen
 from recipes.incidents import Incident
-from recipes.schema import Frozen
 
 TRAINED = ("adapter", "weights")
 """What training leaves, as role and kind of its artifact: an adapter beside its base model, or weights in its stead."""

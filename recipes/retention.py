@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from recipes.divergence import spoilt_from
-from recipes.schema import Manifest
+from recipes.manifest import Manifest
 
 VALIDATION_LOSS = "validation_loss"
 """The fact in a checkpoint's manifest that tells the best one; only a step at which the model was evaluated has it."""

@@ -5,31 +5,17 @@ run (`resources.compute`), where its bytes lie (`recipes.store`).
 """
 
 import hashlib
-import json
-import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, FiniteFloat, JsonValue, model_validator
 
-from recipes.known_keys import known_keys
+from recipes.canonical_json import canonical_json
+from recipes.duration import Duration, seconds_of
+from recipes.frozen import Frozen, Written
+from recipes.manifest import Artifact
 from recipes.quantity import checked_quantity
-from recipes.spelling import unknown_key
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
 MOST_STEPS = 1_000_000_000
@@ -40,140 +26,7 @@ PREEMPTIBLE_INTERVAL = "20m"
 """Between two checkpoints of a job whose nodes may be taken away."""
 
 
-class Frozen(BaseModel):
-    """Base of every type that travels: immutable, and a key nobody knows is refused by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Written(Frozen):
-    """Base of what people write in YAML: there `yes` and `on` are true, which Pydantic takes for 1, and `.inf` is a number.
-
-    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began.
-    """
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        looks = isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation)
-        return no_yes(value) if looks else value
-
-
-def takes_numbers(kind: Any) -> bool:
-    """Whether numbers are of a type, or of one that it is made of."""
-    return kind in (int, float) or any(map(takes_numbers, get_args(kind)))
-
-
-def no_yes(value: Any) -> Any:
-    """What is given for a number, as it is. Raises ValueError where it is none."""
-    if isinstance(value, bool):
-        raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
-    return value
-
-
-def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value, so that equal values have equal hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-def seconds_of(duration: str) -> float:
-    """`"20m"` -> 1200.0. Raises ValueError on anything but a number and one of s, m, h, d."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", duration)
-    if match is None:
-        raise ValueError("not a duration: write a number and s, m, h or d, such as '20m'")
-    return float(match[1]) * SECONDS[match[2]]
-
-
-def checked_duration(text: str) -> str:
-    """The text as it is, if `seconds_of` can read it."""
-    seconds_of(text)
-    return text
-
-
-Duration = Annotated[str, AfterValidator(checked_duration)]
 Quantity = Annotated[str, AfterValidator(checked_quantity)]
-
-
-class Chunk(Frozen):
-    """A part of a file that is stored under its hash (`recipes.chunks`); `size` is in bytes."""
-
-    sha256: str
-    size: int
-
-
-class Selection(Frozen):
-    """Lines of a file of another artifact, in their order there (`recipes.selection`).
-
-    `of` is that artifact's digest and `path` the file. Where it lies stands elsewhere, as stores differ in that. `sha256` is
-    of the bitmap that says which lines: one bit for each of the `records` lines of the file. `before` counts the records in
-    the artifact's earlier files, `chosen` the bits that are set.
-    """
-
-    of: str
-    path: str
-    before: int
-    records: int
-    chosen: int
-    sha256: str
-
-
-class FileRecord(Frozen):
-    """One file of an artifact: `path` is relative to the artifact, `sha256` is hexadecimal, `size` is in bytes.
-
-    A file whose bytes lie in chunks names them in their order, and one that consists of lines of another says of which. One
-    that lies at its path has neither, and no such key in JSON, so that digests of manifests are what they always were.
-    """
-
-    path: str
-    sha256: str
-    size: int
-    chunks: tuple[Chunk, ...] = ()
-    selection: Selection | None = None
-
-    @model_serializer(mode="wrap")
-    def only_what_is_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = serialize(self)
-        return {key: value for key, value in document.items() if key not in ("chunks", "selection") or value}
-
-
-class Manifest(Frozen):
-    """What an artifact is made of and what it was made from; its digest names the artifact.
-
-    A manifest holds nothing that differs between two runs of the same work (no time, no host), so that equal work has an
-    equal digest; a checkpoint's alone says how long its run had taken. `inputs` maps a role to the digest of another
-    manifest: the chain `prove` walks.
-    """
-
-    kind: str
-    files: tuple[FileRecord, ...]
-    inputs: dict[str, str] = Field(default_factory=dict)
-    facts: dict[str, JsonValue] = Field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON. One file after the other: all of them as dictionaries take seven times as much memory as that."""
-        files = b",".join([canonical_json(file.model_dump(mode="json")) for file in self.files])
-        rest = self.model_dump(mode="json", exclude={"files"})
-        facts, inputs, kind = (canonical_json(rest[key]) for key in ("facts", "inputs", "kind"))
-        return b'{"facts":%b,"files":[%b],"inputs":%b,"kind":%b}' % (facts, files, inputs, kind)
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.to_bytes()).hexdigest()
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size for file in self.files)
-
-
-class Artifact(Frozen):
-    """A pointer to bytes in the object store: `uri` is a logical folder, `digest` the SHA-256 of its manifest."""
-
-    kind: str
-    uri: str
-    digest: str
-    size_bytes: int
 
 
 class StoreAddress(Frozen):
@@ -363,19 +216,3 @@ EXIT_PREEMPTED = 143
 
 EXIT_RESTART = 75
 """EX_TEMPFAIL of sysexits.h: ended by itself, having written down what to do otherwise; restarting goes on with that."""
-
-KINDS = {"model_type": "must be a mapping of keys to values", "tuple_type": "must be a list"}
-"""What to say instead of Pydantic's words, which name classes of ours, or of Python."""
-
-
-def first_problem(error: ValidationError, kind: Any) -> str:
-    """The first problem of a validation error as one line: where, what is wrong, and what was given for that type."""
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return unknown_key(where, known_keys(kind, problem["loc"][:-1]))
-    if problem["type"] == "missing":
-        return f"'{where}' is missing: add it"
-    what = KINDS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
-    # What is wrong between keys says of itself which they are.
-    return f"'{where}': {what} (given: {problem['input']!r:.80})" if where else what

@@ -5,7 +5,7 @@ A way is a folder of checkpoints, and the next one lies below it: what a run did
 
 from pydantic import Field
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 
 
 class SentBack(Frozen):

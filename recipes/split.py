@@ -19,12 +19,13 @@ from pydantic import JsonValue
 from recipes.assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
 from recipes.keyed_lines import hash_of
 from recipes.layouts import laid_out, question
+from recipes.manifest import Artifact, FileRecord, Manifest, Selection
 from recipes.parameters import SplitParameters
 from recipes.partitions import Column, Reader, Rows, Scratch
 from recipes.preparation.source import Source
 from recipes.records import normalize
 from recipes.runner import main, say
-from recipes.schema import Artifact, BadConfiguration, FileRecord, Job, Manifest, Result, Selection
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.selection import Marks, bitmap_of, bitmap_uri, origin_uri, runs_of_lines
 from recipes.store import Store
 

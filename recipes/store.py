@@ -13,8 +13,8 @@ from pydantic import JsonValue, ValidationError
 from recipes.addresses import BrokenArtifact
 from recipes.chunks import chunk_uri
 from recipes.local_artifact import MANIFEST, describe, lies_alone, sha256_of, what_is_broken
+from recipes.manifest import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.objects import Objects
-from recipes.schema import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
 from recipes.shared_cache import put_when_whole
 

@@ -16,9 +16,9 @@ from pydantic import JsonValue
 
 from recipes.checkpoint_compression import compress
 from recipes.checkpoint_folder import with_facts
+from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
-from recipes.schema import Manifest
 from recipes.store import MANIFEST, Store
 
 UPLOAD = ".upload"

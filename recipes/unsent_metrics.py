@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import ConfigDict
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 from recipes.store import Store
 
 NAME = "unsent_metrics.jsonl"

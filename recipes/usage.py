@@ -4,8 +4,9 @@ One that fails after ten hours has cost ten hours. So its program writes it down
 whoever wants to know reads it, however the run has ended.
 """
 
+from recipes.frozen import Frozen
 from recipes.runner import say
-from recipes.schema import Frozen, Job, Machine
+from recipes.schema import Job, Machine
 from recipes.store import Store
 
 NAME = "usage.json"

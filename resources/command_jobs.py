@@ -9,7 +9,8 @@ import uuid
 from typing import Any
 
 from recipes.command.job import CommandJob
-from recipes.schema import Artifact, CheckpointPolicy, FileRecord, Job, Manifest, Program, StoreAddress, Tracking
+from recipes.manifest import Artifact, FileRecord, Manifest
+from recipes.schema import CheckpointPolicy, Job, Program, StoreAddress, Tracking
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database

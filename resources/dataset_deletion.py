@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, delete, select, update
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.errors import conflict
 from resources.ingest.place import place_of

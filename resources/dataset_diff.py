@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.canonical_json import canonical_json
+from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact, canonical_json
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.schema import SchemaOfMany

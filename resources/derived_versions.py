@@ -8,8 +8,9 @@ from pydantic import JsonValue
 from sqlalchemy import Connection
 
 from recipes.features import COLUMN
+from recipes.manifest import Artifact, Manifest
 from recipes.parameters import CleanParameters, PrepareParameters
-from recipes.schema import Artifact, Manifest, Result
+from recipes.schema import Result
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict, invalid
 from resources.ingest.place import place_of

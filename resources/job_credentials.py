@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recipes.schema import Job, seconds_of
+from recipes.duration import seconds_of
+from recipes.schema import Job
 from resources.metadata import job_tokens
 from resources.metadata.database import Database
 

@@ -11,9 +11,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from recipes.frozen import Frozen
 from recipes.recipe import Recipe
 from recipes.retention import from_the_best, standing_of
-from recipes.schema import BadConfiguration, Frozen
+from recipes.schema import BadConfiguration
 from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST, Store
 from resources.errors import conflict, invalid

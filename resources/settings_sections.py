@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from recipes.schema import Duration
+from recipes.duration import Duration
 
 
 def is_loopback(host: str) -> bool:

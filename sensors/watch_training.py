@@ -7,8 +7,8 @@ It follows what is there and not events, so that a look that was missed is made 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.duration import seconds_of
 from recipes.incidents import read_incidents
-from recipes.schema import seconds_of
 from recipes.store import MANIFEST, Store
 from recipes.usage import NAME as USAGE
 from recipes.usage import read_usage

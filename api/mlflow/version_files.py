@@ -13,7 +13,7 @@ from api.dependencies import CallerOf, DatabaseOf, VerifiedFilesOf
 from api.file_response import file_response
 from api.requests import StrictRoute
 from api.run_artifacts import Entry, checked_path, entries_below, no_artifact
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.errors import not_found
 from resources.metadata.database import Database

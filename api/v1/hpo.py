@@ -13,7 +13,8 @@ from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
 from api.v1.jobs import allow_base_model, allow_image, changed, recipe_named
-from recipes.schema import Schedule, first_problem
+from recipes.first_problem import first_problem
+from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
 from resources.estimate.admission import admit
 from resources.estimate.shapes import shape_of_base

@@ -16,8 +16,9 @@ from pathlib import Path
 from benchmarks.training.ours import job_of
 from benchmarks.training.shapes import Shape
 from benchmarks.training.work import make_work
+from recipes.duration import seconds_of
 from recipes.recipe import Recipe
-from recipes.schema import EXIT_PREEMPTED, Job, seconds_of
+from recipes.schema import EXIT_PREEMPTED, Job
 from recipes.store import Store
 from recipes.usage import folder_of, read_usage
 

@@ -13,8 +13,10 @@ from hanzo_ml.cli.local import module
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
 from hanzo_ml.cli.waiting import begun_job
+from recipes.schema import BadConfiguration
 from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import NO_YAML, repeated_key, why_no_yaml
+from recipes.yaml_lines import NO_YAML
+from recipes.yaml_mapping import read_mapping
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -97,21 +99,13 @@ def checked(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file. Raises Refused where it is none, or has a key twice, of which YAML takes the last and says nothing."""
+    """A YAML file of one mapping. Raises Refused where it is none."""
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
-        text = path.read_text(encoding="utf-8")
-        document, repeated = yaml_document(text), repeated_key(text)
-    except UnicodeDecodeError:
-        raise Refused(f"{path} is not UTF-8: save it in that encoding") from None
-    except NO_YAML as error:
-        raise Refused(f"{path}{why_no_yaml(error, text)}") from None
-    if repeated:
-        raise Refused(f"{path}, line {repeated[1]}: '{repeated[0]}' is there already: keep one of the two")
-    if not isinstance(document, dict):
-        raise Refused(f"{path} must be a mapping: lines of `KEY: VALUE`")
-    return document
+        return read_mapping(path)[1]
+    except BadConfiguration as problem:
+        raise Refused(str(problem)) from None
 
 
 def assignment(text: str) -> tuple[str, Any]:

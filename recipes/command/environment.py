@@ -8,9 +8,10 @@ from pathlib import Path
 
 from recipes.command.folders import Folders
 from recipes.command.job import Script
+from recipes.duration import seconds_of
 from recipes.job_processes import MARK
 from recipes.machine import read_machine
-from recipes.schema import BadConfiguration, Job, seconds_of
+from recipes.schema import BadConfiguration, Job
 
 WITHOUT_GPU = Path(__file__).parent / "without_gpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

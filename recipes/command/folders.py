@@ -9,8 +9,9 @@ from recipes.command.look import Stamp
 from recipes.command.nodes import Nodes
 from recipes.command.states import States, copy_files
 from recipes.command.together import begin_together
+from recipes.manifest import Artifact
 from recipes.runner import say
-from recipes.schema import Artifact, BadConfiguration, Job
+from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from recipes.schema import Distributed, Frozen, Hardware, Schedule
+from recipes.frozen import Frozen
+from recipes.schema import Distributed, Hardware, Schedule
 from recipes.store import MANIFEST
 
 MAX_CODE_BYTES = 4 << 20

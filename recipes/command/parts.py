@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from recipes.command.look import Stamp, look_at
-from recipes.schema import Artifact, FileRecord, Manifest
+from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.store import Store
 
 NODES = "nodes"

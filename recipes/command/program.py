@@ -17,9 +17,11 @@ from recipes.command.saving import Saving
 from recipes.command.states import States
 from recipes.command.storing import patiently
 from recipes.command.together import Apart, Together
+from recipes.duration import seconds_of
 from recipes.job_processes import NODE, end_processes
+from recipes.manifest import Artifact, Manifest
 from recipes.runner import Failed, Preempted, Restart, say
-from recipes.schema import Artifact, Job, Manifest, Result, seconds_of
+from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 

@@ -16,8 +16,8 @@ from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command.look import Stamp, changed, look, look_at
 from recipes.command.states import States
 from recipes.command.taking import NoRoom, Taken, Taking
+from recipes.manifest import Artifact, Manifest
 from recipes.runner import say
-from recipes.schema import Artifact, Manifest
 from recipes.store import MANIFEST
 
 LOOK_SECONDS = 5.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.buckets import StoreUnavailable
+from recipes.manifest import Artifact, Manifest
 from recipes.runner import say
-from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact, Store
 
 STATE = re.compile(r"state-(\d+)-[0-9a-f]{12}")

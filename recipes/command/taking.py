@@ -11,7 +11,7 @@ from os.path import realpath
 from pathlib import Path
 
 from recipes.command.look import NOT_THERE, Stamp
-from recipes.schema import FileRecord
+from recipes.manifest import FileRecord
 from recipes.store import sha256_of
 
 

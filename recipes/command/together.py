@@ -16,8 +16,8 @@ from recipes.command.nodes import MADE, NOT, PART, POLL_SECONDS, SAME, STILL, TA
 from recipes.command.parts import bring_part, is_taken, prefix_of, whole_of
 from recipes.command.saving import PATIENCE_SECONDS, Ended, Moved, Saving, every
 from recipes.command.states import States
+from recipes.manifest import Artifact, Manifest
 from recipes.runner import Restart, say
-from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact
 
 LAST_SECONDS = 120.0

@@ -9,10 +9,11 @@ from pydantic import JsonValue
 
 from recipes.assignment import SPLITS
 from recipes.indexing import Pairs, publish_hashes
+from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.preparation.ordering import HASHES, KNOWN_BY, PARTS, Parts, name_of
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
-from recipes.schema import Artifact, FileRecord, Job, Manifest
+from recipes.schema import Job
 from recipes.store import Store, sha256_of
 
 DELIVERED = "delivered"

@@ -15,8 +15,8 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from recipes.manifest import Artifact, Chunk, FileRecord
 from recipes.preparation.plan import Range
-from recipes.schema import Artifact, Chunk, FileRecord
 from recipes.store import BrokenArtifact, Store
 
 AHEAD = 4

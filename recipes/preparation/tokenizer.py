@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from recipes import base_model
+from recipes.canonical_json import canonical_json
 from recipes.layouts import Unfit
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.plan import written
 from recipes.preparation.templates import Templates, template_of
 from recipes.preparation.tokenizer_files import FROZEN, TOKENIZER, FrozenTokenizer
 from recipes.preparation.tokenizer_reference import folder_named, recipe_named
-from recipes.schema import BadConfiguration, StoreAddress, canonical_json
+from recipes.schema import BadConfiguration, StoreAddress
 from recipes.store import Store
 
 

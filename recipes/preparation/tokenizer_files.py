@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 
 FROZEN = "frozen.json"
 TOKENIZER = "tokenizer.json"

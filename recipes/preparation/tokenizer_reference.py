@@ -7,9 +7,9 @@ from urllib.parse import unquote, urlparse
 
 from pydantic import JsonValue
 
+from recipes.canonical_json import canonical_json
 from recipes.local_artifact import sha256_of
 from recipes.recipe import Recipe
-from recipes.schema import canonical_json
 
 RECIPE = "recipe:"
 SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})

@@ -7,8 +7,9 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipes import base_model
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, BadConfiguration, Job
+from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
 from recipes.training.group import Group
 from recipes.training.objectives import objective_of

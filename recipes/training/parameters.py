@@ -1,8 +1,8 @@
 """What the program train is told besides its inputs."""
 
+from recipes.frozen import Frozen
 from recipes.incidents import Incident
 from recipes.recipe import Recipe
-from recipes.schema import Frozen
 from recipes.sent_back import SentBack
 
 

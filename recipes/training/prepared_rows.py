@@ -5,11 +5,12 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from recipes.manifest import Manifest
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tables import open_table
 from recipes.preparation.tokenizer import fingerprint
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Manifest
+from recipes.schema import BadConfiguration
 from recipes.training.packed_rows import PackedRows
 
 

@@ -9,9 +9,10 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from recipes.launch import sharding
+from recipes.manifest import Artifact
 from recipes.merge import complete, save
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, Job
+from recipes.schema import Job
 from recipes.store import Store
 from recipes.training import zero
 from recipes.training.model import load_for_training

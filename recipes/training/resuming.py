@@ -11,9 +11,10 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from recipes.checkpoints import Checkpoints
+from recipes.manifest import Manifest
 from recipes.recipe import Recipe
 from recipes.runner import say
-from recipes.schema import BadConfiguration, Manifest
+from recipes.schema import BadConfiguration
 from recipes.sent_back import SentBack, way_from
 from recipes.store import MANIFEST
 from recipes.training.held_out import owed

@@ -5,9 +5,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from recipes.examples import cut_at, filled_by_prompts
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.runner import say
-from recipes.schema import Artifact
 from recipes.store import Store
 from recipes.training.packed_rows import PackedRows
 from recipes.training.prepared_rows import is_prepared, prepared_rows

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recipes.schema import CheckpointPolicy, seconds_of
+from recipes.duration import seconds_of
+from recipes.schema import CheckpointPolicy
 from recipes.training.group import Group
 from recipes.training.held_out import EVALUATED
 

@@ -7,9 +7,10 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
 from recipes.launch import saves_by_name, zero_stage
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.runner import say
-from recipes.schema import Artifact, BadConfiguration
+from recipes.schema import BadConfiguration
 from recipes.store import Store
 from recipes.training import zero
 from recipes.training.group import Group

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 
 STATISTICS = "statistics.json"
 """The one file of an artifact of the kind `statistics`."""

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
+from recipes.frozen import Frozen
 from recipes.parameters import NearDuplicates
-from recipes.schema import Frozen
 from recipes.validation.contract import Contract
 
 

@@ -6,17 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from recipes.duration import seconds_of
 from recipes.job_processes import end_processes
-from recipes.schema import (
-    EXIT_FILE,
-    EXIT_PREEMPTED,
-    EXIT_RESTART,
-    MEMORY_RAN_OUT,
-    BadConfiguration,
-    Job,
-    Program,
-    seconds_of,
-)
+from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, MEMORY_RAN_OUT, BadConfiguration, Job, Program
 from recipes.store import MANIFEST
 from resources.compute.base import (
     GRACE_SECONDS,

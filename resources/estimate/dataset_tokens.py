@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from recipes.chunks import chunk_uri
 from recipes.layouts import KEYS, Layout, layout_of, tools_of
+from recipes.manifest import FileRecord
 from recipes.recipe import Recipe
-from recipes.schema import FileRecord
 from recipes.store import Store
 from resources.estimate.estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion

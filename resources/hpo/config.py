@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from recipes.schema import Frozen, Hardware, Written
+from recipes.frozen import Frozen, Written
+from recipes.schema import Hardware
 from resources.hpo.space import Dimension, grid_of, grid_size
 
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]

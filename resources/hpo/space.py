@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from recipes.schema import Frozen, no_yes
+from recipes.frozen import Frozen, no_yes
 
 Scalar = bool | int | FiniteFloat | str
 Params = Mapping[str, Scalar]

@@ -5,8 +5,9 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from recipes.first_problem import first_problem
 from recipes.recipe import Recipe
-from recipes.schema import Schedule, first_problem
+from recipes.schema import Schedule
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.population import steps_of_a_generation

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from recipes.chunking import Chunker
 from recipes.chunks import chunk_uri
-from recipes.schema import Chunk, FileRecord
+from recipes.manifest import Chunk, FileRecord
 from recipes.store import Store
 from resources.metadata.chunk_claims import ChunkClaims
 

@@ -6,7 +6,7 @@ Only CSV is looked through before that: what type a column has, its last value i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from recipes.schema import FileRecord
+from recipes.manifest import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
 from resources.ingest.column_types import column_types
 from resources.ingest.formats import Format, records_of

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from recipes.manifest import Artifact, Manifest
 from recipes.record_index import index_manifest, index_uri
-from recipes.schema import Artifact, Manifest
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.chunked import chunk_store

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.fingerprint import fingerprint
+from recipes.manifest import Chunk, FileRecord
 from recipes.record_index import RECORDS, Segments, file_name
-from recipes.schema import Chunk, FileRecord
 from resources.ingest.chunked import ChunkStore
 
 

@@ -7,7 +7,7 @@ are equal bytes, so the hash of all lines is the identity of a dataset's content
 import hashlib
 from typing import Any
 
-from recipes.schema import FileRecord
+from recipes.manifest import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
 from resources.ingest.record_index import IndexFile
 from resources.ingest.schema import SchemaOfMany

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.errors import HanzoError
 from resources.lineage.record import find
 from resources.metadata.database import Database

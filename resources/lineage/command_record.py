@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.derived_versions import SPLITS
 from resources.lineage.record import find, parents
 from resources.metadata.datasets import DatasetVersion

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.metadata.tables import artifacts, lineage_edges
 
 DATA = ("dataset", "split")

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel
 
 from recipes.fingerprint import strings
-from recipes.schema import Artifact, Chunk, FileRecord
+from recipes.manifest import Artifact, Chunk, FileRecord
 from recipes.store import Store
 from resources.errors import invalid
 from resources.lineage.trace import Trace, Tracer

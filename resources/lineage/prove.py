@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
+from recipes.manifest import Artifact, Manifest
 from recipes.results import TRAINED
-from recipes.schema import Artifact, Manifest
 from recipes.store import BrokenArtifact, Store, sha256_of
 from resources.lineage.record import find, parents
 from resources.metadata.registry import deployments

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, or_, select
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.descend import DATA, descend
 from resources.metadata.database import Database

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from recipes.fingerprint import Fingerprint
+from recipes.manifest import Artifact, FileRecord
 from recipes.record_index import Found, RecordIndex, Segment, find_index, fingerprint_of, numbered
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact, FileRecord
 from recipes.store import Store
 from resources.lineage.descend import DATA, children
 from resources.metadata.database import Database

@@ -14,8 +14,9 @@ from pathlib import Path
 from pydantic import BaseModel, JsonValue
 
 from recipes.incidents import Incident
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, Hardware
+from recipes.schema import Hardware
 from recipes.store import Store
 
 LOCK_FILE = "requirements.lock"

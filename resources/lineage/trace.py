@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from recipes.fingerprint import canonical_line
+from recipes.manifest import Artifact
 from recipes.record_index import fingerprint_of
-from recipes.schema import Artifact
 from recipes.store import Store
 from resources.lineage.reach import reach
 from resources.lineage.record_finder import RecordFinder

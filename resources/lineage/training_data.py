@@ -14,7 +14,7 @@ from enum import StrEnum
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.command_record import USES, digest_of
 from resources.lineage.descend import children

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipes.schema import canonical_json
+from recipes.canonical_json import canonical_json
 from resources.errors import invalid
 from resources.metadata.tracking_rules import UNSTORABLE, refuse_unstorable
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.dataset_rules import checked_metadata, checked_tags, named_version

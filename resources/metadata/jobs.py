@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
+from recipes.manifest import Artifact
 from recipes.results import trained_role
-from recipes.schema import Artifact, Schedule
+from recipes.schema import Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.filters.keyset import Keyset, SortKey

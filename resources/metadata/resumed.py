@@ -4,7 +4,7 @@ submitted.
 
 from pydantic import Field
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 from recipes.sent_back import SentBack
 
 RESUMED = "resumed"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pydantic import ValidationError
 from sqlalchemy import Connection, insert, select, update
 
-from recipes.schema import first_problem
+from recipes.first_problem import first_problem
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.step import CANCELLED, End, Step

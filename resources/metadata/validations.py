@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, select, update
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts
 from resources.metadata.database import Database
 from resources.metadata.dataset_problems import forget_problem

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 
 Loss = float | Literal["not finite", "missing"]
 

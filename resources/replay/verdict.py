@@ -1,6 +1,6 @@
 """What a replay has shown, put together from what both runs left."""
 
-from recipes.schema import Frozen
+from recipes.frozen import Frozen
 from recipes.store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database

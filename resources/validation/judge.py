@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from recipes.schema import Frozen, seconds_of
+from recipes.duration import seconds_of
+from recipes.frozen import Frozen
 from recipes.validation.findings import Drift, Leaks, Slice, Statistics, ValidationFacts
 from recipes.validation.parameters import Measures, Slices
 from resources.validation.policy import BiasCheck, Check, Checks, CompletenessCheck, DriftCheck, FreshnessCheck

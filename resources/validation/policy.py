@@ -5,7 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from recipes.schema import Duration, Frozen
+from recipes.duration import Duration
+from recipes.frozen import Frozen
 
 
 class Check(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.ingest.create import create_from
 from resources.ingest.formats import Format

@@ -24,9 +24,10 @@ from api.openapi.v1 import (
     replays,
     sweeps,
 )
+from recipes.manifest import Artifact
 from recipes.memory import MemoryBudget
 from recipes.results import EvaluationReport, ModelScores
-from recipes.schema import Artifact, Hardware
+from recipes.schema import Hardware
 from recipes.throughput import Range
 from recipes.validation import findings
 from resources import dataset_diff

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from hanzo_ml.cli import app, replay, waiting
 from recipes.incidents import Diverged, Incident, OutOfMemory
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import Artifact, Machine, Result
+from recipes.schema import Machine, Result
 from recipes.store import Store
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.database import Database

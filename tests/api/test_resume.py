@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.dependencies import from_own_user
-from recipes.schema import Manifest
+from recipes.manifest import Manifest
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs

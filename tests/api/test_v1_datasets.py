@@ -15,8 +15,8 @@ import pytest
 from api.file_response import SAFE
 from api.signed_links import Link
 from recipes.chunks import chunk_folder, chunk_uri
+from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact
 from recipes.selection import bitmap_uri
 from recipes.store import Store
 from resources.derived_versions import split_of

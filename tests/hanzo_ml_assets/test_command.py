@@ -12,7 +12,7 @@ from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.command.job import CommandJob
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.command_jobs import submit_command
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError

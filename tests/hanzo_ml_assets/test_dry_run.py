@@ -15,7 +15,7 @@ from hanzo_ml.cli import main as command_line
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import make_plan, training_job
 from hanzo_ml_assets.control_plane import ControlPlane
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.compute.kubernetes.render import render
 from resources.ingest.create import create_version

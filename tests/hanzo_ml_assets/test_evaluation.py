@@ -8,7 +8,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.evaluation import accepted_before
 from hanzo_ml_assets.gate import Verdict
-from recipes.schema import Artifact, Manifest
+from recipes.manifest import Artifact, Manifest
 from resources.lineage.record import record
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.registered_models import RegisteredModels

@@ -11,8 +11,9 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.export import as_recorded, export_job, register_exports
 from hanzo_ml_assets.export_formats import served_export
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, Job, Result
+from recipes.schema import Job, Result
 from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.registry.registry import ModelVersion

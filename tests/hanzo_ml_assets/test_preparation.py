@@ -16,8 +16,8 @@ from hanzo_ml_assets.definition import DatasetDefinition
 from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, preparation_job, source_version
 from hanzo_ml_assets.version_tag import VERSION_TAG
+from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
-from recipes.schema import canonical_json
 from resources.derived_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
 from resources.ingest.create import create_version

@@ -5,7 +5,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.definitions import definitions
-from recipes.schema import canonical_json
+from recipes.canonical_json import canonical_json
 from resources.ingest.create import create_version
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import failed_split

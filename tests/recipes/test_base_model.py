@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes.base_model import folder_digest, resolve
-from recipes.recipe import BaseModelRef
+from recipes.base_model_ref import BaseModelRef
 from recipes.schema import BadConfiguration, StoreAddress
 from recipes.store import Store
 from tests.ports import free_port

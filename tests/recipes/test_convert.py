@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import recipes.convert
 from recipes.convert import convert
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, BadConfiguration, Job, Program, Result, StoreAddress
+from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.store import BrokenArtifact, Store
 from tests.recipes.llama_cpp import LlamaCpp
 from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from recipes.launch import sharding, torchrun
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import EXIT_BAD_CONFIGURATION, Artifact, Distributed, Job, Program, StoreAddress
+from recipes.schema import EXIT_BAD_CONFIGURATION, Distributed, Job, Program, StoreAddress
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.torchrun import command
 from resources.settings_sections import Scheduler

@@ -11,6 +11,7 @@ import pytest
 
 from recipes import indexing
 from recipes.indexing import Pairs, publish_hashes
+from recipes.manifest import Artifact, FileRecord
 from recipes.record_index import (
     ENTRY,
     RECORDS,
@@ -23,7 +24,7 @@ from recipes.record_index import (
     index_uri,
     numbered,
 )
-from recipes.schema import Artifact, FileRecord, StoreAddress
+from recipes.schema import StoreAddress
 from recipes.store import Store
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

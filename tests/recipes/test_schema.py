@@ -10,22 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from recipes.canonical_json import canonical_json
+from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import (
-    Artifact,
-    BadConfiguration,
-    CheckpointPolicy,
-    Distributed,
-    FileRecord,
-    Job,
-    Manifest,
-    Program,
-    Result,
-    Schedule,
-    StoreAddress,
-    canonical_json,
-)
+from recipes.schema import BadConfiguration, CheckpointPolicy, Distributed, Job, Program, Result, Schedule, StoreAddress
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 ADDRESS = StoreAddress(root="file:///objects", buckets={"datasets": "d", "checkpoints": "c", "models": "m"})

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.schema import FileRecord, Manifest, Selection, StoreAddress
+from recipes.manifest import FileRecord, Manifest, Selection
+from recipes.schema import StoreAddress
 from recipes.selection import bitmap_of, bitmap_uri, chosen, marks_in, origin_uri, runs_of_lines
 from recipes.store import BrokenArtifact, Store
 

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.manifest import Artifact, FileRecord
 from recipes.objects import Entry
-from recipes.schema import Artifact, FileRecord, StoreAddress
+from recipes.schema import StoreAddress
 from recipes.store import MANIFEST, BrokenArtifact, Store, sha256_of
 from tests.s3_server import VARIABLES, S3Server
 

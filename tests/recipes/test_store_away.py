@@ -13,7 +13,8 @@ import pytest
 from recipes import stored_checkpoints
 from recipes.buckets import StoreUnavailable
 from recipes.checkpoints import Checkpoints
-from recipes.schema import Artifact, FileRecord, StoreAddress
+from recipes.manifest import Artifact, FileRecord
+from recipes.schema import StoreAddress
 from recipes.store import Store
 from recipes.training.resuming import where_to_resume
 

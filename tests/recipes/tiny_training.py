@@ -14,8 +14,9 @@ from recipes import train as program
 from recipes.base_model import folder_digest
 from recipes.convert import convert
 from recipes.evaluate import evaluate
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
+from recipes.schema import CheckpointPolicy, Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
 from tests.recipes.tiny_model import make_tiny_adapter, make_tiny_model
 

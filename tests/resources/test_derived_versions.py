@@ -8,8 +8,9 @@ from unittest.mock import Mock
 import pytest
 from sqlalchemy import update
 
+from recipes.manifest import Artifact
 from recipes.parameters import PrepareParameters
-from recipes.schema import Artifact, Result, StoreAddress
+from recipes.schema import Result, StoreAddress
 from recipes.store import Store
 from resources.dataset_deletion import delete_version
 from resources.derived_versions import Derivation, add_prepared, schema_of

@@ -13,9 +13,10 @@ from api.v1.datasets.download import file_json, listing
 from hanzo_ml import checkout as checkouts
 from hanzo_ml.checkout import Part, RemoteFile, checkout
 from recipes import chunking
+from recipes.canonical_json import canonical_json
 from recipes.chunking import Chunker
+from recipes.manifest import Artifact, Chunk, FileRecord, Manifest
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact, Chunk, FileRecord, Manifest, canonical_json
 from resources.dataset_deletion import delete_version
 from resources.ingest.chunked import BATCH_CHUNKS
 from resources.ingest.create import create_version

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from recipes.manifest import Manifest
 from recipes.recipe import Recipe
 from recipes.retention import VALIDATION_LOSS
-from recipes.schema import Manifest
 from recipes.sent_back import SentBack
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError

@@ -6,8 +6,9 @@ from unittest import mock
 
 from recipes.assignment import SPLITS
 from recipes.chunks import chunk_uri
+from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact, Job, Program
+from recipes.schema import Job, Program
 from recipes.selection import bitmap_uri
 from recipes.split import divide
 from recipes.store import Store

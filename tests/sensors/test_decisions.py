@@ -12,8 +12,8 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.incidents import OutOfMemory, write_incident
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError

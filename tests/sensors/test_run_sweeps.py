@@ -10,7 +10,7 @@ import yaml
 from sqlalchemy import event
 
 from hanzo_ml_assets.checkpoint import start_of
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from resources.hpo.advance import advance, cancel
 from resources.hpo.config import SweepConfig
 from resources.hpo.step import next_step

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from api.dependencies import DatabaseOf, StoreOf
 from api.requests import StrictRoute
 from api.v1.datasets.messages import find, reading
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from recipes.validation.findings import STATISTICS, Statistics
 from resources.errors import HanzoError, conflict

@@ -24,7 +24,7 @@ from api.signed_links import Link, link_key
 from api.v1.datasets.messages import find
 from api.verified_files import VerifiedFile, broken
 from recipes.chunks import chunk_uri
-from recipes.schema import Artifact, FileRecord
+from recipes.manifest import Artifact, FileRecord
 from recipes.store import BrokenArtifact, Store
 from resources.errors import not_found
 from resources.lineage.record import find as find_artifact

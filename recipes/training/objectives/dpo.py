@@ -11,8 +11,8 @@ from peft import PeftModel
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
+from recipes.manifest import Artifact
 from recipes.pairs import Pair, log_probabilities, read_pairs, reward_metrics, stack
-from recipes.schema import Artifact
 from recipes.store import Store
 from recipes.training.model import load_reference
 from recipes.training.objectives.objective import Batch, Loss, Objective

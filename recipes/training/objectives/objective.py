@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact
 from recipes.store import Store
 
 Batch = dict[str, torch.Tensor]

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
+from recipes.manifest import Artifact
 from recipes.pairs import Pair, read_pairs, reward_metrics, stack, token_log_probabilities
-from recipes.schema import Artifact
 from recipes.store import Store
 from recipes.training.objectives.objective import Batch, Loss, Objective
 

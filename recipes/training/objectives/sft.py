@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.store import Store
 from recipes.training.objectives.objective import Batch, Objective, Rows
 from recipes.training.packing import collate

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from recipes.command.job import Script
-from recipes.schema import BadConfiguration, Distributed, Job, Program, seconds_of
+from recipes.duration import seconds_of
+from recipes.schema import BadConfiguration, Distributed, Job, Program
 from resources.compute.kubernetes.names import object_name
 from resources.settings_sections import Scheduler
 

@@ -8,7 +8,7 @@ dataset_validations = Table(
     "dataset_validations",
     schema,
     Column("dataset_id", ForeignKey("dataset_versions.id", ondelete="CASCADE"), primary_key=True),
-    Column("statistics", JSON, nullable=False, doc="recipes.schema.Artifact of the version's statistics"),
+    Column("statistics", JSON, nullable=False, doc="recipes.manifest.Artifact of the version's statistics"),
     Column("facts", JSON, nullable=False, doc="recipes.validation.findings.ValidationFacts"),
     Column("leaks", JSON, doc="recipes.validation.findings.Leaks, once the version is split"),
     Column("verdicts", JSON, nullable=False, doc="check -> resources.validation.judge.Verdict"),

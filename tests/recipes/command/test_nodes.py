@@ -18,7 +18,8 @@ from recipes.command.nodes import TAKEN, Nodes
 from recipes.command.parts import bring_part
 from recipes.command.states import States
 from recipes.command.together import Apart, StoreUnavailable, Together
-from recipes.schema import Job, Manifest, Result
+from recipes.manifest import Manifest
+from recipes.schema import Job, Result
 from tests.recipes.command.test_program import ROOT, House, house, until
 from tests.recipes.command.test_saving import PLACE, Small, Watched
 

@@ -21,7 +21,8 @@ from recipes.command.folders import own_copy
 from recipes.command.job import CommandJob
 from recipes.command.states import States
 from recipes.job_processes import MARK, end_processes, is_of, processes
-from recipes.schema import Artifact, BadConfiguration, Job, StoreAddress
+from recipes.manifest import Artifact
+from recipes.schema import BadConfiguration, Job, StoreAddress
 from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 from resources.command_jobs import command_work, manifest_of

@@ -16,7 +16,8 @@ from recipes.command import saving, taking
 from recipes.command.look import changed, look
 from recipes.command.saving import Saving, pause
 from recipes.command.states import States
-from recipes.schema import Manifest, StoreAddress
+from recipes.manifest import Manifest
+from recipes.schema import StoreAddress
 from recipes.store import MANIFEST, Store, sha256_of
 
 PLACE = "s3://hanzo-ml/checkpoints/job"

@@ -7,20 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from recipes.canonical_json import canonical_json
 from recipes.chunks import chunk_uri
+from recipes.manifest import Artifact, Chunk, FileRecord, Manifest
 from recipes.prepare import prepare
-from recipes.schema import (
-    Artifact,
-    Chunk,
-    FileRecord,
-    Hardware,
-    Job,
-    Manifest,
-    Program,
-    Result,
-    StoreAddress,
-    canonical_json,
-)
+from recipes.schema import Hardware, Job, Program, Result, StoreAddress
 from recipes.store import Store
 from resources.derived_versions import outputs_at
 from tests.recipes.tiny_model import make_tokenizer

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from recipes.canonical_json import canonical_json
 from recipes.parameters import CleanParameters, PrepareParameters
-from recipes.schema import canonical_json
 from resources.derived_versions import schema_of
 from tests.recipes.preparation.place import Place, questions
 

@@ -8,13 +8,13 @@ import pytest
 
 from recipes import indexing
 from recipes.assignment import SPLITS
+from recipes.manifest import FileRecord, Manifest
 from recipes.parameters import PrepareParameters
 from recipes.preparation.delivery import TOGETHER, Delivery, delivered, known_by
 from recipes.preparation.plan import Plan, written
 from recipes.preparation.pods import Pods
 from recipes.record_index import Found, find_index, fingerprint_of, numbered
 from recipes.record_lines import record_lines
-from recipes.schema import FileRecord, Manifest
 from tests.recipes.preparation.place import Place, questions
 from tests.recipes.preparation.test_prepare import SMALL
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from recipes.canonical_json import canonical_json
 from recipes.preparation.personal_data import mask, mask_text, suspects
-from recipes.schema import canonical_json
 
 FOUND = {
     "email": ["ann.b+c@mail.example.co.uk", "x@sub.domain.museum"],

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.assignment import SPLITS, draw
+from recipes.canonical_json import canonical_json
 from recipes.find_leaks import find_leaks
 from recipes.layouts import Layout, layout_of, question
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters, Toxicity
@@ -41,7 +42,7 @@ from recipes.preparation.toxicity import ToxicityFilter
 from recipes.preparation.workers import Workers
 from recipes.prepare import TABLES
 from recipes.records import normalize
-from recipes.schema import BadConfiguration, Result, canonical_json
+from recipes.schema import BadConfiguration, Result
 from recipes.store import Store
 from recipes.validate import validate
 from recipes.validation.findings import STATISTICS, Leaks, Statistics

@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.chunks import FOLDER
+from recipes.manifest import Artifact
 from recipes.preparation.plan import Range, cut
 from recipes.preparation.reading import lines_of
 from recipes.preparation.source import ChunkedFile, LocalFile, Source
-from recipes.schema import Artifact, StoreAddress
+from recipes.schema import StoreAddress
 from recipes.store import BrokenArtifact, Store
 from tests.recipes.preparation.place import BUCKETS, in_chunks
 from tests.s3_server import VARIABLES, S3Server

@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recipes.base_model import folder_digest
+from recipes.manifest import Manifest
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration, Job, Manifest, Result
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import MANIFEST
 from recipes.training.group import Group
 from recipes.training.model import load_for_training

@@ -12,8 +12,9 @@ from transformers import Trainer
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
 from recipes.base_model import folder_digest
+from recipes.manifest import Manifest
 from recipes.results import TrainingFacts
-from recipes.schema import BadConfiguration, Manifest, Result
+from recipes.schema import BadConfiguration, Result
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST
 from recipes.training.metrics import PENDING_METRICS

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, BadConfiguration, Job
+from recipes.schema import BadConfiguration, Job
 from tests.recipes.tiny_training import FULL, LORA, TinyTraining
 
 STILL = 1e-30

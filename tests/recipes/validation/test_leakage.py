@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from recipes.find_leaks import find_leaks
+from recipes.manifest import Artifact
 from recipes.parameters import NearDuplicates
-from recipes.schema import Artifact, Job, Program, Result, StoreAddress
+from recipes.schema import Job, Program, Result, StoreAddress
 from recipes.store import BrokenArtifact, Store
 from recipes.validation import leakage
 from recipes.validation.blocks import lines_in

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.validation.findings import ValidationFacts, Violations
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import delete, update
 
 from recipes.buckets import StoreUnavailable
-from recipes.schema import Artifact, StoreAddress
+from recipes.manifest import Artifact
+from recipes.schema import StoreAddress
 from recipes.store import MANIFEST, Store
 from resources.errors import HanzoError
 from resources.lineage.ancestry import models_in_use

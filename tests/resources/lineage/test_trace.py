@@ -14,9 +14,10 @@ from recipes import indexing
 from recipes.chunks import chunk_uri
 from recipes.fingerprint import canonical_line
 from recipes.indexing import publish_hashes
+from recipes.manifest import Artifact
 from recipes.record_index import find_index, fingerprint_of, index_uri
 from recipes.record_lines import record_lines
-from recipes.schema import Artifact, Job, Program, StoreAddress
+from recipes.schema import Job, Program, StoreAddress
 from recipes.split import divide
 from recipes.store import Store
 from resources.ingest.create import create_version

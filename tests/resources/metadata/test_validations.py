@@ -2,7 +2,7 @@
 
 from sqlalchemy import delete
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion

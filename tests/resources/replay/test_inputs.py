@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.manifest import Artifact
 from recipes.recipe import Recipe
-from recipes.schema import Artifact, Machine
+from recipes.schema import Machine
 from recipes.selection import bitmap_uri
 from resources.errors import HanzoError
 from resources.metadata.database import Database

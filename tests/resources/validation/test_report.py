@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.schema import Artifact
+from recipes.manifest import Artifact
 from recipes.validate import examine
 from recipes.validation.blocks import lines_in
 from recipes.validation.drift import compare

@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from recipes.schema import Artifact, Distributed, Hardware, Job, Program, StoreAddress, Tracking
+from recipes.manifest import Artifact
+from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress, Tracking
 from resources.compute.kubernetes.render import render
 from resources.settings_sections import Scheduler
 

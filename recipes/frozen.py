@@ -1,0 +1,38 @@
+"""Bases of the types: of those that travel, and of what people write in YAML."""
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class Frozen(BaseModel):
+    """Base of every type that travels: immutable, and a key nobody knows is refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Written(Frozen):
+    """Base of what people write in YAML: there `yes` and `on` are true, which Pydantic takes for 1, and `.inf` is a number.
+
+    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        looks = isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation)
+        return no_yes(value) if looks else value
+
+
+def takes_numbers(kind: Any) -> bool:
+    """Whether numbers are of a type, or of one that it is made of."""
+    return kind in (int, float) or any(map(takes_numbers, get_args(kind)))
+
+
+def no_yes(value: Any) -> Any:
+    """What is given for a number, as it is. Raises ValueError where it is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number: YAML reads yes, on and true as {str(value).lower()}")
+    return value
