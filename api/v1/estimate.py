@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.jobs import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named
+from api.v1.new_job import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store

@@ -12,7 +12,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
-from api.v1.jobs import allow_base_model, allow_image, changed, recipe_named
+from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid

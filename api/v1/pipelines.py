@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.jobs import NewJob, as_json, queued
+from api.v1.jobs import as_json
+from api.v1.new_job import NewJob, queued
 from recipes.recipe import Recipe
 from resources.errors import invalid
 

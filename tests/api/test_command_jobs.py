@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from api.v1 import jobs
+from api.v1 import job_log
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
 from recipes.command.job import MAX_CODE_BYTES
@@ -154,12 +154,12 @@ def test_a_log_that_says_nothing_keeps_its_connection(
     """Of a queued job no byte came for minutes, so that proxies closed it."""
     job = submitted(http)["id"]
     path = settings.home / "jobs" / job / "command" / "log.txt"
-    monkeypatch.setattr(jobs, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(job_log, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(job_log, "POLL_SECONDS", 0.001)
 
     async def followed() -> list[str]:
         told = []
-        async for chunk in jobs.events(database, job, path, follow=True):
+        async for chunk in job_log.events(database, job, path, follow=True):
             told.append(chunk)
             if len(told) == 2:
                 path.parent.mkdir(parents=True)
