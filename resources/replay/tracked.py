@@ -1,4 +1,4 @@
-"""Whether the tracker tells of a run what its result says: a metric can be changed where it is stored, a result is hashed.
+"""Whether the tracker tells of a run what its result says: a metric can be changed where it is stored.
 
 Steps that were done twice may differ in their last digits (in smaller micro-batches, on other GPUs), and are tracked once.
 """
