@@ -94,6 +94,17 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane.database.close()
 
 
+def test_records_that_the_objective_cannot_learn_from_are_refused_before_anything_is_started(home: Path) -> None:
+    """Here the recipe and the dataset of a definition are known; nothing of the run is written yet."""
+    control_plane = ControlPlane()
+    config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pairs")
+    with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
+        make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
+    assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
+    control_plane.database.close()
+
+
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
     """Row E2, and what its job changed besides."""
     control_plane = ControlPlane()
