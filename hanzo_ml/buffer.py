@@ -7,12 +7,13 @@ Training is never blocked and never interrupted by anything that happens here. W
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from hanzo_ml.points import BATCH, Point, Resumption, retry_delay, without_known
+from hanzo_ml.points import BATCH, Point, Resumption, newest_again, retry_delay, without_known
 from hanzo_ml.transport import Refused, Transport, Unavailable
+from recipes.anew import Anew
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class MetricTransport(Protocol):
 
     def log_metrics(self, run_id: str, points: Sequence[Point]) -> None: ...
     def newest_steps(self, run_id: str) -> dict[str, int]: ...
+    def history(self, run_id: str, key: str) -> Iterator[tuple[int, int]]: ...
     def close(self) -> None: ...
 
 
@@ -41,7 +43,7 @@ class MetricBuffer:
         self._kept = 0
         """How many points at the head of the queue were there before `skip_until`."""
         self._resume_step: int | None = None
-        self._anew: Sequence[range] = ()
+        self._anew: Sequence[Anew] = ()
         self._resumption: Resumption | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -65,12 +67,13 @@ class MetricBuffer:
         with self._changed:
             self._enqueue(pending)
 
-    def skip_until(self, step: int, anew: Sequence[range] = ()) -> None:
+    def skip_until(self, step: int, anew: Sequence[Anew] = ()) -> None:
         """Training resumes after `step`: drop what is logged again although the server has it already.
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
-        values wait in the queue. What was restored before this call is left out too where the server has its step; values of
-        the steps in `anew` are sent in any case, which the run does otherwise than the first time.
+        values wait in the queue. What was restored before this call is left out too where the server has its step. Of the
+        steps in `anew`, which the run does otherwise than the first time, it asks for the histories: the first time's values
+        do not count.
         """
         with self._changed:
             self._resume_step = step
@@ -145,16 +148,21 @@ class MetricBuffer:
             return
         try:
             newest = self._transport.newest_steps(self.run_id)
+            again = self._newest_again(newest) if self._anew else {}
         except Refused as problem:
             log.warning("the tracking server does not know run %s: %s", self.run_id, problem)
-            newest = {}
+            newest = again = {}
         with self._changed:
-            self._resumption = Resumption(step, newest, self._anew)
+            self._resumption = Resumption(step, newest, self._anew, again)
             restored, added = self._queue[: self._kept], self._queue[self._kept :]
             restored = [point for point in restored if not self._resumption.is_there(point)]
             self._queue, self._kept = [*restored, *without_known(added, self._resumption)], len(restored)
             self._resume_step = None
             self._changed.notify_all()
+
+    def _newest_again(self, keys: Iterable[str]) -> dict[str, int]:
+        found = {key: newest_again(self._transport.history(self.run_id, key), self._anew) for key in keys}
+        return {key: step for key, step in found.items() if step is not None}
 
     def _send_next_batch(self) -> None:
         with self._changed:

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from recipes.anew import Anew, first_until
 
 BATCH = 1000
 """MLflow's limit of metrics in one request."""
@@ -38,13 +40,14 @@ class Resumption:
     """What a resumed run must not log again: the server has steps up to `newest[key]`, training goes on after `step`.
 
     The queue is sent in order, so all steps up to the newest one are there. Values at or below `step` are not computed a
-    second time: a key that is always logged at step 0 stays new. Nor are values of the steps `anew` known, in which the run
-    now does something else than before.
+    second time: a key that is always logged at step 0 stays new. Of the steps `anew`, which the run now does otherwise than
+    before, those up to `again[key]` are there as they are now: `newest_again` finds it.
     """
 
     step: int
     newest: Mapping[str, int]
-    anew: Sequence[range] = ()
+    anew: Sequence[Anew] = ()
+    again: Mapping[str, int] = field(default_factory=dict)
 
     def is_known(self, point: Point) -> bool:
         """Of what is logged from now on."""
@@ -53,13 +56,18 @@ class Resumption:
     def is_there(self, point: Point) -> bool:
         """Of what a predecessor had pending. It may have been another's second time at a step: of one that was killed after
         it had sent its values, and before its checkpoint."""
-        if any(point.step in steps for steps in self.anew):
-            return False
-        return point.key in self.newest and point.step <= self.newest[point.key]
+        there = self.newest if first_until(self.anew, point.step) is None else self.again
+        return point.key in there and point.step <= there[point.key]
 
 
 def without_known(points: Iterable[Point], resumption: Resumption) -> list[Point]:
     return [point for point in points if not resumption.is_known(point)]
+
+
+def newest_again(history: Iterable[tuple[int, int]], anew: Sequence[Anew]) -> int | None:
+    """The newest of the steps `anew` in a key's history, as pairs of step and time, that is of the second time."""
+    until = ((step, time, first_until(anew, step)) for step, time in history)
+    return max((step for step, time, first in until if first is not None and time > first), default=None)
 
 
 def newest_steps(run: Mapping[str, Any]) -> dict[str, int]:

@@ -13,6 +13,8 @@ from hanzo_ml.points import Point, is_refusal, newest_steps
 API = "/api/2.0/mlflow"
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 CHUNK = 1 << 20
+PAGE = 25_000
+"""MLflow's limit of points in one page of a history."""
 THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
 """Asked itself, whatever proxy the machine has for others: that one would look for the server on its own."""
 
@@ -54,6 +56,17 @@ class Transport:
 
     def newest_steps(self, run_id: str) -> dict[str, int]:
         return newest_steps(self._call("GET", f"{API}/runs/get", params={"run_id": run_id}))
+
+    def history(self, run_id: str, key: str) -> Iterator[tuple[int, int]]:
+        """Step and time of every value of a key, page by page."""
+        query = {"run_id": run_id, "metric_key": key, "max_results": PAGE}
+        token = ""
+        while True:
+            page = self._call("GET", f"{API}/metrics/get-history", params=query | ({"page_token": token} if token else {}))
+            yield from ((int(point.get("step", 0)), int(point["timestamp"])) for point in page.get("metrics", []))
+            token = page.get("next_page_token", "")
+            if not token:
+                return
 
     def upload(self, folder: str, name: str, path: Path) -> None:
         """Store a file under exactly this name, below a folder of the artifact proxy."""

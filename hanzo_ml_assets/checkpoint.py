@@ -25,7 +25,7 @@ from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
 from resources.errors import HanzoError
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
 from resources.lineage.record import record
 from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
@@ -163,7 +163,7 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
 
     Raises:
         BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
-            that a check blocks.
+            that a check blocks, or whose records its objective cannot learn from.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
@@ -175,6 +175,8 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
         asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
         refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
     version = control_plane.datasets.read(reference, job.organization)
+    if known is None:
+        refuse_what_cannot_be_learned(recipe, version)
     if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
         raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
     return plan_of(model, job, version, recipe, control_plane.store)
@@ -198,6 +200,14 @@ def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None
     """
     try:
         admit(recipe, shape)
+    except HanzoError as refused:
+        raise BadConfiguration(refused.message) from None
+
+
+def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> None:
+    """Raises BadConfiguration: the objective takes other records than the dataset has."""
+    try:
+        admit_dataset(recipe, version)
     except HanzoError as refused:
         raise BadConfiguration(refused.message) from None
 

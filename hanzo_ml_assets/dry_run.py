@@ -19,7 +19,14 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import hanzo_ml_assets
-from hanzo_ml_assets.checkpoint import Plan, plan_of, refuse_what_does_not_fit, training_job, wanted
+from hanzo_ml_assets.checkpoint import (
+    Plan,
+    plan_of,
+    refuse_what_cannot_be_learned,
+    refuse_what_does_not_fit,
+    training_job,
+    wanted,
+)
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
@@ -99,6 +106,7 @@ def planned(model: ModelDefinition, submission: Submission, settings: Settings) 
     config = submission.model_dump(mode="json", exclude_none=True)
     reference, recipe = wanted(model, config)
     version = split_version(reference, settings)
+    refuse_what_cannot_be_learned(recipe, version)
     job = JobRecord(
         id=UNNAMED,
         name=submission.name,

@@ -17,26 +17,32 @@ PAGE = 25_000
 
 def log_unsent(run_id: str, folder: str, control_plane: ControlPlane) -> None:
     """Log what was left in `folder`, each step once: one that the run did again after a kill, and could not ask for, may be
-    there, at another time.
+    there, at another time. Of a step that it did otherwise than the first time, values of that do not count.
 
     Raises FileNotFoundError where nothing was left.
     """
     data, logged = RunData(control_plane.database), Metrics(control_plane.database)
     unsent = [point for point in read_unsent(control_plane.store, folder) if is_valid(point)]
-    there = {key: steps_of(logged, run_id, key) for key in {point.key for point in unsent}}
-    missing = (point for point in unsent if point.anew or point.step not in there[point.key])
+    there = {key: newest_times(logged, run_id, key) for key in {point.key for point in unsent}}
+    missing = (point for point in unsent if is_missing(point, there[point.key].get(point.step)))
     points = (metric_point(point.key, point.value, point.step, point.timestamp) for point in missing)
     while batch := list(islice(points, AT_ONCE)):
         data.log_batch(run_id, metrics=batch)
 
 
-def steps_of(logged: Metrics, run_id: str, key: str) -> set[int]:
-    """At which a run has a value of that key."""
-    found: set[int] = set()
+def is_missing(unsent: UnsentPoint, newest: int | None) -> bool:
+    """Whether the run has not got it: the `newest` value of its step, where there is one, is from that time (ms)."""
+    return newest is None or (unsent.anew and (unsent.since is None or newest <= unsent.since))
+
+
+def newest_times(logged: Metrics, run_id: str, key: str) -> dict[int, int]:
+    """When (ms since 1970) the newest value of that key at each step is from."""
+    found: dict[int, int] = {}
     token = None
     while True:
         page = logged.history(run_id, key, PAGE, token)
-        found.update(point.step for point in page.points)
+        for point in page.points:
+            found[point.step] = max(point.timestamp, found.get(point.step, point.timestamp))
         token = page.next_page_token
         if token is None:
             return found

@@ -9,7 +9,7 @@ from recipes.usage import Usage
 from resources.metadata.totals import GPU_HOURS_METRIC, GPU_TYPE_TAG
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
-from resources.run_facts import STEPS_METRIC
+from resources.run_facts import STEPS_METRIC, TOKENS_METRIC
 
 
 def tell_used(
@@ -31,7 +31,7 @@ def used(usage: Usage, gpu_type: str | None, prices: Mapping[str, float]) -> dic
     trained = {
         STEPS_METRIC: float(usage.steps),
         "system/peak_memory_gb": usage.peak_memory / 1e9,
-        "system/total_tokens_processed": float(usage.tokens),
+        TOKENS_METRIC: float(usage.tokens),
         "system/checkpoint_share": round(usage.checkpoint_share, 4),
     }
     return {

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from recipes.anew import NEVER, Anew
 from recipes.frozen import Frozen
 from recipes.recipe import Recipe
 from recipes.store import Store
@@ -50,6 +51,11 @@ class Diverged(Frozen):
     reason: str
     rolled_back_to: int | None = Field(description="step of the last good checkpoint; none where there was none")
     skipped: tuple[int, int] | None = None
+    at: int | None = Field(
+        None,
+        description="when that was, in ms since 1970: what is logged of its steps later is of other samples",
+        exclude_if=lambda value: value is None,
+    )
 
     @property
     def words(self) -> str:
@@ -102,9 +108,13 @@ class Incidents(Frozen):
         return tuple(entry.skipped for entry in self.diverged if entry.skipped)
 
     @property
-    def steps_done_anew(self) -> tuple[range, ...]:
+    def steps_done_anew(self) -> tuple[Anew, ...]:
         """Steps that were trained on other samples after a divergence than before."""
-        return tuple(range(entry.step - 1, entry.noticed + 1) for entry in self.diverged if entry.skipped)
+        return tuple(
+            Anew(range(entry.step - 1, entry.noticed + 1), NEVER if entry.at is None else entry.at)
+            for entry in self.diverged
+            if entry.skipped
+        )
 
     def going_on(self, step: int) -> "Incidents":
         """Of a run that goes on after `step` with what they say; it may have gone back behind where one began to hold."""

@@ -4,7 +4,7 @@ A record may hold more keys than its layout's: they go with it, and nothing is l
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -58,6 +58,11 @@ def layout_of(row: Mapping[str, Any]) -> Layout:
                         raise Unfit(f"'{key}' must be a text that is not empty")
             return layout
     raise NoLayout(f"has none of {', '.join(Layout)}")
+
+
+def layout_of_columns(columns: Collection[str]) -> Layout | None:
+    """The layout of the records that have these columns; none where no record can have one."""
+    return next((layout for layout, keys in KEYS.items() if all(key in columns for key in keys)), None)
 
 
 def check_conversation(messages: Any) -> None:

@@ -5,19 +5,23 @@ A way is a folder of checkpoints, and the next one lies below it: what a run did
 
 from pydantic import Field
 
+from recipes.anew import NEVER, Anew
 from recipes.frozen import Frozen
 
 
 class SentBack(Frozen):
-    """To the checkpoint of `step`, of a run whose metrics are known up to step `done`: once its program has ended."""
+    """To the checkpoint of `step`, of a run whose metrics are known up to step `done`, once its program has ended: `at` that
+    time, in ms since 1970.
+    """
 
     step: int = Field(ge=1)
     done: int | None = None
+    at: int | None = Field(None, exclude_if=lambda value: value is None)  # what an earlier release began keeps its digest
 
     @property
-    def steps_done_anew(self) -> range:
+    def steps_done_anew(self) -> Anew:
         """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
-        return range(self.step + 1, (self.done or self.step) + 1)
+        return Anew(range(self.step + 1, (self.done or self.step) + 1), NEVER if self.at is None else self.at)
 
 
 def way_from(step: int) -> str:

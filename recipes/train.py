@@ -7,6 +7,7 @@ from the job.
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
+from hanzo_ml.points import Point
+from recipes.anew import NEVER, Anew, first_until
 from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
 from recipes.launch import holds_whole_model, saves_by_name
@@ -190,9 +193,7 @@ def leave(
     out = work / recipe.trained_role
     published = save_chosen(trainer, chosen, material.folder, recipe, out)
     if unsent:
-        anew = course.steps_done_anew
-        points = (UnsentPoint(**vars(point), anew=any(point.step in steps for steps in anew)) for point in unsent)
-        write_unsent(store, folder_of(job), points)
+        write_unsent(store, folder_of(job), (left(point, course.steps_done_anew) for point in unsent))
         say(f"{len(unsent)} metric points go with the result: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(trainer.state).gpu_seconds})
@@ -209,6 +210,12 @@ def leave(
             unsent=len(unsent),
         ).model_dump(mode="json"),
     )
+
+
+def left(point: Point, anew: Sequence[Anew]) -> UnsentPoint:
+    """A point as it goes with the result of a run that did those steps `anew`."""
+    until = first_until(anew, point.step)
+    return UnsentPoint(**vars(point), anew=until is not None, since=None if until == NEVER else until)
 
 
 def wait_for_uploads(course: Course, *, goes_on: bool) -> None:

@@ -16,7 +16,8 @@ NAME = "unsent_metrics.jsonl"
 class UnsentPoint(Frozen):
     """One value of a metric; `timestamp` in ms since 1970. JSON has no NaN and no infinity: they are words there.
 
-    `anew` says that the run did this step otherwise than the first time, whose value may be there too.
+    `anew` says that the run did this step otherwise than the first time, whose value may be there too: from up to `since`,
+    in ms since 1970. Where that was not written down, nobody knows which is whose.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -26,6 +27,7 @@ class UnsentPoint(Frozen):
     step: int
     timestamp: int
     anew: bool = False
+    since: int | None = None
 
 
 def write_unsent(store: Store, folder: str, points: Iterable[UnsentPoint]) -> None:

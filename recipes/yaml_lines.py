@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+"""How YAML tags a key that is one; `<<` is none, and takes in the keys of another mapping."""
 NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """What PyYAML raises of a text that it cannot read; ValueError of a date that is none, or a number that has no end."""
 
@@ -58,6 +60,21 @@ def repeated_key(text: str) -> tuple[str, int] | None:
         elif isinstance(node, yaml.SequenceNode):
             pending += node.value
     return None
+
+
+def key_of_no_text(text: str) -> tuple[str, int] | None:
+    """The first key that YAML takes for something else than a text, such as `yes` for true, with its line."""
+    loader = yaml.SafeLoader(text)
+    pending, found = [loader.get_single_node()], []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.MappingNode):
+            found += [(key.start_mark.line + 1, key.value) for key, _ in node.value if key.tag not in TEXTS]
+            pending += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += node.value
+    line, key = min(found, default=(0, ""))
+    return (key, line) if line else None
 
 
 def why_no_yaml(error: Exception, text: str) -> str:

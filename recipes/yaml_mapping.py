@@ -5,15 +5,15 @@ from typing import Any
 
 from recipes.schema import BadConfiguration
 from recipes.yaml_document import yaml_document
-from recipes.yaml_lines import NO_YAML, repeated_key, why_no_yaml
+from recipes.yaml_lines import NO_YAML, key_of_no_text, repeated_key, why_no_yaml
 
 
 def read_mapping(path: Path, example: str = "") -> tuple[str, dict[str, Any]]:
     """The text of a file, and what it says. `example` is where people see one.
 
     Raises:
-        BadConfiguration: it is no YAML in UTF-8, or no mapping, or has a key twice, of which YAML takes the last and says
-            nothing; the message names the file, and the line where there is one.
+        BadConfiguration: it is no YAML in UTF-8, or no mapping, has a key twice, of which YAML takes the last and says
+            nothing, or one that is true or none to YAML; the message names the file, and the line where there is one.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -28,4 +28,6 @@ def read_mapping(path: Path, example: str = "") -> tuple[str, dict[str, Any]]:
     if not isinstance(document, dict):
         found = "is empty" if document is None else "must be a mapping"
         raise BadConfiguration(f"{path} {found}: write lines of `KEY: VALUE`{example and f', as {example}'}")
+    if odd := key_of_no_text(text):
+        raise BadConfiguration(f"{path}, line {odd[1]}: the key `{odd[0]}` is no text in YAML: put it in quotes")
     return text, document

@@ -23,6 +23,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.lineage.run_record import RunRecord, read_record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
+from resources.metadata.outbox import now_ms
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.sweeps import SWEEP_KEY
 from resources.metadata.tracking.metrics import Metrics
@@ -79,7 +80,7 @@ def resume_job(
 
 
 def settle(database: Database, job: JobRecord) -> None:
-    """Write down how far a run had come that was sent back: its program went on to log while it was told to end.
+    """Write down how far a run had come that was sent back, and when: its program went on to log while it was told to end.
 
     For whoever starts it anew, once that has ended and before its new program begins. Done once.
     """
@@ -87,7 +88,7 @@ def settle(database: Database, job: JobRecord) -> None:
     if last is None or last.done is not None:
         return
     known = {point.key: point.step for point in Metrics(database).latest(job.id)}
-    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS, 0))})
+    settled = last.model_copy(update={"done": max(last.step, known.get(LOSS, 0)), "at": now_ms()})
     resumed = job.resumed.model_copy(update={"sent_back": (*before, settled)})
     Jobs(database).specify(job.id, RESUMED, resumed.model_dump(mode="json"))
 

@@ -10,6 +10,7 @@ from resources.metadata.tracking.logged_runs import LoggedRun
 
 CONFIG = ("dataset", "method", "recipe")
 STEPS_METRIC = "system/total_steps"
+TOKENS_METRIC = "system/total_tokens_processed"
 NUMBERS = {"dataset_version": int, "learning_rate": float, "lora_rank": int, "max_steps": int, "total_steps": int}
 OF_THE_MACHINE = "system/"
 """Begins the metrics that say what a run used, and nothing of its model."""

@@ -1,4 +1,5 @@
-"""A job failed or was cancelled -> its run says what it had used until then, and on what: it has cost that all the same.
+"""A job failed or was cancelled -> its run says what it had used until then, and on what: it has cost that all the same. And
+what it was healed of since `watch_training` looked last.
 
 The program wrote it down as it went on (`recipes.usage`). It may do so once more while a cancelled job ends, so that its
 run is waited for.
@@ -9,6 +10,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
+from recipes.incidents import read_incidents
 from recipes.schema import Hardware
 from recipes.store import Store
 from recipes.usage import Usage, read_usage
@@ -18,6 +20,7 @@ from resources.errors import HanzoError
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import COMMAND, TRAINING, JobRecord
 from resources.metadata.outbox import Event, now_ms
+from resources.metadata.tracking.run_alerts import tell_incidents
 from resources.metadata.tracking.run_data import RunData
 from sensors.event_cursor import SELDOM_SECONDS, new_events, position
 from sensors.runs_of_jobs import is_gone
@@ -27,7 +30,11 @@ LONGEST_MS = 2 * GRACE_SECONDS * 1000
 """How long an ended job's run is waited for: one that never ends holds up no other."""
 
 
-@sensor(interval=SELDOM_SECONDS, description="Says what each failed or cancelled run had used.", requests_runs=False)
+@sensor(
+    interval=SELDOM_SECONDS,
+    description="Says what each failed or cancelled run had used, and was healed of.",
+    requests_runs=False,
+)
 def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     cursor = position(context)
     with control_plane.database.read() as connection:
@@ -52,6 +59,9 @@ def account(event: Event, control_plane: ControlPlane) -> None:
     gpu_type = hardware_of(job, control_plane.store).gpu_type
     with control_plane.database.write() as connection:
         tell_used(connection, job.id, usage, gpu_type, event.created_at, control_plane)
+        if job.type == TRAINING:
+            incidents = read_incidents(control_plane.store, f"s3://hanzo-ml/checkpoints/{job.id}")
+            tell_incidents(connection, job.id, incidents.entries)
         RunData(control_plane.database).log_batch(job.id, tags=machine_tags(usage.machine), connection=connection)
 
 

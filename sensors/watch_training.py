@@ -44,7 +44,7 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
 
 
 def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
-    """One look at one job, at `now` in milliseconds."""
+    """One look at one job, at `now` in milliseconds. One that waits for GPUs is not to say anything."""
     store, settings = control_plane.store, control_plane.settings.alerts
     record = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
     if record is None:  # it has only just begun
@@ -53,6 +53,7 @@ def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
     metrics = Metrics(control_plane.database)
     with control_plane.database.read() as connection:
         begun = control_plane.jobs.begun_at(job, connection)
+        begun = max(begun, control_plane.compute.waited_until(control_plane.work_dir(job.id, "train")))
         first = metrics.history(job.id, LOSS, 1, connection=connection).points
         latest = metrics.latest(job.id, connection=connection)
     signs = Signs(

@@ -15,12 +15,12 @@ from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
 from recipes.training.trainable import missing
 from resources.errors import invalid
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import params_of_newest, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets
+from resources.metadata.datasets import Datasets, DatasetVersion
 
 router = APIRouter(prefix="/v1/jobs", tags=["v1"], route_class=StrictRoute)
 
@@ -40,11 +40,14 @@ def estimate_job(body: NewJob, database: DatabaseOf, store: StoreOf, settings: S
         notes.append(problem)
     if is_assumed(recipe):
         notes.append(f"the shape of {recipe.base_model.uri} is assumed; give `architecture` in the parameters to correct it")
+    version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
+    if version and (body.recipe or body.model == SANDBOX):
+        admit_dataset(recipe, version)
     found = estimate(
         recipe,
         shape,
         memory=memory,
-        dataset=tokens_of(body.dataset, recipe, database, store, caller),
+        dataset=tokens_of(version, recipe, store) if version else None,
         past=past_runs(database, recipe, shape, caller.organization),
         prices=settings.prices.gpu_hour,
         notes=notes,
@@ -64,15 +67,10 @@ def completed(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob,
     return body.model_copy(update=filled), []
 
 
-def tokens_of(
-    reference: str | None, recipe: Recipe, database: Database, store: Store, caller: Caller
-) -> DatasetTokens | None:
-    if reference is None:
-        return None
+def tokens_of(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
     # Tokenizers and templates are a part of a server's start that it need not wait for.
     from resources.estimate.dataset_tokens import dataset_tokens
 
-    version = Datasets(database).read(reference, caller.organization)
     try:
         return dataset_tokens(version, recipe, store)
     except (BrokenArtifact, FileNotFoundError):  # whoever trains on it is told; here it is not known

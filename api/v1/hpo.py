@@ -16,7 +16,7 @@ from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
 from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
@@ -25,7 +25,7 @@ from resources.hpo.space import Choice, Dimension, Params, Scalar
 from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
-from resources.metadata.datasets import Datasets
+from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_version_rules import checked_model_name
 from resources.metadata.sweep_rows import JobState, Snapshot
 from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
@@ -58,7 +58,8 @@ def start(
     if key and sweeps.is_there(key):
         return JSONResponse(as_json(sweeps.snapshot(key)), 201)
     quota = settings.scheduler.quotas.get(caller.organization)
-    config = scheduled(pinned(checked(body, settings.hpo, quota), database, caller), quota)
+    config, version = pinned(checked(body, settings.hpo, quota), database, caller)
+    config = scheduled(config, quota)
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
         raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
     first = trial_job(config, {})
@@ -74,6 +75,8 @@ def start(
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            if version:
+                admit_dataset(recipe, version)
             check_recipe(config, recipe)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
     refuse_what_never_fits(quota, gpus)
@@ -109,13 +112,13 @@ def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig
     return config
 
 
-def pinned(config: SweepConfig, database: Database, caller: Caller) -> SweepConfig:
-    """With the dataset's version of now, so that all trials train on the same."""
+def pinned(config: SweepConfig, database: Database, caller: Caller) -> tuple[SweepConfig, DatasetVersion | None]:
+    """With the dataset's version of now, so that all trials train on the same; and that version, where one is named."""
     reference = config.base_config.get("dataset")
     if reference is None:
-        return config
+        return config, None
     version = Datasets(database).read(str(reference), caller.organization)
-    return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}})
+    return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}}), version
 
 
 def scheduled(config: SweepConfig, quota: Quota | None) -> SweepConfig:

@@ -12,7 +12,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.estimate.admission import admit
+from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.past_runs import params_of_newest
 from resources.estimate.shapes import shape_of_base
 from resources.metadata.database import Database
@@ -74,11 +74,14 @@ def queued(body: NewJob, database: Database, store: Store, settings: Settings, c
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
     elif usual := recipe_of_newest(body, database, caller):
         admit_usual(usual, body.model, store)
+    version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
+    if version and (body.recipe or body.model == SANDBOX):
+        admit_dataset(recipe, version)
     if quota is not None:
         body = body.model_copy(update={"schedule": under_quota(body.schedule or Schedule(), quota)})
     config = body.model_dump(mode="json", exclude_none=True)
-    if body.dataset is not None:
-        config["dataset"] = Datasets(database).read(body.dataset, caller.organization).reference
+    if version:
+        config["dataset"] = version.reference
     return Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
 
 

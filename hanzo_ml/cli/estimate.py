@@ -17,9 +17,10 @@ def estimate(config: Config = None, model: Model = None, set_: Changes = None, a
 
 def lines(found: dict[str, Any]) -> list[str]:
     seed = found["seed_estimate"]
+    most = "up to " if found["tokens"] < found["steps"] * found["tokens_per_step"] else ""
     said = [
         f"recipe    {found['recipe']} ({found['method']}, {found['objective']}) on {found['hardware']}",
-        f"steps     {found['steps']:,} of {found['tokens_per_step']:,} tokens: {found['tokens']:,} tokens",
+        f"steps     {found['steps']:,} of {most}{found['tokens_per_step']:,} tokens: {found['tokens']:,} tokens",
         f"dataset   {dataset_words(found)}",
         f"scaling   {scaling_words(found)}",
         f"memory    {memory_words(found['memory'])}",

@@ -72,7 +72,17 @@ def lines_of(verdict: dict[str, Any]) -> list[str]:
         losses = f"all {verdict['steps']} losses are equal"
     else:
         losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
+    untrue = [f"step {each['step']} of the first run {untrue_words(each)}" for each in [verdict.get("untrue")] if each]
     weights = [f"{each['path']} has SHA-256 {each['now']}, then {each['then']}" for each in verdict["weights"]]
-    told = ["reproduced" if verdict["equal"] else "not reproduced", losses, *(weights or ["the final weights are equal"])]
+    told = [
+        "reproduced" if verdict["equal"] else "not reproduced",
+        losses,
+        *untrue,
+        *(weights or ["the final weights are equal"]),
+    ]
     why = [*healing_lines(verdict["unrepeated"]), *environment_lines(verdict["environment"])]
     return [f"{told[0]}: {told[1]}", *told[2:], *why]
+
+
+def untrue_words(found: dict[str, Any]) -> str:
+    return f"is tracked with loss {found['now']}, and had {found['then']}: it was changed since"

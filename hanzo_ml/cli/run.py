@@ -58,6 +58,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Runs side by side: duration, GPU hours, params that differ, epoch, and the newest value of each metric."""
+    if len([run for ids in run_ids for run in ids.split(",") if run.strip()]) < 2:
+        raise Refused("give two runs or more: `hanzo-ml run compare RUN RUN`, of those that `hanzo-ml run list` shows")
     found = call("GET", "/v1/runs/compare", params={"ids": run_ids})
     if as_json:
         show(found)

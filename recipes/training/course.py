@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.anew import Anew
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident, Incidents
@@ -36,7 +37,7 @@ class Course:
     sent_back: tuple[SentBack, ...]
 
     @property
-    def steps_done_anew(self) -> tuple[range, ...]:
+    def steps_done_anew(self) -> tuple[Anew, ...]:
         """Steps whose metrics are known and are not those of the weights that the run goes on to."""
         healed = self.incidents.without(self.repeats).steps_done_anew
         return (*healed, *(back.steps_done_anew for back in self.sent_back))

@@ -2,6 +2,7 @@
 each time: written down first, then started again.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def roll_back(
         reason=found.reason,
         rolled_back_to=good[0] if good else None,
         skipped=samples.positions_of_steps(first, found.noticed) if goes_on else None,
+        at=time.time_ns() // 1_000_000 if goes_on else None,
     )
     write_incident(store, uri, incident)
     if goes_on:

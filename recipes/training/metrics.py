@@ -6,12 +6,13 @@ from pathlib import Path
 
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
+from recipes.anew import Anew
 from recipes.schema import BadConfiguration, Job
 
 PENDING_METRICS = "pending_metrics.json"
 
 
-def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[range], *, evaluates_first: bool) -> MetricBuffer:
+def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[Anew], *, evaluates_first: bool) -> MetricBuffer:
     """The buffer to log into; it knows what a predecessor could not send, and leaves out what the server has already.
 
     A predecessor may have been killed before its first checkpoint: then the run begins anew, and the server is ahead.

@@ -4,8 +4,10 @@ The place in it is a number of samples, which a checkpoint states; so a run that
 other processes, with the same effective batch, neither skips nor repeats one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count as count_up
 from itertools import islice
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, Sampler
 
 NO_ROW = -1
 """In the place of a row: the processes cannot share the rows of a step evenly, and this is one of its last places."""
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 BLOCK = 1 << 16
 SAMPLES_SEEN = "samples_seen"
 """The fact in a checkpoint's manifest: how many samples its weights were trained on."""
@@ -23,7 +26,9 @@ SAMPLES_SEEN = "samples_seen"
 class SampleOrder:
     """Epoch after epoch, each in an order of its own, without what is skipped.
 
-    `skipped` are ranges of positions before anything was skipped; the second number of each is not included.
+    `skipped` are ranges of positions before anything was skipped; the second number of each is not included. Their rows are
+    left out of later epochs too, unless they are more than half of all: a row that spoils a run did so once an epoch, until
+    it had been healed often enough.
     """
 
     rows: int
@@ -35,35 +40,57 @@ class SampleOrder:
         return self._position(first), self._position(stop - 1) + 1
 
     def _position(self, sample: int) -> int:
-        position = sample
-        for first, stop in merged(self.skipped):
-            if first <= position:
-                position += stop - first
-        return position
+        if not self.skipped:
+            return sample
+        epoch = 0
+        while sample >= (count := self._count(epoch)):
+            sample, epoch = sample - count, epoch + 1
+        place = sample if count == self.rows else int(self._kept(epoch).nonzero()[sample])
+        return epoch * self.rows + place
 
     def ids(self) -> Iterator[int]:
         """Without end: the row of each sample."""
-        skipped = {position for first, stop in self.skipped for position in range(first, stop)}
-        epoch = 0
-        while True:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            order = torch.randperm(self.rows, generator=generator)
-            for first in range(0, self.rows, BLOCK):  # numbers of Python take four times as much memory as those of torch
-                for place, row in enumerate(order[first : first + BLOCK].tolist(), first):
-                    if epoch * self.rows + place not in skipped:
-                        yield row
-            epoch += 1
+        for epoch in count_up():
+            order = self._order(epoch)
+            if self.skipped and self._count(epoch) < self.rows:
+                order = order[self._kept(epoch)]
+            for first in range(0, len(order), BLOCK):  # numbers of Python take four times as much memory as those of torch
+                yield from order[first : first + BLOCK].tolist()
 
+    def _order(self, epoch: int) -> torch.Tensor:
+        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
 
-def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same positions as ranges that do not touch, in order."""
-    found: list[tuple[int, int]] = []
-    for first, stop in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((first, stop))
-    return found
+    def _kept(self, epoch: int) -> torch.Tensor:
+        """Of each place in an epoch's order, whether its row is a sample."""
+        kept = torch.isin(self._order(epoch), self._left_out(epoch), invert=True)
+        kept[self._places.get(epoch, [])] = False
+        return kept
+
+    def _count(self, epoch: int) -> int:
+        """How many samples an epoch has."""
+        if epoch in self._places:
+            return int(self._kept(epoch).sum())
+        return self.rows - len(self._left_out(epoch))
+
+    def _left_out(self, epoch: int) -> torch.Tensor:
+        """The rows that were skipped in an epoch before."""
+        found = [rows for before, rows in self._rows_skipped.items() if before < epoch]
+        rows: torch.Tensor = torch.unique(torch.cat(found)) if found else NO_ROWS  # type: ignore[no-untyped-call]
+        return rows if 2 * len(rows) <= self.rows else NO_ROWS
+
+    @cached_property
+    def _places(self) -> Mapping[int, Sequence[int]]:
+        """Epoch -> the places in its order that are skipped."""
+        found: dict[int, list[int]] = {}
+        for position in (position for first, stop in self.skipped for position in range(first, stop)):
+            epoch, place = divmod(position, self.rows)
+            found.setdefault(epoch, []).append(place)
+        return found
+
+    @cached_property
+    def _rows_skipped(self) -> Mapping[int, torch.Tensor]:
+        """Epoch -> the rows in those places."""
+        return {epoch: self._order(epoch)[places] for epoch, places in self._places.items()}
 
 
 class SamplesOfRun(Sampler[int]):

@@ -132,6 +132,10 @@ class Compute(ABC):
         """End the job within its grace period; it may save a checkpoint first."""
 
     @abstractmethod
+    def waited_until(self, work_dir: str) -> int:
+        """Until when the program in a folder had to wait for room, in ms since 1970; now, where it waits still; 0: never."""
+
+    @abstractmethod
     def is_left(self, work_dir: str) -> bool:
         """Whether a program works in a folder that nobody follows any more."""
 

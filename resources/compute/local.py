@@ -59,6 +59,8 @@ LONG_SECONDS = 3600.0
 """An attempt that lasted so long has got on: a run of weeks is killed more often than one that never gets anywhere."""
 WAITS = "waits.json"
 """The start that is due as soon as the job gets its GPUs."""
+WAITED = "waited"
+"""Its time is that of the start that had to wait last."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
 MEMORY_KILLS = "memory_kills.json"
@@ -163,6 +165,12 @@ class LocalCompute(Compute):
         self.devices.forget(job)
         end_what_is_left(job)
 
+    def waited_until(self, work_dir: str) -> int:
+        if (Path(work_dir) / WAITS).exists():
+            return time.time_ns() // 1_000_000
+        waited = Path(work_dir) / WAITED
+        return waited.stat().st_mtime_ns // 1_000_000 if waited.exists() else 0
+
     def is_left(self, work_dir: str) -> bool:
         return is_running(Path(work_dir))
 
@@ -196,7 +204,9 @@ class LocalCompute(Compute):
             elif begin.used is not None:
                 write_json(work / BEGAN, now - begin.used)
             write_json(work / FAULTS, begin.faults)
-            waits.unlink(missing_ok=True)
+            if waits.exists():
+                (work / WAITED).touch()
+                waits.unlink()
             (work / EXIT_FILE).unlink(missing_ok=True)
             write_json(work / ATTEMPT, begin.attempt)
             write_json(work / MEMORY_KILLS, memory_kills())

@@ -6,10 +6,12 @@ import os
 
 from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
-from recipes.recipe import Recipe
+from recipes.layouts import Layout, layout_of_columns
+from recipes.recipe import BUILT_IN_OBJECTIVES, PREFERENCES, Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.trainable import contradiction, too_long
 from resources.errors import invalid
+from resources.metadata.datasets import DatasetVersion
 
 
 def memory_of_machine() -> int:
@@ -40,6 +42,29 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
     if found is not None and shape is not None and not found.fits:
         raise invalid(f"recipe '{recipe.name}' {found.words}: {advice(recipe, shape)}")
     return found
+
+
+def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
+    """Refuse a dataset whose records, as its columns say, the objective cannot learn from. Nothing is said of the objectives
+    of others.
+
+    Raises:
+        HanzoError: it has pairs and the objective takes none, it has none and the objective takes them, or nothing that a
+            model could be trained on.
+    """
+    if recipe.objective not in BUILT_IN_OBJECTIVES:
+        return
+    found, wants_pairs = layout_of_columns(version.schema), recipe.objective in PREFERENCES
+    what = f"objective {recipe.objective} cannot learn from dataset {version.reference}"
+    if found is None:
+        named = ", ".join(layout for layout in Layout if (layout is Layout.PREFERENCE) is wants_pairs)
+        raise invalid(f"{what}, whose records have none of {named}: name a dataset that has")
+    if wants_pairs and found is not Layout.PREFERENCE:
+        named = f"whose records are {found} and not {Layout.PREFERENCE}"
+        raise invalid(f"{what}, {named}: set objective sft, or name a dataset of pairs")
+    if found is Layout.PREFERENCE and not wants_pairs:
+        others = " or ".join(PREFERENCES)
+        raise invalid(f"{what}, whose records are pairs ({found}): set objective {others}, or name another dataset")
 
 
 def advice(recipe: Recipe, shape: Architecture) -> str:

@@ -82,7 +82,8 @@ def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> Dat
             pass
     # What was uploaded may be compressed, or of columns.
     size = sum(file.size for file in files) or version.size_bytes
-    return DatasetTokens(int(size / BYTES_PER_TOKEN), f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token")
+    how = f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token"
+    return DatasetTokens(int(size / BYTES_PER_TOKEN), version.num_records, how)
 
 
 def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
@@ -120,7 +121,7 @@ def sampled(version: DatasetVersion, files: Sequence[FileRecord], counter: ChatT
     whole = records >= version.num_records
     count = tokens if whole else round(tokens / read * sum(file.size for file in files))
     how = "counted" if whole else f"sampled: {records} of {version.num_records} records"
-    return DatasetTokens(count, f"{how}, with the base model's tokenizer")
+    return DatasetTokens(count, version.num_records, f"{how}, with the base model's tokenizer")
 
 
 def sample_lines(store: Store, uri: str, file: FileRecord) -> Iterator[bytes]:

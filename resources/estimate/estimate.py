@@ -7,7 +7,7 @@ from statistics import median
 from recipes.architecture import Architecture
 from recipes.fit import Fit
 from recipes.memory import trained_tensors
-from recipes.recipe import Recipe
+from recipes.recipe import PREFERENCES, Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import CORE_FLOPS, Range, assumed_flops, assumed_share
 from resources.estimate.past_runs import PastRun, work_per_token
@@ -26,9 +26,10 @@ COMPUTE_OPTIMAL = 20
 
 @dataclass(frozen=True)
 class DatasetTokens:
-    """`count` tokens in all records of a version; `source` says how that is known."""
+    """`count` tokens in all `records` of a version; `source` says how that is known."""
 
     count: int
+    records: int
     source: str
 
 
@@ -51,7 +52,9 @@ class Estimate:
 
     @property
     def epochs(self) -> float | None:
-        """How often each token is seen at most: rows of packed texts have some padding."""
+        """How often each token is seen at most: rows of packed texts have some padding. Pairs are seen whole, one by one."""
+        if self.recipe.objective in PREFERENCES and self.dataset and self.dataset.records:
+            return self.steps * self.recipe.samples_per_step / self.dataset.records
         return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
 
     @property
@@ -72,13 +75,17 @@ def estimate(
 ) -> Estimate:
     """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
     said = list(notes)
-    tokens = recipe.tokens_per_step * recipe.max_steps
+    tokens, most = tokens_of(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
+    if recipe.objective in PREFERENCES:
+        said.append(f"tokens: {words_of_pairs(recipe, dataset)}")
     if memory is None:
         said.append("memory: the base model's shape is not known until the first job has stored it")
     speed, source = expected_speed(recipe, shape, past)
     if speed is None:
         said.append(f"hours: no past run, and {source}")
-    hours = hours_of(tokens * work_per_token(recipe, shape), speed, past) if speed else None
+    work = work_per_token(recipe, shape)
+    # Past runs were as slow as their padding made them; without one, it may be up to sequence_length.
+    hours = hours_of(tokens * work, tokens * work if past else most * work, speed, past) if speed else None
     gpus = recipe.hardware.gpus * (recipe.distributed.num_nodes if recipe.distributed else 1)
     price = prices.get(recipe.hardware.gpu_type or "") if gpus else 0.0
     if price is None:
@@ -98,6 +105,21 @@ def estimate(
         past_runs=past,
         notes=said,
     )
+
+
+def tokens_of(recipe: Recipe, dataset: DatasetTokens | None) -> int:
+    """Of all steps. Packed rows are of one length; a pair is as long as it is, and at most two rows of that length."""
+    most = recipe.tokens_per_step * recipe.max_steps
+    if recipe.objective not in PREFERENCES or not dataset or not dataset.records:
+        return most
+    return min(most, round(dataset.count / dataset.records * recipe.samples_per_step * recipe.max_steps))
+
+
+def words_of_pairs(recipe: Recipe, dataset: DatasetTokens | None) -> str:
+    if not dataset or not dataset.records:
+        return f"at most, as if each answer had all of sequence_length {recipe.sequence_length}: no dataset says more"
+    mean = dataset.count / dataset.records
+    return f"pairs are not packed, and have {mean:,.0f} on average, prompts twice; a micro-batch is padded to its longest"
 
 
 def trained_parameters(recipe: Recipe, shape: Architecture | None) -> int | None:
@@ -130,14 +152,14 @@ def assumption(recipe: Recipe) -> str:
     return f"{CORE_FLOPS.low / 1e9:.0f} to {CORE_FLOPS.high / 1e9:.0f} billion operations a second of a core"
 
 
-def hours_of(work: float, speed: Range, past: Sequence[PastRun]) -> Range:
-    """Hours for that much work: the steps, and what a job takes beside them."""
+def hours_of(work: float, most: float, speed: Range, past: Sequence[PastRun]) -> Range:
+    """Hours for that much work, or `most`: the steps, and what a job takes beside them."""
     measured = [run.around_seconds for run in past if run.around_seconds is not None]
     around = Range(min(measured), median(measured), max(measured)) if measured else AROUND
     return Range(
         low=(work / speed.high + around.low) / 3600,
         likely=(work / speed.likely + around.likely) / 3600,
-        high=(work / speed.low + around.high) / 3600,
+        high=(most / speed.low + around.high) / 3600,
     )
 
 

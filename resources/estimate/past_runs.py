@@ -1,5 +1,6 @@
 """How fast runs of the same kind were, by the times of the losses that they logged."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -7,13 +8,15 @@ from statistics import median
 from sqlalchemy import Connection, select
 
 from recipes.architecture import Architecture
-from recipes.recipe import Recipe
+from recipes.recipe import PREFERENCES, Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import flops_per_token
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
 from resources.metadata.tables import jobs, params
 from resources.metadata.tracking.metrics import Metrics
+from resources.metadata.tracking_rules import MetricPoint
+from resources.run_facts import STEPS_METRIC, TOKENS_METRIC
 
 LOSS = "train/loss"
 NEWEST = 20
@@ -57,12 +60,21 @@ def past_runs(database: Database, recipe: Recipe, shape: Architecture | None, or
             history = Metrics(database).history(job.id, LOSS, POINTS, connection=connection).points
             times = {point.step: point.timestamp for point in history}  # of a step that was repeated, the last
             seconds = seconds_per_step(times)
-            if seconds is None:
+            each = tokens_per_step(then, Metrics(database).latest(job.id, connection=connection))
+            if seconds is None or each is None:
                 continue
-            tokens = then.tokens_per_step / seconds
+            tokens = each / seconds
             around = around_steps(job, times, then.max_steps, Jobs(database).begun_at(job, connection))
             found.append(PastRun(job.id, tokens, tokens * work_per_token(then, shape), around))
         return found
+
+
+def tokens_per_step(recipe: Recipe, latest: Sequence[MetricPoint]) -> float | None:
+    """Of a run with those newest metrics. Pairs are as long as they are: it is known once the run has said what it used."""
+    if recipe.objective not in PREFERENCES:
+        return recipe.tokens_per_step
+    used = {point.key: point.value for point in latest}
+    return used[TOKENS_METRIC] / used[STEPS_METRIC] if used.get(STEPS_METRIC) and used.get(TOKENS_METRIC) else None
 
 
 def jobs_of(connection: Connection, recipe: str, organization: str) -> list[JobRecord]:

@@ -1,5 +1,6 @@
 """/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict on what came out."""
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
+from resources.metadata.tracking_rules import metric_point
 from resources.resume import Wish, resume_job
 from resources.services import SOURCE
 from resources.settings import Settings
@@ -206,6 +208,30 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     assert verdict["environment"] == []
     assert verdict["unrepeated"] == []
     assert "is no replay" in http.get(f"/v1/runs/{first}/replay").json()["message"]
+
+
+def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
+    http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both results were equal, and nobody looked at what people see of the first run."""
+    first = runs.complete("first")
+    again = runs.complete("again", replay_of=first)
+    data = RunData(runs.database)
+    tracked = [(1, 2.5, 10), (2, 9.0, 20), (2, 1.25 * 1.001, 30), (3, math.nan, 40)]
+    data.log_batch(first, metrics=[metric_point("train/loss", loss, step, at) for step, loss, at in tracked])
+    true = http.get(f"/v1/runs/{again}/replay").json()
+    assert (true["equal"], true["untrue"]) == (True, None), "the second step was done twice, in other parts"
+    for step, loss, then in ((3, 1.0, "not finite"), (2, 1.0, 1.25)):
+        data.log_metric(first, metric_point("train/loss", loss, step, 50))
+        verdict = http.get(f"/v1/runs/{again}/replay").json()
+        assert (verdict["equal"], verdict["first_difference"], verdict["weights"]) == (False, None, [])
+        assert verdict["untrue"] == {"step": step, "then": then, "now": loss}
+    submitted = {"job": {"id": again}, "environment": []}
+    for module in (replay, waiting):
+        monkeypatch.setattr(module, "call", lambda method, path: submitted if method == "POST" else http.get(path).json())
+    done = CliRunner().invoke(app, ["run", "replay", first])
+    assert done.exit_code == 1 and "not reproduced: all 3 losses are equal" in done.output
+    assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
 
 
 def test_a_replay_of_a_run_that_healed_says_why_it_differs(

@@ -180,6 +180,42 @@ def test_what_no_start_could_train_is_refused_before_it_waits_for_one(
     assert named in post(server, "/v1/hpo", sweep, 400)["message"]
 
 
+@pytest.mark.parametrize(
+    ("objective", "rows", "said"),
+    [
+        ("dpo", {"instruction": "Door?", "answer": "Red."}, "whose records are instruction/answer and not prompt/chosen/"),
+        ("orpo", {"text": "Doors are red."}, "whose records are text and not prompt/chosen/rejected: set objective sft"),
+        (
+            "sft",
+            {"prompt": "Door?", "chosen": "Red.", "rejected": "No."},
+            "whose records are pairs (prompt/chosen/rejected): set",
+        ),
+        ("sft", {"door": 1, "colour": "red"}, "whose records have none of instruction/answer, prompt/completion, messages"),
+        ("dpo", {"door": 1, "colour": "red"}, "whose records have none of prompt/chosen/rejected: name a dataset that has"),
+    ],
+)
+def test_a_dataset_that_the_objective_cannot_learn_from_is_refused_before_it_waits_for_gpus(
+    server: ServerProcess, objective: str, rows: dict[str, Any], said: str
+) -> None:
+    name = f"of-{objective}-{'-'.join(rows)}"
+    files = {"files": ("d.jsonl", json.dumps(rows).encode())}
+    assert httpx.post(f"{server.url}/v1/datasets", data={"name": name}, files=files, timeout=60).status_code == 201
+    body = {"name": "other", "dataset": name, "parameters": {"objective": objective}}
+    for path in ("/v1/jobs", "/v1/jobs/estimate"):
+        message = post(server, path, body, 400)["message"]
+        assert f"objective {objective} cannot learn from dataset {name}@1, {said}" in message
+        # What the graph alone knows is refused there: before anything is started.
+        post(server, path, body | {"model": "whatever"}, 201 if path == "/v1/jobs" else 200)
+        post(server, path, body | {"model": "whatever", "recipe": RECIPE}, 400)
+    sweep = {
+        "experiment": "other",
+        "base_config": {"dataset": name},
+        "search_space": {"objective": {"type": "choice", "values": [objective]}},
+        "objective": {"metric": "eval/loss", "direction": "minimize"},
+    }
+    assert said in post(server, "/v1/hpo", sweep, 400)["message"]
+
+
 def test_a_batch_that_nobody_could_divide_is_refused(server: ServerProcess, dataset: str) -> None:
     """The micro-batch that divides its rows would be looked for in as many steps."""
     found = estimate(server, 400, parameters={"batch_size": 4_000_000_000_000, "rows_per_step": 3_999_999_999_999})

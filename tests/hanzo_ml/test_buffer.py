@@ -1,8 +1,9 @@
 """The metric buffer: whatever dies, every value arrives once (row T4)."""
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
 from hanzo_ml.transport import Refused, Transport, Unavailable
+from recipes.anew import Anew
 from tests.api.server_process import ServerProcess
 
 LONG = 60.0
@@ -63,6 +65,9 @@ class FakeServer:
         if self.away.is_set():
             raise Unavailable("away")
         return self.newest
+
+    def history(self, run_id: str, key: str) -> Iterator[tuple[int, int]]:
+        return ((point.step, point.timestamp) for point in self.stored if point.key == key)
 
     def close(self) -> None:
         self.closed = True
@@ -246,6 +251,32 @@ def test_a_step_that_was_done_twice_before_its_checkpoint_is_logged_once(server:
     assert third.close(LONG) == []
     assert history(server, run_id, "loss") == [(10, 0.5)]
     assert history(server, run_id, "eval") == [(10, 0.7)]
+
+
+def test_a_step_that_is_done_anew_is_logged_once_more_whoever_is_killed_then(server: ServerProcess) -> None:
+    """Steps 8 and 9 diverged. One that did them anew was killed when it had sent them, and before its checkpoint."""
+    run_id = new_run(server)
+    first = MetricBuffer(server.url, run_id)
+    for step in range(10):
+        first.add("loss", float(step), step, timestamp=1000 + step)
+    assert first.close(LONG) == []
+    for others in ((8, 9), (8, 9, 10)):
+        buffer = MetricBuffer(server.url, run_id)
+        buffer.skip_until(5, [Anew(range(8, 10), 1500)])
+        for step in (6, 7, *others):
+            buffer.add("loss", 0.5 if step > 7 else float(step), step)
+        assert buffer.close(LONG) == []
+    logged = history(server, run_id, "loss")
+    assert sorted(logged) == sorted([(step, float(step)) for step in range(10)] + [(8, 0.5), (9, 0.5), (10, 0.5)])
+
+
+def test_a_long_history_is_read_page_by_page(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id, transport = new_run(server), Transport(server.url)
+    transport.log_metrics(run_id, [Point("loss", 1.0, step, 10 * step) for step in range(7)])
+    monkeypatch.setattr(sys.modules[Transport.__module__], "PAGE", 3)
+    assert [*transport.history(run_id, "loss")] == [(step, 10 * step) for step in range(7)]
+    assert [*transport.history(run_id, "nothing")] == []
+    transport.close()
 
 
 def test_a_bug_in_sending_does_not_end_the_sender(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,22 @@ def test_a_key_that_a_file_says_twice_is_named_with_its_line(
     assert f"{words} is there already: keep one" in refusal(cli(*command, "--config", str(file(text, "twice.yaml"))))
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "line", "key"),
+    [
+        (("job", "submit"), "name: x\ndataset: d\nyes: 1\n", 3, "yes"),
+        (("job", "submit"), "name: x\ndataset: d\nparameters:\n  seed: 1\n  null: 2\n  1: 3\n", 5, "null"),
+        (("job", "estimate"), "name: x\ndataset: d\nparameters:\n- {1.5: 2}\n", 4, "1.5"),
+        (("hpo", "start"), "experiment: x\nsearch_space:\n  on: {}\n", 3, "on"),
+    ],
+)
+def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(
+    cli: Cli, file: Callable[..., Path], command: tuple[str, ...], text: str, line: int, key: str
+) -> None:
+    said = refusal(cli(*command, "--config", str(file(text, "odd.yaml"))))
+    assert f"odd.yaml, line {line}: the key `{key}` is no text in YAML: put it in quotes" in said
+
+
 def test_a_parameter_without_a_value_is_refused(cli: Cli, file: Callable[..., Path]) -> None:
     assert "write KEY=VALUE" in refusal(cli("job", "submit", "--model", "m", "--set", "learning_rate"))
 
@@ -390,7 +406,9 @@ def test_runs_are_compared_side_by_side(server: ServerProcess, cli: Cli) -> None
     misspelled = cli("run", "compare", *ids, "--metrics", "eval/los, eval/loss")
     assert misspelled.stderr == "none of these runs has a metric 'eval/los': did you mean 'eval/loss'?\n"
     assert misspelled.stdout.splitlines()[-1].split() == ["eval/loss", "0.5", "0.25"]
-    assert "give ids=" in refusal(cli("run", "compare", ids[0]))
+    for one in (ids[0], f"{ids[0]},"):
+        assert "give two runs or more: `hanzo-ml run compare RUN RUN`" in refusal(cli("run", "compare", one))
+    assert json.loads(cli("run", "compare", ",".join(ids), "--json").stdout)["runs"] == compared["runs"]
 
 
 def test_a_proof_whose_names_look_like_markup_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,18 @@ import math
 
 import pytest
 
-from hanzo_ml.points import LONGEST_DELAY, Point, Resumption, is_refusal, newest_steps, retry_delay, without_known
+from hanzo_ml.points import (
+    LONGEST_DELAY,
+    Point,
+    Resumption,
+    is_refusal,
+    newest_again,
+    newest_steps,
+    retry_delay,
+    without_known,
+)
 from hanzo_ml.run import ATTEMPTS
+from recipes.anew import NEVER, Anew
 
 
 @pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])
@@ -30,14 +40,29 @@ def test_only_steps_that_are_computed_again_and_are_there_are_known() -> None:
     ]
 
 
-def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again() -> None:
-    resumption = Resumption(step=10, newest={"loss": 14}, anew=(range(12, 14),))
+@pytest.mark.parametrize(("again", "left"), [({}, [12, 13, 15]), ({"loss": 12}, [13, 15]), ({"loss": 13}, [15])])
+def test_steps_that_are_done_otherwise_than_the_first_time_are_logged_again_and_once(
+    again: dict[str, int], left: list[int]
+) -> None:
+    resumption = Resumption(step=10, newest={"loss": 14}, anew=(Anew(range(12, 14), 99),), again=again)
     logged_again = [Point("loss", 0.0, step, 1) for step in range(11, 16)]
-    assert [point.step for point in without_known(logged_again, resumption)] == [12, 13, 15]
+    assert [point.step for point in without_known(logged_again, resumption)] == left
+
+
+def test_of_a_step_s_values_those_from_after_the_newest_of_its_ends_are_of_the_second_time() -> None:
+    """Sent back to 4 when it had come to 12; then it diverged at 7, when it had come to 9."""
+    anew = (Anew(range(5, 13), 500), Anew(range(6, 10), 900))
+    first = [(step, 100 + step) for step in range(13)]
+    second = [(step, 600 + step) for step in range(5, 10)]
+    assert newest_again(first, anew) is None
+    assert newest_again([*first, *second], anew) == 5
+    third = [(6, 901), (7, 1000)]
+    assert newest_again(sorted([*first, *second, *third]), anew) == 7
+    assert newest_again(first, [Anew(range(5, 13), NEVER)]) is None
 
 
 def test_what_was_pending_is_sent_unless_the_server_has_that_step() -> None:
-    resumption = Resumption(step=10, newest={"loss": 9}, anew=(range(7, 9),))
+    resumption = Resumption(step=10, newest={"loss": 9}, anew=(Anew(range(7, 9), 99),))
     pending = [Point("loss", 0.0, step, 1) for step in range(6, 12)] + [Point("eval", 0.0, 8, 1)]
     left = [(point.key, point.step) for point in pending if not resumption.is_there(point)]
     assert left == [("loss", 7), ("loss", 8), ("loss", 10), ("loss", 11), ("eval", 8)]

@@ -94,6 +94,17 @@ def test_the_run_of_a_job_carries_the_commit_of_its_code(home: Path) -> None:
     control_plane.database.close()
 
 
+def test_records_that_the_objective_cannot_learn_from_are_refused_before_anything_is_started(home: Path) -> None:
+    """Here the recipe and the dataset of a definition are known; nothing of the run is written yet."""
+    control_plane = ControlPlane()
+    config = {**ASSISTANT, "parameters": {"objective": "dpo"}}
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="pairs")
+    with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
+        make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
+    assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
+    control_plane.database.close()
+
+
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
     """Row E2, and what its job changed besides."""
     control_plane = ControlPlane()
@@ -236,14 +247,23 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     job = training_job(plan, control_plane)
     unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
     odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
-    anew = UnsentPoint(key="eval/loss", value=0.5, step=3, timestamp=30, anew=True)
-    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd, anew])
-    for key, value, step, timestamp in (("train/loss", 1.0, 1, 1), ("train/loss", 1 / 2, 2, 99), ("eval/loss", 0.7, 3, 3)):
+    anew = [
+        UnsentPoint(key="eval/loss", value=0.5, step=3, timestamp=30, anew=True),
+        UnsentPoint(key="eval/loss", value=0.4, step=4, timestamp=40, anew=True, since=20),
+        UnsentPoint(key="eval/loss", value=0.4, step=5, timestamp=50, anew=True, since=20),
+    ]
+    write_unsent(control_plane.store, folder_of(job), [*unsent, *odd, *anew])
+    for key, value, step, timestamp in (
+        ("train/loss", 1.0, 1, 1),
+        ("train/loss", 1 / 2, 2, 99),
+        *[("eval/loss", 0.7, step, step) for step in (3, 4, 5)],
+        ("eval/loss", 0.4, 5, 45),  # by one that was killed when it had done it anew
+    ):
         RunData(control_plane.database).log_metric("unheard", metric_point(key, value, step, timestamp))
     facts = TrainingFacts(
         train_seconds=1.0,
         resumed_from=None,
-        unsent_metrics=len(unsent) + len(odd) + 1,
+        unsent_metrics=len(unsent) + len(odd) + len(anew),
         losses={},
         published_step=1,
         tokens=1,
@@ -261,7 +281,8 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     assert sorted((point.step, point.value, point.timestamp) for point in points) == [
         (point.step, point.value, times.get(point.step, point.timestamp)) for point in unsent
     ]
-    assert [point.value for point in logged.history("unheard", "eval/loss", 3).points] == [0.7, 0.5]
+    evaluated = [(point.step, point.value, point.timestamp) for point in logged.history("unheard", "eval/loss", 9).points]
+    assert evaluated == [(3, 0.7, 3), (4, 0.7, 4), (5, 0.7, 5), (3, 0.5, 30), (4, 0.4, 40), (5, 0.4, 45)]
     assert [point.is_nan for point in logged.history("unheard", "train/grad_norm", 3).points] == [True]
     control_plane.database.close()
 

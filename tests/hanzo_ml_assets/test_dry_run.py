@@ -169,6 +169,7 @@ def refused(run: Any, **changed: Any) -> str:
         ({"dataset": "ellarin@9"}, "there is no dataset 'ellarin@9'"),
         ({"dataset": "whole"}, "dataset whole@1 is not split yet: `hanzo-ml up` splits it"),
         ({"model": "sandbox"}, "a job without a model definition needs a dataset"),
+        ({"parameters": {"objective": "orpo"}}, "objective orpo cannot learn from dataset ellarin@1, whose records are "),
         ({"recipe": "zen-7b-full", "parameters": ONE_40GB}, "on each nvidia-a100-40gb: use recipe 'zen-7b-lora'"),
     ],
 )

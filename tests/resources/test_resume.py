@@ -157,10 +157,11 @@ def test_the_best_is_a_step_from_then_on_and_what_was_known_after_it_is_done_ane
     assert job.resumed.sent_back == (SentBack(step=20),)
     house.logged(47)  # the program that was cancelled ends only now
     settle(house.database, house.jobs.start("j"))
-    assert house.jobs.read("j").resumed.sent_back == (SentBack(step=20, done=47),)
+    (settled,) = house.jobs.read("j").resumed.sent_back
+    assert (settled.step, settled.done) == (20, 47) and settled.at
     house.logged(60)
     settle(house.database, house.jobs.read("j"))
-    assert house.jobs.read("j").resumed.sent_back == (SentBack(step=20, done=47),), "the rest is of the way that it is on"
+    assert house.jobs.read("j").resumed.sent_back == (settled,), "the rest is of the way that it is on"
 
 
 def test_who_goes_back_again_finds_the_way_that_he_is_on_and_those_before_it(house: House) -> None:

@@ -8,9 +8,11 @@ import pytest
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import make_plan
 from recipes.command.job import CommandJob
+from recipes.incidents import OutOfMemory, write_incident
 from recipes.schema import Machine
 from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
+from resources.metadata.outbox import read_after
 from resources.metadata.totals import read_totals
 from resources.metadata.tracking.gpu_hours import gpu_hours_of
 from resources.metadata.tracking.metrics import Metrics
@@ -33,6 +35,7 @@ HALF_AN_HOUR = Usage(
     tokens=448,
     machine=MACHINE,
 )
+HEALED = OutOfMemory(step=7, batch_size=2, gradient_accumulation=2)
 TOLD = {
     "system/gpu_count": 2.0,
     "system/total_gpu_hours": 1.0,
@@ -80,12 +83,16 @@ def test_what_it_used_is_said_once_when_nothing_of_it_runs_any_more(house: House
     house.tick(account_ended_jobs)
     assert said(house, job) == {}, "its program may still write more"
     write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job}", HALF_AN_HOUR)
+    write_incident(house.plane.store, f"s3://hanzo-ml/checkpoints/{job}", HEALED)
     house.instance.report_run_canceled(run)
     for _ in range(2):
         house.reset()
         house.tick(account_ended_jobs)
         assert said(house, job) == TOLD
     tags = RunData(house.plane.database).tags(job)
+    assert tags["health/incident_1"] == HEALED.words, "since somebody looked at it last"
+    with house.plane.database.read() as connection:
+        assert [event.key for event in read_after(connection, 0, ["job.out_of_memory"])] == [job]
     assert {key: tags[key] for key in ("environment/gpus", "environment/torch")} == {
         "environment/gpus": "A100",
         "environment/torch": "2.13.0",

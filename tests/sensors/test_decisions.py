@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from sqlalchemy import update
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
@@ -15,6 +16,7 @@ from recipes.incidents import OutOfMemory, write_incident
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
+from resources.compute.local import WAITED, WAITS
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
@@ -28,6 +30,7 @@ from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import ModelVersion, Pointer
 from resources.metadata.registry.undeployment import undeploy
 from resources.metadata.resumed import Resumed
+from resources.metadata.tables import events
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from resources.validation.judge import Verdict
@@ -615,6 +618,36 @@ def test_a_running_job_is_watched_and_each_thing_told_once(house: House) -> None
     look_at(job, house.plane, now + 720 * 60_000)  # it went on, and is silent a second time
     with house.plane.database.read() as connection:
         assert [event.type for event in read_after(connection, told[-1].seq, ["job.stalled"])] == ["job.stalled"]
+
+
+def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
+    """It was told to have no metric for a quarter of an hour, and its checkpoints to be late, as others had the GPUs."""
+    house.submit("run-1")
+    house.plane.jobs.start("run-1")
+    environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
+    recipe = Recipe.named("smollm2-135m-lora")
+    record = RunRecord(run_id="run-1", model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
+    write_record(house.plane.store, record, {})
+    job, now = house.plane.jobs.read("run-1"), now_ms()
+    logged = MetricPoint("train/loss", 2.0, 1, now - 600 * 60_000)
+    RunData(house.plane.database).log_batch("run-1", metrics=[logged])
+    waits = Path(house.plane.work_dir("run-1", "train")) / WAITS
+    waits.parent.mkdir(parents=True)
+    waits.touch()
+    with house.plane.database.write() as connection:
+        connection.execute(update(events).values(created_at=now - 700 * 60_000))
+
+    def told() -> list[str]:
+        look_at(job, house.plane, now_ms())
+        with house.plane.database.read() as connection:
+            return [event.type for event in read_after(connection, 0, ["job.stalled", "job.checkpoint_stale"])]
+
+    assert told() == []
+    waits.rename(waits.with_name(WAITED))
+    os.utime(waits.with_name(WAITED))
+    assert told() == [], "it has just got them"
+    os.utime(waits.with_name(WAITED), times=(0, now / 1000 - 20 * 60))
+    assert told() == ["job.stalled"]
 
 
 @pytest.mark.parametrize(

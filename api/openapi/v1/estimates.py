@@ -9,6 +9,7 @@ class TokenCount(Message):
     """Tokens in all records of a version; `source` says how that is known."""
 
     count: int
+    records: int
     source: str
 
 
@@ -51,7 +52,8 @@ class SeedEstimate(Message):
 
 
 class JobEstimate(Message):
-    """`source` says what the hours stand on, `notes` what is not known or assumed."""
+    """`source` says what the hours stand on, `notes` what is not known or assumed. `tokens` of pairs are as many as those of
+    the dataset have; `tokens_per_step` is the most that a step may have."""
 
     recipe: str
     method: Literal["full", "lora", "qlora"]

@@ -47,13 +47,16 @@ class UnrepeatedIncident(Message):
 
 
 class ReplayVerdict(Message):
-    """`equal` means every loss and the hash of the final weights."""
+    """`equal` means every loss and the hash of the final weights, and that the first run is tracked with the losses that it
+    had: `untrue` is the first step at which it is not, `then` as it had it and `now` as it is tracked.
+    """
 
     run: str
     replay: str
     equal: bool
     steps: int
     first_difference: StepDifference | None
+    untrue: StepDifference | None
     weights: list[FileDifference]
     environment: list[EnvironmentDifference]
     unrepeated: list[UnrepeatedIncident]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -14,9 +15,11 @@ from recipes import schema
 from recipes import train as program
 from recipes.incidents import Diverged, NotDeterministic, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
-from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
+from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
+from recipes.training.logged import LogToTracking
 from recipes.training.out_of_memory import is_out_of_memory
+from tests.api.server_process import ServerProcess
 from tests.recipes.training.place import CHECKPOINTS, Place, facts
 
 GIB = 1 << 30
@@ -188,6 +191,42 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
     assert again.artifacts["adapter"].digest == result.artifacts["adapter"].digest
     pending = json.loads((work / "checkpoints" / "8" / "pending_metrics.json").read_text())
     assert {point["step"] for point in pending if point["key"] == "train/loss"} == set(range(1, 9))
+
+
+def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
+    place: Place, tmp_path: Path, poisoned: list[int], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history has the bad steps as they were, and after them each step of the way that was gone on with."""
+    made = httpx.post(f"{server.url}/api/2.0/mlflow/runs/create", json={"experiment_id": "0"})
+    run_id = made.json()["run"]["info"]["run_id"]
+    work = tmp_path / "twice"
+    job = place.job(work, {"divergence": {"action": "skip"}, "eval_steps": None}).model_copy(
+        update={"tracking": Tracking(uri=server.url, run_id=run_id)}
+    )
+
+    def train() -> Any:
+        work.mkdir(exist_ok=True)
+        return program.train(job, place.store, work)
+
+    with pytest.raises(Restart, match="the loss of step 5 is nan"):
+        train()
+    with monkeypatch.context() as dying:
+        log = LogToTracking.on_log
+
+        def die(self: Any, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+            log(self, args, state, control, logs, **named)
+            if state.global_step == 5:
+                raise ConnectionAbortedError("as if it were killed")
+
+        dying.setattr(LogToTracking, "on_log", die)
+        for _ in "12":
+            with pytest.raises(ConnectionAbortedError):
+                train()
+    assert facts(train()).resumed_from == 4
+    for key in ("train/loss", "train/tokens_per_second"):
+        query = {"run_id": run_id, "metric_key": key}
+        history = httpx.get(f"{server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()["metrics"]
+        assert [point["step"] for point in history] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8], key
 
 
 def test_a_run_that_goes_on_after_it_diverged_saves_oftener(

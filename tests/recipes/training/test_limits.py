@@ -45,7 +45,7 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
 
     def diverge(step: int) -> None:
         known = read_incidents(place.store, uri)
-        samples = SamplesOfRun(SampleOrder(60, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
+        samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
         found = Divergence(step, step, f"the loss of step {step} is nan")
         checkpoints = place.checkpoints(tmp_path / "often-diverged")
         assert roll_back(place.store, uri, recipe, checkpoints, None, samples, found, ()) is None

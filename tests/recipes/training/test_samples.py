@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.training.samples import NO_ROW, OncePerProcess, RowsOrNone, SampleOrder, SamplesOfRun
@@ -14,15 +14,42 @@ def test_each_epoch_has_each_row_once_in_another_order() -> None:
     assert ids[:10] != ids[10:]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=4), st.integers(1, 9))
-def test_a_rollback_leaves_out_exactly_the_samples_of_its_steps(rollbacks: list[tuple[int, int]], rows: int) -> None:
+def test_a_rollback_leaves_out_the_samples_of_its_steps_and_their_rows_for_good(
+    rollbacks: list[tuple[int, int]], rows: int
+) -> None:
+    """Where more than half of the rows would be gone, it leaves out exactly those samples."""
     skipped: tuple[tuple[int, int], ...] = ()
+    whole = list(islice(SampleOrder(rows, 3).ids(), 40 * rows + 200))
     for before, count in rollbacks:
         samples = SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=40)
         seen = list(samples)
-        skipped = (*skipped, samples.positions_of_steps(before + 1, before + count))
+        first, stop = samples.positions_of_steps(before + 1, before + count)
+        assert [seen[2 * before], seen[2 * (before + count) - 1]] == [whole[first], whole[stop - 1]]
+        skipped = (*skipped, (first, stop))
         after = list(SamplesOfRun(SampleOrder(rows, 3, skipped), per_step=2, steps=30))
-        assert after == (seen[: 2 * before] + seen[2 * (before + count) :])[:60]
+        assert after[: 2 * before] == seen[: 2 * before]
+        assert after == kept(whole, rows, skipped)[:60]
+
+
+def kept(whole: list[int], rows: int, skipped: tuple[tuple[int, int], ...]) -> list[int]:
+    """The samples, one by one."""
+    positions = {position for first, stop in skipped for position in range(first, stop)}
+    found = []
+    for position, row in enumerate(whole):
+        gone = {whole[before] for before in positions if before // rows < position // rows}
+        if position not in positions and not (row in gone and 2 * len(gone) <= rows):
+            found.append(row)
+    return found
+
+
+def test_a_row_that_spoils_a_run_is_not_met_once_more_in_the_next_epoch() -> None:
+    samples = SamplesOfRun(SampleOrder(10, seed=1), per_step=2, steps=50)
+    order = SampleOrder(10, seed=1, skipped=(samples.positions_of_steps(2, 3),))
+    bad = list(samples)[2:6]
+    seen = list(islice(order.ids(), 60))
+    assert not {*bad} & {*seen} and [seen.count(row) for row in {*seen}] == [10] * 6
 
 
 def test_the_place_in_the_data_is_that_of_the_next_sample() -> None:

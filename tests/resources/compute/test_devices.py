@@ -108,8 +108,14 @@ def test_two_jobs_have_each_their_own_and_the_third_waits_for_one_to_end(tmp_pat
         assert there.compute.observe(third) == waiting
         there.compute.submit(third)
         assert there.compute.observe(third) == waiting, "asked again, it goes on waiting"
+        before = time.time_ns() // 1_000_000
+        assert there.compute.waited_until(third.work_dir) >= before
         there.end(first)
         assert there.phase(third) is Phase.RUNNING
+        until("a while", lambda: time.time_ns() // 1_000_000 > before)
+        waited = there.compute.waited_until(third.work_dir)
+        assert before <= waited == there.compute.waited_until(third.work_dir), "until it started"
+        assert there.compute.waited_until(second.work_dir) == 0
         assert there.on(third) == "0"
         for job in (second, third):
             there.end(job)

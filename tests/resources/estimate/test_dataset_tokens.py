@@ -102,7 +102,8 @@ def test_of_a_pair_both_answers_are_counted_with_their_prompt(place: Place) -> N
     wanted = recipe(objective="dpo")
     pairs = encode_pairs(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), wanted)
     expected = sum(len(pair.chosen.tokens) + len(pair.rejected.tokens) for pair in pairs)
-    assert dataset_tokens(version, wanted, place.store).count == expected
+    found = dataset_tokens(version, wanted, place.store)
+    assert (found.count, found.records) == (expected, 20)
 
 
 def test_what_was_uploaded_compressed_is_assumed_by_what_it_holds(place: Place) -> None:

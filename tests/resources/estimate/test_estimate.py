@@ -7,8 +7,9 @@ from recipes.known_architectures import shape_of
 from recipes.recipe import Recipe
 from recipes.throughput import flops_per_token
 from resources.estimate.estimate import AROUND, DatasetTokens, Estimate, estimate
-from resources.estimate.past_runs import PastRun, around_steps, seconds_per_step
+from resources.estimate.past_runs import PastRun, around_steps, seconds_per_step, tokens_per_step
 from resources.metadata.jobs import JobRecord
+from resources.metadata.tracking_rules import MetricPoint
 
 PRICES = {"nvidia-a100-40gb": 2.0, "nvidia-a100-80gb": 3.0}
 RECIPE = Recipe.named("zen-7b-lora")
@@ -26,9 +27,37 @@ def estimated(*past: PastRun, recipe: Recipe = RECIPE, dataset: DatasetTokens | 
 
 
 def test_tokens_are_those_of_all_steps_and_epochs_those_of_the_dataset() -> None:
-    found = estimated(dataset=DatasetTokens(10_000_000, "counted"))
+    found = estimated(dataset=DatasetTokens(10_000_000, 9_000, "counted"))
     assert found.tokens == 10_000 * 4 * 4 * 2048
     assert found.epochs == pytest.approx(32.768)
+
+
+def test_pairs_are_as_long_as_those_of_the_dataset_and_not_packed() -> None:
+    """Each answer was taken for sequence_length tokens: hours and dollars of short pairs were ten times what they cost."""
+    pairs = RECIPE.changed({"objective": "dpo"})
+    most = 10_000 * 16 * 2 * 2048
+    nothing, short = estimated(recipe=pairs), estimated(recipe=pairs, dataset=DatasetTokens(1_200_000, 4_000, "counted"))
+    assert nothing.tokens == most and any(note.startswith("tokens: at most, as if each") for note in nothing.notes)
+    assert short.tokens == 10_000 * 16 * 300 and short.epochs == 10_000 * 16 / 4_000
+    assert any("pairs are not packed, and have 300 on average" in note for note in short.notes)
+    assert nothing.hours is not None and short.hours is not None
+    work = 3600 * (nothing.hours.likely - AROUND.likely / 3600)
+    assert 3600 * (short.hours.likely - AROUND.likely / 3600) == pytest.approx(work * short.tokens / most)
+    assert short.hours.high == nothing.hours.high, "padding may make each as long as that"
+    measured = estimated(run(2000.0, 60.0), recipe=pairs, dataset=DatasetTokens(1_200_000, 4_000, "counted"))
+    assert measured.hours is not None
+    assert measured.hours.likely * 3600 == pytest.approx(short.tokens / 2000 + 60)
+    assert measured.hours.high * 3600 == pytest.approx(short.tokens / 1400 + 60), "it was as slow as its padding made it"
+    long = estimated(recipe=pairs, dataset=DatasetTokens(40_000_000, 4_000, "counted"))
+    assert long.tokens == most, "answers are cut at sequence_length"
+
+
+def test_a_past_run_of_pairs_had_the_tokens_that_it_says_it_used() -> None:
+    pairs = RECIPE.changed({"objective": "orpo"})
+    used = [MetricPoint("system/total_steps", 50.0, 0, 1), MetricPoint("system/total_tokens_processed", 12_500.0, 0, 1)]
+    assert tokens_per_step(pairs, used) == 250
+    assert tokens_per_step(pairs, used[:1]) is None and tokens_per_step(pairs, []) is None, "it runs still"
+    assert tokens_per_step(RECIPE, used) == RECIPE.tokens_per_step, "rows are packed"
 
 
 def test_tokens_are_held_against_the_parameters_that_are_trained() -> None:
