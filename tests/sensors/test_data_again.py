@@ -8,11 +8,14 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from hanzo_ml_assets.dataset import SPLITS
+from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import tags_of
 from recipes.buckets import StoreUnavailable
+from recipes.canonical_json import canonical_json
 from recipes.schema import BadConfiguration
 from resources.compute.base import JobFailed, MachineFailed
+from resources.ingest.create import create_version
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import PREPARATION
 from sensors import failed_runs
@@ -20,7 +23,9 @@ from sensors import retry_dead_runs as sensor
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
+from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
+from tests.recipes.preparation.place import questions
 from tests.sensors.test_decisions import DATASET, MODEL, House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures
@@ -176,3 +181,28 @@ def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.Monke
     for _ in range(3):
         assert house.tick(retry_dead_runs) == []
     assert len(read) == 1
+
+
+def test_a_real_split_goes_on_once_its_store_is_back(house: House) -> None:
+    raw, plane = house.folder / "mine.jsonl", house.plane
+    raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(40)))
+    create_version(plane.database, plane.store, name="mine", path=raw, user="u", organization="default")
+    (request,) = house.tick(split_new_versions)
+    job = definitions().resolve_implicit_global_asset_job_def()
+    bucket = plane.settings.home / "objects"
+    bucket.rename(away := bucket.with_name("away"))
+
+    def run(request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        return job.execute_in_process(
+            instance=house.instance,
+            asset_selection=list(request.asset_selection or ()),
+            tags={**request.tags, FAILURE_REASON: "STEP_FAILURE"},
+            raise_on_error=False,
+        )
+
+    assert not run(request).success
+    (again,) = house.tick(retry_dead_runs)
+    away.rename(bucket)
+    assert run(again).success
+    assert plane.datasets.read("mine@1", "default").splits
+    assert house.tick(retry_dead_runs) == []
