@@ -1,7 +1,8 @@
 """A call that makes something and is sent again because its answer was lost: by the header `Idempotency-Key` (IETF
 draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
 
-`hanzo_ml` sends one with `runs/create`, and `POST /v1/hpo` takes one: a sweep that is started twice trains twice. MLflow's
+`hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` takes one that starts work, as a job or a sweep: started
+twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused. MLflow's
 protocol has none, and two equal requests may well be meant: the processes of a sweep begin runs in one millisecond, and to
 register a run's files twice makes two versions. So a retry of MLflow's own clients whose answer was lost is a call of its
 own, as on MLflow's server: a second run, or a second version; of a registered model, which has been made already,
@@ -12,9 +13,10 @@ sent again they change nothing.
 import hashlib
 from typing import Annotated
 
-from fastapi import Header
+from fastapi import Depends, Header, Request
 
 from api.auth.permissions import Caller
+from api.dependencies import CallerOf
 
 IdempotencyKey = Annotated[
     str | None,
@@ -34,3 +36,12 @@ def run_of(key: str, caller: Caller) -> str:
 def sweep_of(key: str, caller: Caller) -> str:
     """The same of a sweep, whose key may be that of a run too."""
     return run_of(f"sweep {key}", caller)
+
+
+async def job_of(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
+    """The same of a job, whose key may be that of a call to another path too; None without one."""
+    return run_of(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
+
+
+JobOfKey = Annotated[str | None, Depends(job_of)]
+"""The id that a job has which a call starts; any where it is None."""

@@ -9,7 +9,7 @@ import recipes
 from recipes.schema import Job
 from recipes.store import Store
 from resources.compute.base import Compute, Follower
-from resources.compute.devices import Devices, names_of
+from resources.compute.devices import Devices, jobs_at_once, names_of
 from resources.compute.local import LocalCompute
 from resources.engine.client import HttpEngine
 from resources.job_credentials import JobCredentials
@@ -45,7 +45,8 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
     @cached_property
     def compute(self) -> Compute:
-        devices = Devices(self.settings.home / "gpus", names_of(self.settings.scheduler))
+        scheduler = self.settings.scheduler
+        devices = Devices(self.settings.home / "gpus", names_of(scheduler), jobs_at_once(scheduler))
         return LocalCompute(source=SOURCE, credentials=JobCredentials(self.database), devices=devices)
 
     @cached_property

@@ -12,7 +12,7 @@ from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tokenizer_reference import meaning
 from recipes.schema import BadConfiguration, Hardware, Job, Program
-from resources.compute.base import JobFailed
+from resources.compute.base import JobFailed, MachineFailed
 from resources.derived_versions import (
     SPLITS,
     Derivation,
@@ -54,6 +54,8 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
             end_deletion(derivation, job, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
             version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
+        except MachineFailed:
+            raise  # the sensor retry_dead_runs has it tried again, and fails the job of one that is given up
         except (BadConfiguration, JobFailed, HanzoError) as error:
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))

@@ -24,9 +24,14 @@ ADDED = {CODE, DATASET, RESUMED}
 it was resumed."""
 
 
-def submit_command(database: Database, store: Store, job: CommandJob, user: str, organization: str) -> JobRecord:
-    """Queue a command. Its source files are stored before; the job names them by their digest."""
-    identifier = uuid.uuid4().hex
+def submit_command(
+    database: Database, store: Store, job: CommandJob, user: str, organization: str, id: str | None = None
+) -> JobRecord:
+    """Queue a command. Its source files are stored before; the job names them by their digest.
+
+    One of that `id` that is there already stays as it is.
+    """
+    identifier = id or uuid.uuid4().hex
     code = manifest_of(job)
     for path, text in job.files.items():
         store.put_bytes(f"{place_of(identifier)}/{path}", text.encode())

@@ -7,6 +7,7 @@ The run key is the job's id: exactly once; of one that was resumed, once more ea
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import dagster as dg
 from sqlalchemy import Connection
@@ -20,9 +21,9 @@ from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
 from sensors.event_cursor import INTERVAL_SECONDS
+from sensors.failed_runs import is_given_up
 from sensors.homes import dataset_of, is_of_another_definition, undefined
 from sensors.quota import held_back
-from sensors.retry_dead_runs import may_be_retried
 from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
 from sensors.sensor import sensor
 
@@ -162,8 +163,8 @@ def decide(
 
 
 def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:
-    """The run that failed to split a version for good; None while one runs, will be retried, or has never been."""
-    newest = next(iter(instance.get_runs(dg.RunsFilter(tags=tags_of(version)), limit=1)), None)
-    if newest is None or newest.status != dg.DagsterRunStatus.FAILURE or may_be_retried(newest):
+    """The run that failed to split a version for good; None while one runs, may be tried again, or has never been."""
+    newest = next(iter(instance.get_run_records(dg.RunsFilter(tags=tags_of(version)), limit=1)), None)
+    if newest is None or newest.dagster_run.status != dg.DagsterRunStatus.FAILURE:
         return None
-    return str(newest.run_id)
+    return str(newest.dagster_run.run_id) if is_given_up(newest, datetime.now(UTC)) else None

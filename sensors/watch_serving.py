@@ -12,7 +12,8 @@ from resources.engine.errors import EngineError
 from resources.engine.types import Served
 from resources.metadata.registry.deployments import Deployment, being_put_back, in_production, lost, served_again
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.retry_dead_runs import DEPLOYMENT, MAX_RETRIES, retries_of, steps_of
+from sensors.retries import MAX_RETRIES, retries_of, steps_of
+from sensors.retry_dead_runs import DEPLOYMENT
 from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import sensor
 

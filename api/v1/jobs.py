@@ -11,6 +11,7 @@ from pydantic import Discriminator, Tag
 
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
+from api.idempotency import JobOfKey
 from api.v1.job_log import events, last_lines, log_of
 from api.v1.new_job import NewJob, queued
 from recipes.command.job import CommandJob
@@ -43,20 +44,26 @@ def submit(
     settings: SettingsOf,
     caller: CallerOf,
     from_own_user: FromOwnUser,
+    job_of_key: JobOfKey,
 ) -> Response:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
     one that its organization's quota has no room for, whatever else runs.
 
-    One with a `command` runs it as it is.
+    One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
+    whatever the body says.
     """
+    if known := Jobs(database).known(job_of_key):
+        return JSONResponse(as_json(known), 201)
     if isinstance(body, CommandJob):
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
-        return JSONResponse(as_json(submit_command(database, store, body, caller.user_id, caller.organization)), 201)
-    return JSONResponse(as_json(queued(body, database, store, settings, caller)), 201)
+        job = submit_command(database, store, body, caller.user_id, caller.organization, job_of_key)
+    else:
+        job = queued(body, database, store, settings, caller, job_of_key)
+    return JSONResponse(as_json(job), 201)
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:

@@ -58,8 +58,14 @@ class NewJob(BaseModel):
         return value
 
 
-def queued(body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller) -> JobRecord:
-    """The training job that is asked for. Raises HanzoError for what cannot be trained, or never fits."""
+def queued(
+    body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller, id: str | None = None
+) -> JobRecord:
+    """The training job that is asked for; one of that `id` that is there already stays as it is.
+
+    Raises:
+        HanzoError: it cannot be trained, or never fits.
+    """
     quota = settings.scheduler.quotas.get(caller.organization)
     if body.model == SANDBOX and body.dataset is None:
         raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
@@ -82,7 +88,8 @@ def queued(body: NewJob, database: Database, store: Store, settings: Settings, c
     config = body.model_dump(mode="json", exclude_none=True)
     if version:
         config["dataset"] = version.reference
-    return Jobs(database).submit(name=body.name, config=config, user=caller.user_id, organization=caller.organization)
+    user, organization = caller.user_id, caller.organization
+    return Jobs(database).submit(name=body.name, config=config, user=user, organization=organization, id=id)
 
 
 def recipe_of_newest(body: NewJob, database: Database, caller: Caller) -> Recipe | None:

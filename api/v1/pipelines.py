@@ -8,11 +8,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import JobOfKey
 from api.requests import StrictRoute
 from api.v1.jobs import as_json
 from api.v1.new_job import NewJob, queued
 from recipes.recipe import Recipe
 from resources.errors import invalid
+from resources.metadata.jobs import Jobs
 
 router = APIRouter(prefix="/v1/pipelines", tags=["v1"], route_class=StrictRoute)
 aliases = APIRouter(prefix="/api/v1/pipelines", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
@@ -38,10 +40,20 @@ class NewPipelineRun(BaseModel):
 
 @router.post("/runs", status_code=201)
 @aliases.post("/runs", status_code=201)
-def run(body: NewPipelineRun, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
-    """Queue a training job. `pipeline_id` is its name, and that of the model which it makes."""
-    job = queued(job_of(body), database, store, settings, caller)
-    return JSONResponse({"run_id": job.id, "job_id": job.id, "pipeline_id": body.pipeline_id, **as_json(job)}, 201)
+def run(
+    body: NewPipelineRun,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    job_of_key: JobOfKey,
+) -> Response:
+    """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
+    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """
+    known = Jobs(database).known(job_of_key)
+    job = known or queued(job_of(body), database, store, settings, caller, job_of_key)
+    return JSONResponse({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **as_json(job)}, 201)
 
 
 def job_of(body: NewPipelineRun) -> NewJob:

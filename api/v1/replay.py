@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import JobOfKey
 from api.requests import StrictRoute
 from api.v1.jobs import as_json
 from resources.quotas import gpus_of, refuse_what_never_fits
@@ -16,12 +17,16 @@ router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
 
 
 @router.post("/{run_id}/replay", status_code=201)
-def replay(run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
-    """Queue the run's replay; `environment` is what differs from the first run's before it starts."""
+def replay(
+    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobOfKey
+) -> Response:
+    """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
+    Idempotency-Key it answers with the job that was queued.
+    """
     first = read_finished(database, store, run_id)
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
     refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
-    made = submit_replay(database, store, first, SOURCE, caller.user_id)
+    made = submit_replay(database, store, first, SOURCE, caller.user_id, job_of_key)
     environment = [difference.model_dump() for difference in made.environment]
     return JSONResponse({"job": as_json(made.job), "environment": environment}, 201)
 

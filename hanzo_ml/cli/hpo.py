@@ -9,6 +9,7 @@ from rich.console import Console
 
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import check_json, read, when
+from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
 
@@ -20,6 +21,7 @@ SWEEP = "A YAML file: experiment, base_config, search_space, strategy, objective
 def start(
     file: Annotated[Path | None, typer.Argument(help=SWEEP)] = None,
     config: Annotated[Path | None, typer.Option(help="The same file.")] = None,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a sweep."""
@@ -27,9 +29,9 @@ def start(
     if path is None or (file and config):
         raise Refused("give one sweep file: `hanzo-ml hpo start --config FILE`")
     document = read(path)
-    for key, value in document.items():
-        check_json(key, value)
-    sweep = send("/v1/hpo", document, path)
+    for name, value in document.items():
+        check_json(name, value)
+    sweep = send("/v1/hpo", document, path, key)
     show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 
 

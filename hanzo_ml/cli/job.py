@@ -10,6 +10,7 @@ import typer
 from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, pages, stream
 from hanzo_ml.cli.local import module
+from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
 from hanzo_ml.cli.waiting import begun_job
@@ -40,6 +41,7 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the Kubernetes objects of the job as YAML, and submit nothing.")
     ] = False,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Queue a job: fine-tuning by a recipe, or a script of your own.
@@ -61,7 +63,7 @@ def submit(
         else:
             module("hanzo_ml_assets.dry_run", json.dumps(document))
         return
-    job = send("/v1/jobs", document, None if model or set_ else config)
+    job = send("/v1/jobs", document, None if model or set_ else config, key)
     show(job) if as_json else print(f"{job['id']} {job['status']}")
 
 

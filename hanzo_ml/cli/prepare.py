@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.job import check_json, read
+from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import ended_job
 
@@ -18,13 +19,14 @@ def prepare(
         Path, typer.Option(help="A YAML file: clean, tokenize, filter, features, augment, split; name, workers.")
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Until the version is there.")] = False,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a prepared version of another."""
     document = read(config)
-    for key, value in document.items():
-        check_json(key, value)
-    job = call("POST", f"/v1/datasets/{find(reference)['id']}/prepare", json=document)
+    for name, value in document.items():
+        check_json(name, value)
+    job = start(f"/v1/datasets/{find(reference)['id']}/prepare", key, json=document)
     if wait:
         job = ended_job(job["id"])
     if job["status"] in ("failed", "cancelled"):

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.connection import Refused
+from hanzo_ml.cli.once import start
 from recipes.yaml_lines import line_of, named_in
 
 SECTIONS = ("parameters", "base_config", "search_space")
@@ -14,14 +15,14 @@ OF_A_RECIPE = re.compile(r"^recipe '[^']*'")
 QUOTED = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 
-def send(path: str, document: Mapping[str, Any], file: Path | None) -> Any:
-    """The answer to a POST of what stands in `file`; of none, where other options have changed it.
+def send(path: str, document: Mapping[str, Any], file: Path | None, key: str | None) -> Any:
+    """The answer to a POST that starts what stands in `file`; in none, where other options have changed it.
 
     Raises:
         Refused: as the API says it, after the file and the line of the key that it names, where the file has that.
     """
     try:
-        return call("POST", path, json=document)
+        return start(path, key, json=document)
     except Refused as problem:
         line = file and line_of(file.read_text(encoding="utf-8"), place_of(str(problem), document))
         raise (Refused(f"{file}, line {line}: {problem}") if line else problem) from None

@@ -5,17 +5,18 @@ from typing import Any
 import typer
 
 from hanzo_ml.cli.connection import Refused, call
+from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import begun_job, ended_job, notes
 
 
-def replay(run_id: str, as_json: AsJson = False) -> None:
+def replay(run_id: str, key: Key = None, as_json: AsJson = False) -> None:
     """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
 
     The new run is trained by the same path as any job, and is neither evaluated nor registered. Given a replay, it waits for
     that one, or says what came of it.
     """
-    job = run_id if is_replay(run_id) else replayed(run_id)
+    job = run_id if is_replay(run_id) else replayed(run_id, key)
     begun_job(job)
     ended = ended_job(job)
     if ended["status"] != "completed":
@@ -37,9 +38,9 @@ def is_replay(run_id: str) -> bool:
         return False
 
 
-def replayed(run_id: str) -> str:
+def replayed(run_id: str, key: str | None) -> str:
     """The job that trains the run once more."""
-    submitted = call("POST", f"/v1/runs/{run_id}/replay")
+    submitted = start(f"/v1/runs/{run_id}/replay", key)
     job = str(submitted["job"]["id"])
     for line in environment_lines(submitted["environment"]):
         notes().print(line)

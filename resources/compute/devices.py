@@ -1,7 +1,9 @@
-"""The GPUs of this machine, of which a job has its own: nobody else's program is on them, and one that waits gets its turn.
+"""What a job has of this machine while it trains or evaluates: one of the places for `jobs_at_once`, and GPUs of its own.
+One that waits gets its turn.
 
-Whoever holds the lock of a GPU has it. A program inherits the locks from its starter (`resources.detached`), so its GPUs are
-free with its last breath, whoever died before it. On a cluster Kueue and the device plugin do this.
+Whoever holds the lock of a place or of a GPU has it. A program inherits the locks from its starter (`resources.detached`):
+they are free with its last breath, whoever died before it. Dagster's pool does not count so: a program outlives its killed
+worker, whose slot is free then, and three trained where two may. On a cluster Kueue and the device plugin do this.
 """
 
 import hashlib
@@ -14,11 +16,13 @@ from pathlib import Path
 
 from recipes.schema import Job, Program
 from resources.compute.gpus import installed
-from resources.detached import lock, write_json
+from resources.detached import is_running, lock, write_json
 from resources.settings_sections import Scheduler
 
 POOL = "gpu"
-"""Dagster's, of all that trains or evaluates: no more of it is started at the same time than `jobs_at_once`."""
+"""Dagster's, of all that trains or evaluates: no more of it is followed at the same time than `jobs_at_once`."""
+PLACE = "place-"
+"""Begins the names of folders whose locks are places, beside those of the GPUs."""
 ON_GPUS = frozenset({Program.TRAIN, Program.EVALUATE, Program.COMMAND})
 FORGOTTEN_SECONDS = 60.0
 """Since somebody asked for the last time: who follows a job asks several times a second."""
@@ -26,7 +30,7 @@ FORGOTTEN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Granted:
-    """GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of their locks.
+    """GPUs of a job, as `CUDA_VISIBLE_DEVICES` names them, and the descriptors of its locks: theirs, and that of its place.
 
     Where nothing is said of GPUs, names are none, and a program takes what it finds.
     """
@@ -41,10 +45,13 @@ class Granted:
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that jobs may have, by name, where any are known. Their locks, and who waits for them, lie in a folder."""
+    """The GPUs that jobs may have, by name, where any are known, and how many jobs may run at the same time, where that is
+    limited. The locks, and who waits for them, lie in a folder.
+    """
 
     folder: Path
     names: tuple[str, ...] | None = None
+    places: int | None = None
 
     def wanted(self, job: Job) -> int:
         """How many a job gets. One that asks for none runs on one all the same, and nobody gets more than there are."""
@@ -55,6 +62,9 @@ class Devices:
 
     def words(self, job: Job) -> str:
         """What a job waits for."""
+        running = self._running()
+        if self.places is not None and (running >= self.places or not self.names):
+            return f"waits for its turn: on this machine run {running} of at most {self.places} jobs"
         return f"waits for GPUs of this machine: {self.wanted(job)} of {len(self.names or ())}"
 
     def forget(self, job: Job) -> None:
@@ -67,30 +77,56 @@ class Devices:
 
         The locks are let go with the block, but for those that a program has inherited by then.
         """
-        count = self.wanted(job)
-        if not count:
-            yield Granted(() if self.names is not None and job.program in ON_GPUS else None)
+        if job.program not in ON_GPUS:
+            yield Granted()
+            return
+        if self.places is None and not self.names:
+            yield Granted(self.names)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             asking = held.enter_context(lock(self.folder)) is not None  # one at a time, else two could each take half
-            granted = self._free(held, count) if asking and self._is_next(job) else None
+            granted = self._free(held, self.wanted(job)) if asking and self._is_next(job) else None
             self._wait(job)  # also one that is to start: should that fail, it keeps its place
+            if granted is None:
+                held.close()  # a part of what it needs, which others may have, and which would count as theirs
             yield granted
             if granted:
                 self.forget(job)
 
     def _free(self, held: ExitStack, count: int) -> Granted | None:
+        """A place and so many GPUs, all at once or none."""
+        place = self._place(held)
+        if place is None:
+            return None
         found: dict[str, int] = {}
         for name in self.names or ():
-            place = self.folder / name.replace("/", "_")
-            place.mkdir(exist_ok=True)
-            descriptor = held.enter_context(lock(place))
+            if len(found) == count:
+                break
+            descriptor = self._lock(held, name.replace("/", "_"))
             if descriptor is not None:
                 found[name] = descriptor
-            if len(found) == count:
-                return Granted(tuple(found), tuple(found.values()))
-        return None
+        if len(found) < count:
+            return None
+        return Granted(None if self.names is None else tuple(found), (*place, *found.values()))
+
+    def _place(self, held: ExitStack) -> tuple[int, ...] | None:
+        """The lock of a place; None where as many jobs run as may, and nothing where any number may."""
+        if self.places is None:
+            return ()
+        if self._running() >= self.places:
+            return None
+        locks = (self._lock(held, f"{PLACE}{number}") for number in range(self.places))
+        return (next(descriptor for descriptor in locks if descriptor is not None),)
+
+    def _running(self) -> int:
+        """How many jobs have a place: also those whose place is none any more, since fewer may run by now."""
+        return sum(map(is_running, self.folder.glob(f"{PLACE}*")))
+
+    def _lock(self, held: ExitStack, name: str) -> int | None:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return held.enter_context(lock(folder))
 
     def _ticket(self, job: Job) -> Path:
         return self.folder / f"{hashlib.sha256(job.id.encode()).hexdigest()}.waits"

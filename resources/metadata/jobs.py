@@ -158,6 +158,13 @@ class Jobs:
         with self._database.read() as connection:
             return self.get(identifier, connection)
 
+    def known(self, identifier: str | None) -> JobRecord | None:
+        """`find` in a transaction of its own; None also where no id is given."""
+        if identifier is None:
+            return None
+        with self._database.read() as connection:
+            return self.find(identifier, connection)
+
     def page(
         self, organization: str, status: str | None = None, *, limit: int = MAX_PAGE, page_token: str | None = None
     ) -> tuple[list[JobRecord], str | None]:

@@ -26,23 +26,32 @@ class Replay:
     environment: tuple[Difference, ...]
 
 
-def submit_replay(database: Database, store: Store, first: FinishedRun, source: Path, user: str) -> Replay:
+def submit_replay(
+    database: Database, store: Store, first: FinishedRun, source: Path, user: str, id: str | None = None
+) -> Replay:
     """Queue the run once more. Its record is written now, so that nothing decides it but the first run's.
 
     Args:
         source: the checkout whose programs will run.
+        id: of the replay; one that is there already stays as it is.
 
     Raises:
         HanzoError: what the run was made of is no longer there.
     """
+    environment, machine = read_environment(source), read_machine()
+    found = (
+        *differences(first.record.environment, first.machine, environment, machine, threads=False),
+        *of_processes(first.processes, str(first.record.recipe.processes)),
+    )
+    if known := Jobs(database).known(id):
+        return Replay(known, found)
     check_inputs(first, store)
     version = Datasets(database).read(first.record.dataset, first.job.organization)
     splits = {name: first.job.artifact(name).digest for name in ("train", "validation")}
     if any(version.split(name).digest != digest for name, digest in splits.items()):
         raise gone(first.job.id, f"the records that {version.reference} had then")
-    environment, machine = read_environment(source), read_machine()
     record = RunRecord(
-        run_id=uuid.uuid4().hex,
+        run_id=id or uuid.uuid4().hex,
         model=first.record.model,
         dataset=first.record.dataset,
         recipe=first.record.recipe,
@@ -62,8 +71,7 @@ def submit_replay(database: Database, store: Store, first: FinishedRun, source: 
         organization=first.job.organization,
         tags={REPLAY_TAG: first.job.id},
     )
-    found = differences(first.record.environment, first.machine, environment, machine, threads=False)
-    return Replay(job, (*found, *of_processes(first.processes, str(record.recipe.processes))))
+    return Replay(job, found)
 
 
 def threads_of(first: FinishedRun) -> int | None:

@@ -185,18 +185,18 @@ def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeyp
     equal = runs.complete("equal", replay_of=first)
     other = runs.complete("other", {1: 2.5, 2: 1.0, 3: None}, "others", replay_of=first)
 
-    def call_to(completed: str) -> object:
+    def submits(completed: str) -> None:
         submitted = {"job": {"id": completed}, "environment": [{"what": "torch", "then": "1.0", "now": "2.0"}]}
-        return lambda method, path: submitted if method == "POST" else http.get(path).json()
+        monkeypatch.setattr(replay, "start", lambda path, key: submitted)
 
     for module in (replay, waiting):
-        monkeypatch.setattr(module, "call", call_to(equal))
+        monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
+    submits(equal)
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 0, done.output
     assert "reproduced: all 3 losses are equal" in done.output and "final weights are equal" in done.output
     assert "torch: 1.0 then, 2.0 now" in done.output
-    for module in (replay, waiting):
-        monkeypatch.setattr(module, "call", call_to(other))
+    submits(other)
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 1
     assert "not reproduced: step 2 is the first that differs: loss 1.25 then, 1.0 now" in done.output
@@ -251,7 +251,8 @@ def test_a_replay_of_a_run_that_healed_says_why_it_differs(
     ]
     submitted = {"job": {"id": again}, "environment": []}
     for module in (replay, waiting):
-        monkeypatch.setattr(module, "call", lambda method, path: submitted if method == "POST" else http.get(path).json())
+        monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
+    monkeypatch.setattr(replay, "start", lambda path, key: submitted)
     said = CliRunner().invoke(app, ["run", "replay", first]).output
     assert "not reproduced: step 2 is the first that differs" in said
     assert "in the first run, not in the replay: step 2 did not fit into memory: on with batch_size 2" in said
@@ -263,3 +264,21 @@ def test_a_replay_is_no_resumption_of_its_own(http: TestClient, runs: Runs) -> N
     first = runs.complete("resumed", resumed={"times": 1, "sent_back": [{"step": 2, "done": 3}], "gpus": 2})
     job = http.post(f"/v1/runs/{first}/replay").json()["job"]
     assert job["config"]["replay_of"] == first and "resumed" not in job["config"]
+
+
+def test_a_replay_whose_answer_was_lost_is_queued_once_by_its_key(http: TestClient, runs: Runs) -> None:
+    first = runs.complete("first")
+
+    def replayed(key: str) -> Any:
+        answer = http.post(f"/v1/runs/{first}/replay", headers={"Idempotency-Key": key})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    made = replayed("one")
+    assert replayed("one") == made
+    assert replayed("two")["job"]["id"] != made["job"]["id"]
+    http.post(f"/v1/jobs/{made['job']['id']}/cancel").raise_for_status()
+    base = runs.store.local_path("s3://hanzo-ml/datasets/base")
+    assert base is not None
+    shutil.rmtree(base)
+    assert replayed("one")["job"]["status"] == "cancelled", "though what it was made of is gone by now"

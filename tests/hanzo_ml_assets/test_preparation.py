@@ -18,12 +18,16 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, prepara
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
+from recipes.schema import Result
+from resources.compute.base import MachineFailed
+from resources.compute.local import LocalCompute
 from resources.derived_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.metadata.datasets import MAX_PAGE
 from resources.metadata.jobs import PREPARATION, JobRecord
 from resources.metadata.tables import dataset_versions
+from sensors.failures import read_failure
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from tests.recipes.preparation.place import questions
@@ -188,3 +192,25 @@ def test_a_preparation_that_cannot_be_fails_its_job_with_the_reason(plane: Contr
     assert not done.success
     job = plane.jobs.read(asked.id)
     assert (job.status, job.reason) == ("failed", "no record is left: 60 split")
+
+
+def test_a_preparation_whose_machine_failed_is_not_failed_by_it(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensor retry_dead_runs has it tried again: what follows goes on with the same job."""
+    asked = submit(plane, filter={"language": "en"})
+    job = definitions().resolve_implicit_global_asset_job_def()
+    steps = [dg.AssetKey(["datasets", "sandbox", "prepared"])]
+
+    def killed(*_: object) -> Result:
+        raise MachineFailed("prepare failed after 12 attempts: starting again: the object store is away")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalCompute, "run", killed)
+            tags = {PREPARATION_TAG: asked.id}
+            done = job.execute_in_process(instance=instance, asset_selection=steps, tags=tags, raise_on_error=False)
+        assert read_failure(instance, done.dagster_run).errors == {"MachineFailed"}
+        assert plane.jobs.read(asked.id).status == "running"
+        assert job.execute_in_process(instance=instance, asset_selection=steps, tags=tags).success
+    assert plane.jobs.read(asked.id).status == "completed"

@@ -13,7 +13,8 @@ from resources.compute.local import LocalCompute
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.retry_dead_runs import FAILURE_REASON, SETTLED, retry_dead_runs
+from sensors.retries import FAILURE_REASON
+from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.chain.local_stack import wait_until

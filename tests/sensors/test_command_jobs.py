@@ -13,7 +13,8 @@ from resources.command_jobs import submit_command
 from resources.metadata.jobs import JobRecord
 from resources.metadata.outbox import Event, now_ms, read_after
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.retry_dead_runs import FAILURE_REASON, fail_job, may_be_retried, retry
+from sensors.failed_runs import is_tried_again
+from sensors.retries import FAILURE_REASON, may_be_retried, retry
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -133,6 +134,6 @@ def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
     run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
-    fail_job(house.instance, run, house.plane)
+    assert not is_tried_again(house.instance, run, house.plane)
     found = house.plane.jobs.read(job.id)
     assert found.status == "failed" and run.run_id in found.reason

@@ -37,7 +37,9 @@ from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.retry_dead_runs import FAILURE_REASON, RETRY_OF, SETTLED, fail_job, retry_dead_runs
+from sensors.failed_runs import is_tried_again
+from sensors.retries import FAILURE_REASON, RETRY_OF
+from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -523,7 +525,7 @@ def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str,
     run = house.instance.get_run_by_id(failed_run(house, steps, "job-1"))
     assert run is not None
     for _ in range(2):
-        fail_job(house.instance, run, house.plane)
+        assert not is_tried_again(house.instance, run, house.plane)
     job = house.plane.jobs.read("job-1")
     assert job.status == status
     assert run.run_id in job.reason
@@ -539,7 +541,7 @@ def test_a_failed_run_says_nothing_while_another_goes_on(house: House) -> None:
     newer = house.instance.get_run_by_id(failed_run(house, ("checkpoint",), "job-1"))
     older = house.instance.get_runs()[-1]
     assert newer is not None
-    fail_job(house.instance, older, house.plane)
+    assert not is_tried_again(house.instance, older, house.plane)
     assert house.plane.jobs.read("job-1").status == "running"
 
 

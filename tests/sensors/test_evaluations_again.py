@@ -10,7 +10,9 @@ from recipes.buckets import StoreUnavailable
 from resources.compute.base import MachineFailed, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
-from sensors.retry_dead_runs import FAILURE_REASON, MAX_AGAIN, RETRIES, RETRY_OF, SETTLED, retry_dead_runs
+from sensors.failed_runs import MAX_AGAIN
+from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from tests.recipes.command.test_program import House as Commands
 from tests.recipes.command.test_program import house as commands
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository

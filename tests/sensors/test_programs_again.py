@@ -10,7 +10,9 @@ from sqlalchemy.exc import OperationalError
 from recipes.buckets import StoreUnavailable
 from resources.compute.base import JobFailed, MachineFailed
 from sensors import retry_dead_runs as retries
-from sensors.retry_dead_runs import FAILURE_REASON, MAX_AGAIN, RETRIES, RETRY_OF, SETTLED, retry_dead_runs
+from sensors.failed_runs import MAX_AGAIN
+from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
+from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 
 __all__ = ["house", "repository"]  # fixtures

@@ -17,7 +17,7 @@ from resources.engine.types import Served
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.registry import deployments
 from sensors.deploy_promotions import deploy_promotions
-from sensors.retry_dead_runs import RETRIES
+from sensors.retries import RETRIES
 from sensors.watch_serving import difference_of, watch_serving
 from tests.recipes.tiny_model import make_tiny_model
 from tests.resources.engine.gateway_process import Gateway, free_port, wait_until

@@ -5,6 +5,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from api.dependencies import CallerOf, DatabaseOf
+from api.idempotency import JobOfKey
 from api.requests import StrictRoute
 from api.v1.datasets.messages import find
 from recipes.parameters import PrepareParameters
@@ -27,8 +28,12 @@ class Preparation(PrepareParameters):
 
 
 @router.post("/{dataset_id}/prepare", status_code=201)
-def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf) -> Response:
-    """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`."""
+def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, job_of_key: JobOfKey) -> Response:
+    """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
+    Idempotency-Key it answers with the job that was queued, whatever the body says.
+    """
+    if known := Jobs(database).known(job_of_key):
+        return JSONResponse(vars(known), 201)
     parent = find(database, dataset_id)
     name = checked_name(body.name or parent.name)
     refuse_what_decides_nothing(body)
@@ -47,6 +52,7 @@ def prepare(dataset_id: str, body: Preparation, database: DatabaseOf, caller: Ca
         user=caller.user_id,
         organization=caller.organization,
         type=PREPARATION,
+        id=job_of_key,
     )
     return JSONResponse(vars(job), 201)
 

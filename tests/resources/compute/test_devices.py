@@ -1,4 +1,4 @@
-"""Each job has GPUs of its own, for as long as its program lives. They are names here: nobody looks for them."""
+"""Each job has a place and GPUs of its own, for as long as its program lives. GPUs are names here: nobody looks for them."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
 from resources.compute import devices, local
 from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
@@ -38,20 +39,21 @@ main(program)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose program `train` is PROGRAM; everything else of `recipes` is the real thing."""
+    """A checkout whose programs are PROGRAM; everything else of `recipes` is the real thing."""
     package = tmp_path_factory.mktemp("source") / "recipes"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'recipes')!r})\n")
-    (package / "train.py").write_text(PROGRAM)
+    for program in ("train", "evaluate", "command", "convert"):
+        (package / f"{program}.py").write_text(PROGRAM)
     return package.parent
 
 
 class House:
     """A machine with some GPUs, and jobs on it. Each supervisor is a new one: nothing is in anybody's memory."""
 
-    def __init__(self, folder: Path, source: Path, names: tuple[str, ...] | None) -> None:
+    def __init__(self, folder: Path, source: Path, names: tuple[str, ...] | None, places: int | None = None) -> None:
         self.folder, self.source = folder, source
-        self.devices = Devices(folder / "gpus", names)
+        self.devices = Devices(folder / "gpus", names, places)
         self.jobs: list[Job] = []
 
     @property
@@ -71,8 +73,8 @@ class House:
         self.jobs.append(job)
         return job
 
-    def submitted(self, name: str, gpus: int = 1) -> Job:
-        job = self.job(name, gpus)
+    def submitted(self, name: str, gpus: int = 1, **changed: Any) -> Job:
+        job = self.job(name, gpus, **changed)
         self.compute.submit(job)
         return job
 
@@ -91,8 +93,8 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, source: Path, *names: str, known: bool = True) -> Iterator[House]:
-    there = House(folder, source, names if known else None)
+def house(folder: Path, source: Path, *names: str, known: bool = True, places: int | None = None) -> Iterator[House]:
+    there = House(folder, source, names if known else None, places)
     try:
         yield there
     finally:
@@ -201,6 +203,106 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
         began = float((Path(killed.work_dir) / BEGAN).read_text())
         assert before - used <= began <= time.time() - used
         there.end(killed)
+
+
+def turn(running: int, most: int) -> str:
+    return f"waits for its turn: on this machine run {running} of at most {most} jobs"
+
+
+def kill(job: Job) -> None:
+    os.kill(json.loads((Path(job.work_dir) / PID).read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("names", "known"), [((), False), ((), True), (("0", "1", "2"), True)], ids=["none-known", "none-allowed", "more-gpus"]
+)
+def test_no_more_jobs_run_than_may_though_nobody_follows_them(
+    tmp_path: Path, source: Path, names: tuple[str, ...], known: bool
+) -> None:
+    """A program outlives its killed worker, whose slot in Dagster's pool is free at once. Each look is a new supervisor."""
+    with house(tmp_path, source, *names, known=known, places=2) as there:
+        train = there.submitted("train")
+        evaluate = there.submitted("evaluate", program=Program.EVALUATE)
+        command = there.submitted("command", program=Program.COMMAND)
+        convert = there.submitted("convert", program=Program.CONVERT)
+        assert [there.phase(job) for job in (train, evaluate, convert)] == [Phase.RUNNING] * 3, "to convert needs no turn"
+        assert [there.compute.observe(command) for _ in range(2)] == [Observation(Phase.PENDING, 1, turn(2, 2))] * 2
+        for job in (train, evaluate):
+            there.compute.submit(job)  # whoever comes back to it
+            assert there.phase(job) is Phase.RUNNING
+        there.end(evaluate)
+        assert there.phase(command) is Phase.RUNNING
+        for job in (train, command, convert):
+            there.end(job)
+
+
+def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, known=False, places=1) as there:
+        killed = there.submitted("killed")
+        assert there.on(killed)
+        other, cancelled, last = (there.submitted(name) for name in ("other", "cancelled", "last"))
+        kill(killed)
+        until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
+        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        assert there.phase(last) is Phase.PENDING
+        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(1, 1)}; killed")
+        there.compute.cancel(cancelled)
+        time.sleep(0.5)
+        there.end(other)
+        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(0, 1)}; killed"), (
+            "another waits longer"
+        )
+        assert there.phase(last) is Phase.RUNNING
+        there.end(last)
+        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
+        assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5
+        there.end(killed)
+
+
+def test_where_fewer_or_more_may_run_by_now_those_that_run_count(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, known=False, places=3) as there:
+        jobs = [there.submitted(f"job-{number}") for number in range(3)]
+        there.devices = Devices(there.devices.folder, None, 2)
+        late, last = there.submitted("late"), there.submitted("last")
+        assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(3, 2))
+        there.end(jobs[0])  # whose place is one of the two that there are now
+        assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(2, 2))
+        there.end(jobs[1])
+        assert [there.phase(job) for job in (late, last)] == [Phase.RUNNING, Phase.PENDING]
+        there.devices = Devices(there.devices.folder, None, 3)
+        assert there.phase(last) is Phase.RUNNING
+        for job in (jobs[2], late, last):
+            there.end(job)
+
+
+def test_a_job_that_waits_for_gpus_keeps_no_place_and_says_what_it_waits_for(tmp_path: Path, source: Path) -> None:
+    with house(tmp_path, source, "0", "1", places=2) as there:
+        small, large = there.submitted("small"), there.submitted("large", gpus=2)
+        assert there.compute.observe(large) == Observation(Phase.PENDING, 1, "waits for GPUs of this machine: 2 of 2")
+        there.end(small)
+        assert there.phase(large) is Phase.RUNNING
+        assert there.on(large) == "0,1"
+        there.end(large)
+
+
+def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HANZO_ML_SCHEDULER_DEVICES", "")
+    monkeypatch.setenv("HANZO_ML_SCHEDULER_JOBS_AT_ONCE", "2")
+    compute = ControlPlane().compute
+    assert isinstance(compute, LocalCompute)
+    compute.source = source
+    there = House(tmp_path, source, None)
+    jobs = [there.job(f"job-{number}") for number in range(3)]
+    try:
+        for job in jobs:
+            compute.submit(job)
+        assert [compute.observe(job).phase for job in jobs] == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING]
+    finally:
+        for job in jobs:
+            compute.cancel(job)
 
 
 def test_how_many_a_job_gets(tmp_path: Path) -> None:

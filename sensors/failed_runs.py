@@ -1,0 +1,104 @@
+"""What becomes of a run that failed by an error: it is tried again where the machine is to blame, else its job is told.
+
+That is decided once, and kept as a tag of the run: its log is read for it, and looks come every few seconds.
+"""
+
+from collections.abc import Set
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from resources.errors import HanzoError
+from resources.metadata.jobs import ACTIVE
+from sensors.failures import Failure, read_failure
+from sensors.retries import another_goes_on, may_be_retried, retries_of, steps_of
+from sensors.runs_of_jobs import PARTITION_TAG, is_since
+
+AGAIN_TAG = "hanzo_ml/again"
+"""Run tag with what was decided: YES or NO."""
+YES, NO = "yes", "no"
+PROGRAMS = {"checkpoint", "command"}
+"""Assets whose runs work for a job; those of others only for what it has left."""
+WHAT_FOLLOWS = {"evaluation", "version", "merged", "gguf"}
+DATASETS = "datasets"
+"""Begins the keys of the assets that check, split and prepare."""
+MAX_AGAIN = 5
+AGAIN = ", which is tried again"
+OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError"}
+"""Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
+failed for that, which went on or was over.
+"""
+OF_MACHINE = OF_WORKER | {"MachineFailed"}
+"""Errors for which neither the user nor what was trained is to blame."""
+LOOK_BACK = timedelta(days=7)
+"""How long ago a run may have failed that is looked at: for as long the stack may have been down."""
+
+
+def is_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """What was decided of a run, or is now. Its job is told before the run is tagged: whoever is killed between tells it
+    once more, which changes nothing.
+    """
+    if AGAIN_TAG in run.tags:
+        return str(run.tags[AGAIN_TAG]) == YES
+    if another_goes_on(instance, run):
+        return False  # as that one ends is not known yet
+    again = False
+    with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
+        again = decide(instance, run, control_plane)
+    instance.add_run_tags(run.run_id, {AGAIN_TAG: YES if again else NO})
+    return again
+
+
+def is_given_up(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether nobody tries the work of a failed run again; not where that is still to be decided."""
+    if now - record.update_timestamp.replace(tzinfo=UTC) > LOOK_BACK:
+        return True
+    run = record.dagster_run
+    return not may_be_retried(run) and str(run.tags.get(AGAIN_TAG)) == NO
+
+
+def decide(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
+    """Whether a run is tried again; its job is told where it is not, or where that has ended already.
+
+    Raises:
+        HanzoError: the job is no more.
+    """
+    partition, steps = run.tags.get(PARTITION_TAG), steps_of(run)
+    if preparation := run.tags.get(PREPARATION_TAG):
+        return decide_of_job(instance, run, preparation, OF_MACHINE, control_plane)
+    if partition is not None and steps & PROGRAMS:
+        return decide_of_job(instance, run, partition, OF_WORKER, control_plane)
+    if partition is not None and steps & WHAT_FOLLOWS:
+        failure = read_failure(instance, run)
+        again = steps <= WHAT_FOLLOWS and may_try_again(run, failure, OF_MACHINE)
+        told = f"what follows its training failed: {failure.cause}{AGAIN if again else ''}"
+        control_plane.jobs.fail_evaluation(partition, told)
+        return again
+    of_data = bool(run.asset_selection) and all(key.path[0] == DATASETS for key in run.asset_selection)
+    return of_data and may_try_again(run, read_failure(instance, run), OF_MACHINE)
+
+
+def decide_of_job(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, job_id: str, blameless: Set[str], control_plane: ControlPlane
+) -> bool:
+    """Of a run that works for a job: that fails where the run is not tried again.
+
+    One that failed before its job began has left it queued, and its run key is used up.
+    """
+    with control_plane.database.read() as connection:
+        job = control_plane.jobs.get(job_id, connection)
+        resumed_at = control_plane.jobs.resumed_at(job_id, connection)
+    if job.status not in ACTIVE or not is_since(instance, run, resumed_at):
+        return False
+    failure = read_failure(instance, run)
+    again = may_try_again(run, failure, blameless)
+    if not again:
+        control_plane.jobs.fail(job_id, f"its run failed: {failure.cause}")
+    return again
+
+
+def may_try_again(run: dg.DagsterRun, failure: Failure, blameless: Set[str]) -> bool:
+    return retries_of(run) < MAX_AGAIN and not failure.errors.isdisjoint(blameless)
