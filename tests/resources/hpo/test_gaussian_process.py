@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from resources.hpo.gaussian_process import KNOWN, Array, remembered, suggest, unlikeliness
+from resources.hpo import gaussian_process
+from resources.hpo.gaussian_process import KNOWN, Array, fitted_logs, remembered, suggest, unlikeliness
 from resources.hpo.space import sample
 from resources.hpo.trial import Trial, ranked
 from tests.resources.hpo.sweep_files import sweep
@@ -51,3 +53,21 @@ def test_of_few_trials_all_are_remembered(count: int) -> None:
     told = ranked(trials_of(count), "minimize")
     assert sorted(trial.number for trial in remembered(told)) == list(range(count))
     assert remembered(told)[0] == told[0]
+
+
+def test_it_computes_on_one_core_and_leaves_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for each, beside trainings that have them all, a look at a sweep took seconds."""
+
+    def cores() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    seen: list[set[int]] = []
+
+    def noted(points: Array, values: Array) -> Array:
+        seen.append(cores())
+        return fitted_logs(points, values)
+
+    monkeypatch.setattr(gaussian_process, "fitted_logs", noted)
+    with threadpool_limits(limits=2, user_api="blas"):
+        suggest(sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100), trials_of(20))
+        assert (seen, cores()) == ([{1}], {2})
