@@ -40,7 +40,7 @@ def test_recipes_that_cannot_be_read_hide_no_other(
     assert all(
         f"{name}.yaml, line 15: unknown key 'batch_sise'" in line
         for name, line in zip(("mine", "yours"), lines, strict=True)
-    ]
+    )
     assert capsys.readouterr().out.splitlines()[1].startswith("zen-7b-lora")
 
 
