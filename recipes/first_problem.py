@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from recipes.known_keys import known_keys
 from recipes.spelling import unknown_key
@@ -11,9 +12,16 @@ KINDS = {"model_type": "must be a mapping of keys to values", "tuple_type": "mus
 """What to say instead of Pydantic's words, which name classes of ours, or of Python."""
 
 
+def first_of(error: ValidationError) -> ErrorDetails:
+    """Its first problem. A key that nobody knows comes before one that is missing: it may be that one, misspelled."""
+    first, *others = error.errors()
+    unknown = (problem for problem in others if problem["type"] == "extra_forbidden")
+    return next(unknown, first) if first["type"] == "missing" else first
+
+
 def first_problem(error: ValidationError, kind: Any) -> str:
     """The first problem of a validation error as one line: where, what is wrong, and what was given for that type."""
-    problem = error.errors()[0]
+    problem = first_of(error)
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return unknown_key(where, known_keys(kind, problem["loc"][:-1]))

@@ -12,7 +12,7 @@ from recipes.architecture import Architecture
 from recipes.base_model_ref import BaseModelRef
 from recipes.canonical_json import canonical_json
 from recipes.divergence import DivergencePolicy
-from recipes.first_problem import first_problem
+from recipes.first_problem import first_of, first_problem
 from recipes.frozen import Written
 from recipes.gpus import requirement
 from recipes.image import pinned
@@ -315,7 +315,7 @@ class Recipe(Written):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            problem = error.errors()[0]
+            problem = first_of(error)
             line = line_of(text, problem["loc"] or named_in(problem["msg"], document))
             raise BadConfiguration(f"{path}{f', line {line}' if line else ''}: {first_problem(error, cls)}") from None
 

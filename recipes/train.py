@@ -124,7 +124,8 @@ def build_trainer(
         tell_other_rounding(resume, compiled)
     policy = job.checkpoint.of_unstable() if course.incidents.skipped else job.checkpoint
     saving = [CheckpointWhenDue(policy, group), SaveTheBest()]
-    told = [LogToTracking(metrics, work_of_token(recipe, material.folder), meter)] if metrics else []
+    per_token, has_perplexity = work_of_token(recipe, material.folder), material.objective.has_perplexity
+    told = [LogToTracking(metrics, per_token, meter, has_perplexity=has_perplexity)] if metrics else []
     written = [WriteUsage(meter, store, folder_of(job))] if group.leads else []
     rows = material.rows["train"]
     order = SampleOrder(len(rows), recipe.seed, course.incidents.skipped)

@@ -18,13 +18,13 @@ from resources.hpo.step import End, Step
 from resources.hpo.trial_job import trial_job
 from resources.metadata.jobs import TRAINING, WORK_FOLDERS
 from resources.metadata.sweeps import Sweeps
-from sensors.event_cursor import SELDOM_SECONDS
+from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.homes import dataset_of, is_of_another_definition, recipe_of, undefined
 from sensors.runs_of_jobs import is_gone
 from sensors.sensor import sensor
 
 
-@sensor(interval=SELDOM_SECONDS, description="Runs the trials of each sweep that was started.", requests_runs=False)
+@sensor(interval=INTERVAL_SECONDS, description="Runs the trials of each sweep that was started.", requests_runs=False)
 def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     moved = []
     for sweep_id in Sweeps(control_plane.database).running():

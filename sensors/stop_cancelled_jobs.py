@@ -11,7 +11,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import WORK_FOLDERS
 from resources.metadata.outbox import Event, now_ms
-from sensors.event_cursor import SELDOM_SECONDS, new_events, position
+from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 from sensors.runs_of_jobs import IN_PROGRESS, PARTITION_TAG, is_gone
 from sensors.sensor import sensor
 
@@ -19,7 +19,7 @@ LOOK_BACK = timedelta(days=7)
 """How long ago a job may have ended whose program still works: for as long the stack may have been down."""
 
 
-@sensor(interval=SELDOM_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
+@sensor(interval=INTERVAL_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
 def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     cursor = position(context)
     with control_plane.database.read() as connection:

@@ -90,3 +90,16 @@ def list_sweeps(
 def cancel(sweep_id: str) -> None:
     """End a sweep, with the trials that run."""
     print(f"{sweep_id} {call('POST', f'/v1/hpo/{sweep_id}/cancel')['status']}")
+
+
+@app.command()
+def export(
+    sweep_id: str,
+    to: Annotated[str, typer.Option(help="Where: sqlite:///study.db, or another database as SQLAlchemy names it.")],
+) -> None:
+    """A sweep as a study of Optuna's own: for optuna-dashboard, its plots and its importances."""
+    from hanzo_ml.cli import study
+
+    sweep = call("GET", f"/v1/hpo/{sweep_id}")
+    trials = list(pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))
+    print(f"study {study.export(sweep, trials, to).study_name}: {len(trials)} trials")

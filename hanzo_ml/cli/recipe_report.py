@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ from recipes.yaml_lines import line_of, named_in
 
 
 def list_recipes(as_json: bool) -> None:
-    rows = [described(Recipe.named(name)) for name in Recipe.names()]
-    if as_json:
-        show(rows)
-        return
+    """Raises Refused, behind the list of all others, where a recipe cannot be read."""
+    rows, broken = [], []
+    for name in Recipe.names():
+        try:
+            rows.append(described(Recipe.named(name)))
+        except BadConfiguration as problem:
+            broken.append(str(problem))
+    show(rows) if as_json else show_table(rows)
+    if broken:
+        raise Refused("\nerror: ".join(broken))
+
+
+def show_table(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = ("recipe", "method", "objective", "base model", "hardware", "memory", "seed estimate", "trains here")
     cells = [
         (

@@ -27,10 +27,11 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
     A step begins where the one before ended, or what came after that: to wait for its rows is a part of it.
     """
 
-    def __init__(self, metrics: MetricBuffer, work: Work, meter: Meter) -> None:
+    def __init__(self, metrics: MetricBuffer, work: Work, meter: Meter, *, has_perplexity: bool) -> None:
         self.metrics = metrics
         self.work = work
         self.meter = meter
+        self.has_perplexity = has_perplexity
         self._began = time.monotonic()
         self._tokens = 0
 
@@ -57,7 +58,7 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         **kwargs: object,
     ) -> None:
         named = {NAMES[key]: value for key, value in (logs or {}).items() if key in NAMES}
-        if "eval/loss" in named:
+        if "eval/loss" in named and self.has_perplexity:
             named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
         if "train/loss" in named:  # read from the device by now, so that the step is over
             before, self._began = self._began, time.monotonic()

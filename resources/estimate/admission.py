@@ -3,6 +3,8 @@ do (row L8).
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 
 from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
@@ -68,6 +70,12 @@ def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
 
 
 def advice(recipe: Recipe, shape: Architecture) -> str:
-    others = [Recipe.named(name) for name in Recipe.names()]
-    found = nearest(recipe, shape, others, memory_of_machine())
+    found = nearest(recipe, shape, list(readable()), memory_of_machine())
     return f"use {found.words}" if found else "no recipe of this base model fits: lower batch_size or sequence_length"
+
+
+def readable() -> Iterator[Recipe]:
+    """All recipes but those whose file is broken, of which `hanzo-ml recipe list` tells."""
+    for name in Recipe.names():
+        with suppress(BadConfiguration):
+            yield Recipe.named(name)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import norm
+from threadpoolctl import threadpool_limits
 
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Params, Space, perturbed, sample, share_of_axis
@@ -27,6 +28,7 @@ KNOWN = 300
 """Trials that a process is fitted to, half of them the best and half the newest: it takes the third power of their number,
 and one look at thousands would hold up all other sweeps.
 """
+FAR = 10.0
 BOUNDS = (np.log(0.02), np.log(20.0))
 """Of a length, in shares of a hyperparameter's axis, as logarithms."""
 ITERATIONS = 30
@@ -50,13 +52,24 @@ class Surrogate:
 
 
 def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
-    """What to try after the given trials; the same for the same trials. Of those that run still, the mean is believed."""
+    """What to try after the given trials; the same for the same trials. Of those that run still, the mean is believed.
+
+    On one core: where trainings have the others, threads that wait for each other at matrices of this size took 20 times as
+    long, and rounded as their number was.
+    """
+    with threadpool_limits(limits=1, user_api="blas"):
+        return best_candidate(config, trials)
+
+
+def best_candidate(config: SweepConfig, trials: Sequence[Trial]) -> Params:
     space, direction = config.search_space, config.objective.direction
     chance = random.Random(f"{config.seed}/{len(trials)}")
-    told = remembered(ranked(trials, direction))
-    if len(told) < FIRST:
+    counting = ranked(trials, direction)
+    if len(counting) < FIRST:
         return sample(space, chance)
-    costs = np.array([cost(trial.value, direction) for trial in told if trial.value is not None])
+    told = remembered(counting)
+    first = costs_of(sorted(counting, key=lambda trial: trial.number)[:FIRST], direction)
+    costs = within_reach(costs_of(told, direction), first)
     values = (costs - costs.mean()) / (costs.std() or 1.0)
     points = np.array([encoded(space, trial.params) for trial in told])
     logs = fitted_logs(points, values)
@@ -67,6 +80,20 @@ def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
     candidates += [perturbed(space, told[0].params, chance) for _ in range(NEIGHBOURS)]
     mean, deviation = surrogate(points, values, logs).predict(np.array([encoded(space, params) for params in candidates]))
     return candidates[int(np.argmax(expected_improvement(mean, deviation, float(values.min()))))]
+
+
+def costs_of(trials: Sequence[Trial], direction: str) -> Array:
+    return np.array([cost(trial.value, direction) for trial in trials if trial.value is not None])
+
+
+def within_reach(costs: Array, first: Array) -> Array:
+    """None is farther above the lower quartile of the first ones than `FAR` times what the best is below it. Where one trial
+    had diverged, all others were the same to the process, and it found no more than chance does. The first ones are there by
+    chance: what comes later lies ever closer together.
+    """
+    quartile = float(np.quantile(first, 0.25))
+    reach = FAR * (quartile - costs.min())
+    return np.minimum(costs, quartile + reach) if reach else costs
 
 
 def remembered(told: Sequence[Trial]) -> list[Trial]:

@@ -11,6 +11,11 @@ from resources.hpo.space import Choice, Dimension, Scalar, share_of, share_of_ax
 from resources.hpo.trial import Trial, ranked
 
 WIDTH, HEIGHT = 960, 420
+BETWEEN = 150
+"""Pixels from one axis to the next, at least: a name is wider than a line."""
+LETTER = 7
+MOST_MARKS = 20
+"""On one axis: of a longer choice every second, or third, value is written beside it."""
 LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
 GOOD, BAD, AXIS = (79, 67, 221), (222, 224, 232), "#c9ccd6"
 TICKS = 5
@@ -50,6 +55,11 @@ class Values:
         low = there[bisect_left(there, first - reach)] if reach else there[0]
         return cls(low, there[-1], f"{'≤ ' if low > there[0] else ''}{low:.5g}", f"{there[-1]:.5g}")
 
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        """What is written beside the axis, and where."""
+        return [(0.0, self.least), (1.0, self.most)] if self.high > self.low else [(self.share(self.low), self.least)]
+
     def share(self, value: float) -> float:
         return min(max(share_of(value, self.low, self.high), 0.0), 1.0)
 
@@ -79,11 +89,13 @@ def history_page(config: SweepConfig, trials: Sequence[Trial]) -> str:
     floor = HEIGHT - BOTTOM
     picture = (
         f'<path d="M{LEFT},{TOP} V{floor} H{WIDTH - RIGHT}" stroke="{AXIS}" fill="none"/>'
-        f'<text x="{LEFT - 8}" y="{TOP + 4}" text-anchor="end">{scale.most}</text>'
-        f'<text x="{LEFT - 8}" y="{floor + 4}" text-anchor="end">{scale.least}</text>'
-        f'<text x="{LEFT}" y="{floor + 22}">trial 0</text>'
-        f'<text x="{WIDTH - RIGHT}" y="{floor + 22}" text-anchor="end">trial {last}</text>'
-        f'<polyline points="{" ".join(line)}" fill="none" stroke="#f2a541" stroke-width="2"/>{"".join(dots)}'
+        + "".join(
+            f'<text x="{LEFT - 8}" y="{height_of(at) + 4:.1f}" text-anchor="end">{text}</text>'
+            for at, text in reversed(scale.marks)
+        )
+        + f'<text x="{LEFT}" y="{floor + 22}">trial 0</text>'
+        + (f'<text x="{WIDTH - RIGHT}" y="{floor + 22}" text-anchor="end">trial {last}</text>' if last else "")
+        + f'<polyline points="{" ".join(line)}" fill="none" stroke="#f2a541" stroke-width="2"/>{"".join(dots)}'
     )
     return page(config, trials, "history", picture)
 
@@ -96,26 +108,30 @@ def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> s
     names = list(config.search_space)
     values = [trial.value for trial in shown if trial.value is not None]
     scale = Values.of(values, config.objective.direction)
-    axes = "".join(axis(place, len(names), name, ends_of(config.search_space[name])) for place, name in enumerate(names))
-    axes += axis(len(names), len(names), config.objective.metric, [(0.0, scale.least), (1.0, scale.most)])
+    apart = max((WIDTH - LEFT - RIGHT) / len(names), BETWEEN)
+    axes = "".join(axis(place, apart, name, ends_of(config.search_space[name])) for place, name in enumerate(names))
+    axes += axis(len(names), apart, config.objective.metric, scale.marks)
     lines = []
     for rank, (trial, value) in reversed(list(enumerate(zip(shown, values, strict=True)))):
         shares = [*(share_of_axis(config.search_space[name], trial.params[name]) for name in names), scale.share(value)]
-        points = " ".join(f"{across(place, len(names)):.1f},{height_of(at):.1f}" for place, at in enumerate(shares))
+        points = " ".join(f"{across(place, apart):.1f},{height_of(at):.1f}" for place, at in enumerate(shares))
         color = blend(rank / max(len(shown) - 1, 1))
         lines.append(
             f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2">'
             f"<title>{words_of(trial)}</title></polyline>"
         )
-    return page(config, trials, "parallel coordinates", "".join(lines) + axes)
+    return page(
+        config, trials, "parallel coordinates", "".join(lines) + axes, width=round(across(len(names), apart)) + RIGHT
+    )
 
 
-def page(config: SweepConfig, trials: Sequence[Trial], kind: str, picture: str) -> str:
+def page(config: SweepConfig, trials: Sequence[Trial], kind: str, picture: str, width: int = WIDTH) -> str:
     best = next(iter(ranked(trials, config.objective.direction)), None)
-    told = f"{len(trials)} trials by strategy {config.strategy}, to {config.objective.direction} {config.objective.metric}."
+    count = f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
+    told = f"{count} by strategy {config.strategy}, to {config.objective.direction} {config.objective.metric}."
     words = f"{escape(told)} " + (f"Best: {words_of(best)}." if best else "No trial has a value yet.")
     title = escape(f"{config.experiment}: {kind}")
-    return PAGE.format(title=title, words=words, width=WIDTH, height=HEIGHT, picture=picture)
+    return PAGE.format(title=title, words=words, width=width, height=HEIGHT, picture=picture)
 
 
 def words_of(trial: Trial) -> str:
@@ -130,21 +146,27 @@ def shown(value: Scalar | None) -> str:
 def ends_of(dimension: Dimension) -> list[tuple[float, str]]:
     """What is written beside an axis, and where."""
     if isinstance(dimension, Choice):
-        return [(share_of_axis(dimension, value), shown(value)) for value in dimension.values]
+        every = -(-len(dimension.values) // MOST_MARKS)
+        return [(share_of_axis(dimension, value), shown(value)) for value in dimension.values[::every]]
     return [(tick / (TICKS - 1), shown(float(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
 
 
-def axis(place: int, last: int, name: str, marks: Sequence[tuple[float, str]]) -> str:
-    x = across(place, last)
-    texts = "".join(f'<text x="{x + 6:.1f}" y="{height_of(at) + 4:.1f}">{escape(text)}</text>' for at, text in marks)
+def axis(place: int, apart: float, name: str, marks: Sequence[tuple[float, str]]) -> str:
+    """Its texts are cut where the next axis is."""
+    x, room = across(place, apart), int(apart / LETTER) - 1
+    texts = "".join(f'<text x="{x + 6:.1f}" y="{height_of(at) + 4:.1f}">{cut(text, room)}</text>' for at, text in marks)
     return (
         f'<path d="M{x:.1f},{TOP} V{HEIGHT - BOTTOM}" stroke="{AXIS}"/>'
-        f'<text x="{x:.1f}" y="{TOP - 24}" text-anchor="middle" font-weight="600">{escape(name)}</text>{texts}'
+        f'<text x="{x:.1f}" y="{TOP - 24}" text-anchor="middle" font-weight="600">{cut(name, room)}</text>{texts}'
     )
 
 
-def across(place: int, last: int) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * place / max(last, 1)
+def cut(text: str, room: int) -> str:
+    return escape(text if len(text) <= room else f"{text[: room - 1]}…")
+
+
+def across(place: int, apart: float) -> float:
+    return LEFT + apart * place
 
 
 def height_of(at: float) -> float:

@@ -6,7 +6,7 @@ before from being read.
 
 from collections.abc import Iterator, Sequence
 
-from recipes.recipe import Recipe
+from recipes.recipe import BUILT_IN_OBJECTIVES, PREFERENCES, Recipe
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Dimension, Scalar
@@ -20,8 +20,10 @@ MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
 EVALUATIONS = "eval/"
 """How the metrics begin that training logs when it evaluates."""
-EVALUATED = ("eval/loss", "eval/perplexity", "eval/reward_accuracy", "eval/reward_margin")
-"""All of them (`recipes.training.logged`); the last two of preferences alone."""
+OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin")
+OF_TEXTS = ("eval/perplexity",)
+EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
+"""All of them (`recipes.training.logged`)."""
 
 
 def check_sweep(config: SweepConfig) -> None:
@@ -100,8 +102,18 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
             "base_config.eval_steps, the steps between two evaluations"
         )
+    if recipe.objective in BUILT_IN_OBJECTIVES and config.objective.metric in never_logged(recipe):
+        raise invalid(
+            f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' has the objective "
+            f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATED if key not in never_logged(recipe))}"
+        )
     if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
         raise invalid(
             f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has {recipe.max_steps} steps: "
             "give successive_halving.min_steps, less than max_steps"
         )
+
+
+def never_logged(recipe: Recipe) -> Sequence[str]:
+    """Of an objective that is installed, none is known."""
+    return OF_TEXTS if recipe.objective in PREFERENCES else OF_PREFERENCES

@@ -46,7 +46,7 @@ def next_step(
         observed: what is seen of each trial, by its number; one that has ended may be left out.
         now: milliseconds.
     """
-    told = [seen(trial, observed, config, now) for trial in trials]
+    told = [seen(trial, trials, observed, config, now) for trial in trials]
     free = config.max_concurrent_trials - sum(not trial.has_ended for trial in told)
     asked = tuple(
         Trial(
@@ -70,7 +70,9 @@ def cancelled_step(
     config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int, reason: str
 ) -> Step:
     """The end of a sweep before its time. A trial whose job has ended by then ends as it did, the others are cancelled."""
-    told = [cut_short(seen(trial, observed, config, now) if is_done(trial, observed) else trial, now) for trial in trials]
+    told = [
+        cut_short(seen(trial, trials, observed, config, now) if is_done(trial, observed) else trial, now) for trial in trials
+    ]
     changed = tuple(after for before, after in zip(trials, told, strict=True) if after != before)
     return Step(changed, end=End("cancelled", reason))
 
@@ -90,8 +92,8 @@ def job_id_of(sweep_id: str, number: int) -> str:
     return uuid.uuid5(uuid.UUID(sweep_id), str(number)).hex
 
 
-def seen(trial: Trial, observed: Mapping[int, Observation], config: SweepConfig, now: int) -> Trial:
-    """A trial after a look at its job."""
+def seen(trial: Trial, trials: Sequence[Trial], observed: Mapping[int, Observation], config: SweepConfig, now: int) -> Trial:
+    """A trial after a look at its job, beside all `trials`."""
     if trial.has_ended or trial.number not in observed:
         return trial
     look = observed[trial.number]
@@ -108,11 +110,24 @@ def seen(trial: Trial, observed: Mapping[int, Observation], config: SweepConfig,
         return replace(valued, status="failed", reason=look.reason, ended_at=now)
     if look.status == "cancelled":
         return replace(valued, status="cancelling", reason=look.reason)
-    others = [other.points for number, other in observed.items() if number != trial.number]
-    reason = reason_to_stop(look.points, others, config)
+    reason = reason_to_stop(look.points, rivals(trial, trials, observed), config)
     if reason and not has_done_all(trial, look.points, config):
         return replace(valued, status="pruning", reason=reason)
     return trial
+
+
+def rivals(trial: Trial, trials: Sequence[Trial], observed: Mapping[int, Observation]) -> list[Sequence[Point]]:
+    """The objectives of the others that it is judged by. Whoever failed, or was cancelled, leaves no model, and so must not
+    be what all others are stopped for.
+    """
+    others = [(other, observed[other.number]) for other in trials if other is not trial and other.number in observed]
+    return [look.points for other, look in others if not leaves_nothing(other, look)]
+
+
+def leaves_nothing(trial: Trial, look: Observation) -> bool:
+    if trial.status == "running":
+        return look.status in ("failed", "cancelled")
+    return trial.status in ("failed", "cancelling", "cancelled")
 
 
 def has_done_all(trial: Trial, points: Sequence[Point], config: SweepConfig) -> bool:

@@ -8,7 +8,7 @@ from resources.hpo.trial import Point, cost
 
 
 def reason_to_stop(points: Sequence[Point], others: Sequence[Sequence[Point]], config: SweepConfig) -> str:
-    """One line, or nothing where the trial goes on. `others` are the objectives of all other trials of the sweep."""
+    """One line, or nothing where the trial goes on. `others` are the objectives of those that it is judged by."""
     early, direction = config.early_stopping, config.objective.direction
     if early is not None and stalled(points, early, direction):
         return f"no improvement of more than {early.min_delta:g} in {early.patience} evaluations"

@@ -73,8 +73,10 @@ class Observation:
 
 
 def cost(value: float, direction: str) -> float:
-    """The less the better, in either direction; what is no number is worst."""
-    if math.isnan(value):
+    """The less the better, in either direction. What is no finite number is worst: a trial that diverged to where more is
+    better was kept for the best of all, and no other went on beside it.
+    """
+    if not math.isfinite(value):
         return math.inf
     return value if direction == "minimize" else -value
 

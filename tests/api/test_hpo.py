@@ -49,6 +49,9 @@ def nested(parameters: dict[str, Any], **beside: Any) -> dict[str, Any]:
     return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **beside}}
 
 
+DPO = {"recipe": "smollm2-135m-dpo"}
+
+
 def pbt(**changes: Any) -> dict[str, Any]:
     return {"strategy": "pbt", "base_config": {"dataset": "instruction-v2", "max_steps": 40}, **changes}
 
@@ -138,7 +141,7 @@ def test_the_specification_s_sweep_file_runs_unchanged(
 
 def test_of_what_is_to_be_large_the_largest_is_the_best(server: ServerProcess, dataset: str, database: Database) -> None:
     objective = {"metric": "eval/reward_accuracy", "direction": "maximize"}
-    base = {"dataset": dataset, "recipe": "smollm2-135m-lora"}
+    base = {"dataset": dataset, "recipe": "smollm2-135m-dpo"}
     body = small(base_config=base, objective=objective, max_trials=3, max_concurrent_trials=3)
     sweep = ask(server, "POST", "/v1/hpo", 201, body)["id"]
     assert advance(database, Store(server.settings.store), sweep, lambda job: True)
@@ -235,6 +238,12 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),
         ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
+        ({"objective": {"metric": "eval/reward_margin"}}, 400, "objective sft: choose one of eval/loss, eval/perplexity"),
+        (
+            {"base_config": {"dataset": "instruction-v2", **DPO}, "objective": {"metric": "eval/perplexity"}},
+            400,
+            "objective dpo: choose one of eval/loss, eval/reward_accuracy",
+        ),
         (without_evaluation("eval/loss"), 400, "give base_config.eval_steps"),
         ({"search_space": {"lora_rank": {"type": "choice", "values": [*range(1, 1002)]}}}, 400, "1001 values"),
         ({"search_space": {f"x{n}": {"type": "choice", "values": [*range(501)]} for n in range(2)}}, 400, "1002 values"),

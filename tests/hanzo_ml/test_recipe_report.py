@@ -1,10 +1,12 @@
 """What `hanzo-ml recipe` says: memory beside the hardware, how a recipe starts, and what does not hold."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import recipes.recipe
 from hanzo_ml.cli import recipe_report
 from hanzo_ml.cli.connection import Refused
 from recipes.fit import fit, gib, hardware_words
@@ -21,6 +23,25 @@ def played(**changes: Any) -> dict[str, Any]:
     """What the libraries build of zen-72b-lora, or something else."""
     parameters = {"parameters": BUILT, "parameters_expected": BUILT, "trainable": TRAINED, "trainable_expected": TRAINED}
     return {**parameters, "adapted_modules": 320, "kept": None, "command": [], "sharding": {}, **changes}
+
+
+def test_recipes_that_cannot_be_read_hide_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One misspelled key in a recipe of one's own, and the list was sixty lines of Python."""
+    shutil.copy(FOLDER / "zen-7b-lora.yaml", tmp_path)
+    for name in ("mine", "yours"):
+        text = (FOLDER / "zen-7b-lora.yaml").read_text()
+        (tmp_path / f"{name}.yaml").write_text(text.replace("batch_size", "batch_sise"))
+    monkeypatch.setattr(recipes.recipe, "FOLDER", tmp_path)
+    with pytest.raises(Refused) as refused:
+        recipe_report.list_recipes(as_json=False)
+    lines = str(refused.value).splitlines()
+    assert all(
+        f"{name}.yaml, line 15: unknown key 'batch_sise'" in line
+        for name, line in zip(("mine", "yours"), lines, strict=True)
+    )
+    assert capsys.readouterr().out.splitlines()[1].startswith("zen-7b-lora")
 
 
 def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(

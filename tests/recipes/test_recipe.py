@@ -237,6 +237,14 @@ def test_a_key_that_is_missing_is_named_and_nothing_else(tmp_path: Path) -> None
     assert message.endswith("mine.yaml: 'learning_rate' is missing: add it")
 
 
+def test_of_a_key_that_is_misspelled_its_line_is_named_and_not_that_the_right_one_is_missing(tmp_path: Path) -> None:
+    text = SMALL.replace("learning_rate:", "learning_rat:")
+    place = next(number for number, line in enumerate(text.splitlines(), 1) if line.startswith("learning_rat:"))
+    assert refusal(tmp_path, text).endswith(
+        f"mine.yaml, line {place}: unknown key 'learning_rat': did you mean 'learning_rate'?"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "place", "words"),
     [

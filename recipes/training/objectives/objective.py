@@ -40,6 +40,11 @@ class Objective(ABC):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether its loss is a cross-entropy, whose exponential is a perplexity."""
+        return type(self).loss is Objective.loss
+
     @abstractmethod
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Rows:
         """What training draws from, in an order that depends on the split and the recipe alone.

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from resources.hpo.gaussian_process import KNOWN, Array, remembered, suggest, unlikeliness
+from resources.hpo import gaussian_process
+from resources.hpo.gaussian_process import FIRST, KNOWN, Array, fitted_logs, remembered, suggest, unlikeliness, within_reach
 from resources.hpo.space import sample
 from resources.hpo.trial import Trial, ranked
 from tests.resources.hpo.sweep_files import sweep
@@ -51,3 +53,41 @@ def test_of_few_trials_all_are_remembered(count: int) -> None:
     told = ranked(trials_of(count), "minimize")
     assert sorted(trial.number for trial in remembered(told)) == list(range(count))
     assert remembered(told)[0] == told[0]
+
+
+def test_how_far_a_trial_diverged_changes_nothing() -> None:
+    """At a loss of 1e6 beside others of about 1, the others were all one: it searched no better than chance."""
+    config = sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100)
+    *trials, last = trials_of(30)
+    found = [suggest(config, [*trials, replace(last, value=value)]) for value in (10.0, 1e6, 1e300)]
+    assert found[0] == found[1] == found[2] != suggest(config, [*trials, replace(last, value=-1.0)])
+
+
+def test_what_is_far_is_told_by_the_trials_by_chance_and_not_by_those_that_it_has_found_itself() -> None:
+    """Of a hundred that are all but the best, those by chance at the beginning are as bad as they were."""
+    first = np.linspace(0.0, 4.0, FIRST)
+    costs = np.concatenate([first, np.full(100, 1e-3), [1e6]])
+    assert list(within_reach(costs, first)) == [*costs[:-1], 11.0]
+
+
+def test_where_a_quarter_has_the_best_value_the_others_are_not_the_same_as_they_are() -> None:
+    costs = np.array([1.0, 1.0, 1.0, 1.0, *range(2, 8)])
+    assert list(within_reach(costs, costs)) == list(costs)
+
+
+def test_it_computes_on_one_core_and_leaves_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for each, beside trainings that have them all, a look at a sweep took seconds."""
+
+    def cores() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    seen: list[set[int]] = []
+
+    def noted(points: Array, values: Array) -> Array:
+        seen.append(cores())
+        return fitted_logs(points, values)
+
+    monkeypatch.setattr(gaussian_process, "fitted_logs", noted)
+    with threadpool_limits(limits=2, user_api="blas"):
+        suggest(sweep(strategy="bayesian", sampler="gp", search_space=SPACE, max_trials=100), trials_of(20))
+        assert (seen, cores()) == ([{1}], {2})

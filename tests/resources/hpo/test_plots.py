@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -68,3 +69,32 @@ def test_a_trial_that_is_far_worse_does_not_flatten_the_others(direction: str, v
     dots = [float(height) for height in re.findall(r'<circle cx="[^"]+" cy="([^"]+)"', pages[0])]
     assert {TOP, FLOOR} <= set(dots) and all(TOP <= dot <= FLOOR for dot in dots)
     assert len(set(dots)) == len(set(values)) - any("≥" in end or "≤" in end for end in ends)
+
+
+def test_of_many_hyperparameters_and_long_names_no_text_lies_on_another() -> None:
+    """Of fourteen, each name was written over the next one; of forty values, each over the one above."""
+    long = "a-base-model-whose-name-goes-on-and-on"
+    space = {f"hyperparameter_number_{number}": {"type": "choice", "values": [1, long]} for number in range(14)}
+    space["layers"] = {"type": "choice", "values": list(range(40))}
+    params: Params = dict.fromkeys(space, 1)
+    page = parallel_coordinates_page(sweep(search_space=space), [Trial(0, "", params, "completed", 1, value=1.0, step=1)])
+    width = float(re.findall(r'width="(\d+)"', page)[0])
+    texts = re.findall(r'<text x="([^"]+)" y="([^"]+)"(?: text-anchor="middle")?(?: font-weight="600")?>([^<]+)<', page)
+    places = sorted((float(y), float(x), len(text) * 7.0) for x, y, text in texts)
+    assert len(places) > 40
+    for (y, x, wide), (below, right, _) in pairwise(places):
+        assert y != below or x + wide <= right, (y, x, right)
+    layers = next(x for x, _, text in texts if text == "0")
+    heights = sorted(float(y) for x, y, _ in texts if x == layers)
+    assert len(heights) == 20 and all(above - below >= 14 for below, above in pairwise(heights))
+    assert max(x for _, x, _ in places) <= width - 80 and "<title>trial 0 (completed): 1 with " in page
+
+
+def test_where_all_values_are_the_same_the_axis_says_it_once() -> None:
+    same = [Trial(number, "", POINTS[number], "completed", 1, value=7.0, step=1) for number in range(2)]
+    for page in (history_page(sweep(search_space=SPACE), same), parallel_coordinates_page(sweep(search_space=SPACE), same)):
+        assert re.findall(r'y="([^"]+)"[^>]*>7<', page) == [str(MIDDLE + 4)]
+
+
+def test_a_single_trial_is_no_trials() -> None:
+    assert "<p>1 trial by strategy" in history_page(sweep(search_space=SPACE), TRIALS[:1])

@@ -205,6 +205,31 @@ def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> 
         assert [not reason for reason in reasons] == [at < kept for at in range(there)]
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_trial_that_diverges_is_never_among_the_best_whichever_way_it_went(direction: str) -> None:
+    """To infinity where more is better, it was the best of all, and every other trial was stopped for it."""
+    objective = {"metric": "eval/loss", "direction": direction}
+    config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG}, objective=objective)
+    finite = (Point(RUNG, 1.0),)
+    for value in (math.inf, -math.inf, math.nan):
+        diverged = (Point(RUNG, value),)
+        assert reason_to_stop(finite, [diverged], config) == ""
+        assert reason_to_stop(diverged, [finite], config) != ""
+
+
+def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
+    """The best at the first rung failed: all others had been stopped for it, and the sweep had no model of any of them."""
+    config = sweep(
+        strategy="successive_halving", max_trials=5, max_concurrent_trials=1, successive_halving={"min_steps": RUNG}
+    )
+    world = World(config, loss=lambda params, step: 1.0, fails=lambda number: number == 0 and world.evaluations[0] > 1)
+    world.loss = lambda params, step: 0.0 if params == world.trials[0].params else float(params["learning_rate"])
+    trials = world.run()
+    assert trials[0].status == "failed" and trials[0].step == 2 * RUNG
+    assert [trial.status for trial in trials].count("completed") >= 1, [trial.reason for trial in trials]
+    assert world.end is not None and world.end.end is not None and world.end.end.reason == ""
+
+
 def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
     """The rung is where the sweep says, and not where its trials evaluate first."""
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})

@@ -1,0 +1,27 @@
+"""What a job that does not fit is told."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import recipes.recipe
+from recipes.known_architectures import shape_of
+from recipes.recipe import FOLDER, Recipe
+from resources.errors import HanzoError
+from resources.estimate.admission import admit
+
+ONE_80GB = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}, "distributed": None}
+
+
+def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that another recipe had a key misspelled, and not that it does not fit."""
+    recipe = Recipe.named("zen-72b-lora").changed(ONE_80GB)
+    for name in ("zen-72b-lora", "zen-72b-qlora"):
+        shutil.copy(FOLDER / f"{name}.yaml", tmp_path)
+    (tmp_path / "mine.yaml").write_text((FOLDER / "zen-7b-lora.yaml").read_text().replace("batch_size", "batch_sise"))
+    monkeypatch.setattr(recipes.recipe, "FOLDER", tmp_path)
+    with pytest.raises(HanzoError, match=r"recipe 'zen-72b-lora' needs .* use .*zen-72b-qlora"):
+        admit(recipe, shape_of(recipe))
