@@ -9,7 +9,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 
 WORDS = re.compile(
-    "DefaultCPUAllocator: can't allocate memory|CUDA error: out of memory|CUDA out of memory|CUDA driver error: out of memory"
+    "DefaultCPUAllocator: can't allocate memory|CUDA out of memory|CUDA (driver )?error: out of memory"
     "|Cuda failure ([0-9]+ )?'out of memory'|Failed to CUDA calloc|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
     r"|Triton Error \[CUDA\]: out of memory",
     re.IGNORECASE,
