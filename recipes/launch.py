@@ -44,6 +44,11 @@ def holds_whole_model(recipe: Recipe) -> bool:
     return zero_stage(recipe) is None and recipe.together == 1 and (strategy == "ddp" or recipe.processes == 1)
 
 
+def computes_whole_blocks(recipe: Recipe) -> bool:
+    """Whether each process computes its own rows with whole blocks: it has them, or gathers each in its turn (fsdp)."""
+    return zero_stage(recipe) is None and recipe.together == 1
+
+
 def trains_shards(recipe: Recipe) -> bool:
     """Whether fsdp shards what is trained, where there are several processes; an adapter is whole in every one.
 

@@ -160,7 +160,8 @@ def adapts_in_computing_type(recipe: Recipe) -> bool:
 def compiles_blocks(recipe: Recipe) -> bool:
     """Whether blocks are compiled: on a GPU, with packed rows and all of the model in place.
 
-    An objective of one's own may have its blocks compiled too, and is reckoned as if it had not.
+    Shards, and an objective of one's own, may have their blocks compiled too, and are reckoned as if they had not: they take
+    no more than that.
     """
     return recipe.hardware.gpus > 0 and recipe.objective == "sft" and holds_whole_model(recipe)
 

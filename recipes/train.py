@@ -24,7 +24,7 @@ from hanzo_ml.points import Point
 from recipes.anew import NEVER, Anew, first_until
 from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
-from recipes.launch import holds_whole_model, saves_by_name
+from recipes.launch import computes_whole_blocks, saves_by_name
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -81,6 +81,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
     material = gather(job, recipe, group, store)
     model = build_model(job, course, material, store)
+    group.collect(None)  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)
     ends = Ends(
         StopOnSignal(group, saves=job.checkpoint.save_on_preempt),
         StopOnDivergence(recipe.divergence),
@@ -98,7 +99,7 @@ def build_model(job: Job, course: Course, material: Material, store: Store) -> A
     set_seed(course.recipe.seed)
     model = load_for_training(material.folder, course.recipe)
     material.objective.begin(model)
-    if material.objective.packed and holds_whole_model(course.recipe):
+    if material.objective.packed and computes_whole_blocks(course.recipe):
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         if packed_attention.fits(base.config, computing_dtype(course.recipe.computing_dtype)):
             packed_attention.attend_within_examples(base)

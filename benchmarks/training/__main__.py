@@ -25,7 +25,7 @@ from benchmarks.training.peers import PEERS, VARIANTS, DoesNotRun, last_line, py
 from benchmarks.training.shapes import METHODS, SHAPES, Work
 from benchmarks.training.work import make_work
 from recipes.architecture import Architecture
-from recipes.gpus import GPUS
+from recipes.gpus import peak_of_device
 from recipes.machine import read_machine
 from recipes.recipe import Recipe
 from recipes.schema import Job
@@ -173,7 +173,7 @@ def mfu(tokens_per_second: float, job: Job, gpu: str) -> float:
     """Share of the GPU's peak; NaN of one that is not in our table."""
     recipe = Recipe.model_validate(job.parameters["recipe"])
     config = json.loads((Path(unquote(urlparse(recipe.base_model.uri).path)) / "config.json").read_text())
-    peak = next((known.flops for name, known in GPUS.items() if name.split("-")[1].upper() in gpu.upper()), math.nan)
+    peak = peak_of_device(gpu) or math.nan
     return tokens_per_second * flops_per_token(recipe, Architecture.from_config(config), recomputed=False) / peak
 
 

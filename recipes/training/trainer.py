@@ -21,7 +21,7 @@ from recipes.training import sharded, zero
 from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.paged import page_again
-from recipes.training.random_states import within_32_bits
+from recipes.training.random_states import RandomStates, within_32_bits
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
 from recipes.training.stopping import StopOnDivergence
@@ -181,19 +181,23 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:
         """The random states of all processes, in the leader's folder: another may be on another machine."""
-        super()._save_rng_state(output_dir)
-        if self.group.size > 1:
-            own = Path(output_dir, f"rng_state_{self.group.rank}.pth").read_bytes()
-            for rank, state in enumerate(self.group.collect(own)):
-                Path(output_dir, f"rng_state_{rank}.pth").write_bytes(state)
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        own = self._rng_file(output_dir, self.group.rank)
+        RandomStates.now().save(own)
+        for rank, state in enumerate(self.group.collect(own.read_bytes())):
+            self._rng_file(output_dir, rank).write_bytes(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """The states of that checkpoint, or new ones where it was made by another number of processes."""
         if checkpoint and len(list(Path(checkpoint).glob("rng_state*.pth"))) != self.group.size:
             drawn = self.args.seed + self.state.global_step * self.group.streams + self.group.stream
             set_seed(within_32_bits(drawn))
-        else:
-            super()._load_rng_state(checkpoint)
+        elif checkpoint:
+            RandomStates.load(self._rng_file(checkpoint, self.group.rank)).put_back()
+
+    def _rng_file(self, folder: str, rank: int) -> Path:
+        """As transformers calls it."""
+        return Path(folder, f"rng_state_{rank}.pth" if self.group.size > 1 else "rng_state.pth")
 
 
 def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:

@@ -18,11 +18,12 @@ from recipes.gpus import GPUS
 from recipes.incidents import OutOfMemory
 from recipes.results import EvaluationReport
 from recipes.training import packed_attention
+from recipes.training.random_states import RandomStates
 from resources.detached import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
 from tests.recipes.training.place import facts
-from tests.recipes.training.runs import Runs, install, losses_of, step_of
+from tests.recipes.training.runs import Runs, children, install, losses_of, step_of
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +55,12 @@ class Hungry(Sft):
 """
 
 
+LOPSIDED = HUNGRY.replace("class Hungry", "class Lopsided").replace(
+    "if model.training:", "if model.training and torch.distributed.get_rank() == 1:"
+)
+"""The same of one process alone: the other waits for it over NCCL, which does not tell it that nobody will come."""
+
+
 def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
     """What a recipe says that trains on so many of this machine's. Fails where it has fewer."""
     found = torch.cuda.device_count()
@@ -73,8 +80,9 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
         ("lora", LORA | {"gradient_accumulation": 2}),
         ("float16", {"base_dtype": "float16", "lora_dropout": 0.1, "gradient_checkpointing": True}),
         ("qlora", QLORA | {"optimizer": "paged_adamw"}),
+        ("eight-bits", LORA | {"optimizer": "adamw_8bit"}),
         ("full", FULL),
-        ("half", HALF),
+        ("half", HALF | {"gradient_checkpointing": True}),
     ],
 )
 def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, method: dict[str, Any]) -> None:
@@ -145,13 +153,86 @@ def test_the_share_of_the_gpu_s_peak_is_logged_for_each_step(runs: Runs) -> None
     assert all(0 < share < 1 for share in shares.values())
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("pipeline", FULL)])
-def test_two_gpus_compute_what_one_does_on_the_same_rows(runs: Runs, strategy: str, method: dict[str, Any]) -> None:
+SHARED: list[tuple[str, dict[str, Any], float]] = [
+    ("ddp", {}, 1e-4),
+    ("fsdp", FULL, 1e-4),
+    ("fsdp", HALF, 1e-2),
+    ("fsdp", {"base_dtype": "bfloat16"}, 1e-2),
+    ("pipeline", FULL, 1e-4),
+    ("deepspeed_zero2", FULL, 1e-4),
+    ("deepspeed_zero3", FULL, 1e-4),
+]
+"""With how far their losses may be from those of one GPU, relative to them."""
+
+
+@pytest.mark.parametrize(("strategy", "method", "tolerance"), SHARED)
+def test_two_gpus_compute_what_one_does_on_the_same_rows(
+    runs: Runs, strategy: str, method: dict[str, Any], tolerance: float
+) -> None:
     """Their gradients travel over NCCL, and between stages what one computes for the next."""
+    trained = f"{method.get('method', 'lora')}-{method.get('dtype', method.get('base_dtype', 'float32'))}"
     both = on_gpus(2, strategy) | ({"gradient_accumulation": 2} if strategy == "pipeline" else {})
-    one = runs.train(runs.job(f"gpu-{strategy}-one", batch_size=4, **method, **on_gpus(1, strategy)))
-    two = runs.train(runs.job(f"gpu-{strategy}-two", batch_size=2, **method, **both))
-    assert losses_of(two) == pytest.approx(losses_of(one), rel=1e-4)
+    one = runs.train(runs.job(f"gpu-{trained}-one", batch_size=4, **method, **on_gpus(1)))
+    two = runs.train(runs.job(f"gpu-{strategy}-{trained}-two", batch_size=2, **method, **both))
+    assert losses_of(two) == pytest.approx(losses_of(one), rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("ddp", LORA),
+        ("ddp", QLORA),
+        ("fsdp", LORA),
+        ("fsdp", HALF),
+        ("pipeline", HALF | {"gradient_accumulation": 2}),
+        ("deepspeed_zero2", HALF),
+        ("deepspeed_zero3", HALF),
+    ],
+)
+def test_a_run_on_two_gpus_whose_process_is_killed_ends_as_if_nobody_had(
+    runs: Runs, strategy: str, method: dict[str, Any]
+) -> None:
+    """With the random numbers of both."""
+    name = f"gpu-{strategy}-{method.get('method', 'lora')}"
+    settings = {"max_steps": 12, "batch_size": 2, **method, **on_gpus(2, strategy)}
+    whole = runs.train(runs.job(f"{name}-on-two", **settings))
+    job = runs.job(f"{name}-on-two-killed", **settings)
+    victim = random.randrange(2)
+    killed: list[int] = []
+
+    def kill(line: str) -> None:
+        pid = read_pid(Path(job.work_dir))
+        if not killed and pid and step_of(line) >= 5:
+            killed.append(children(pid)[victim])
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = runs.train(job, kill)
+    assert killed and facts(result).resumed_from, victim
+    assert losses_of(result) == losses_of(whole), victim
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }, victim
+
+
+def test_memory_that_runs_out_on_one_of_two_gpus_ends_the_wait_of_the_other(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("lopsided", LOPSIDED, tmp_path, monkeypatch)
+    short = runs.train(runs.job("gpu-lopsided", objective="lopsided", **on_gpus(2)))
+    assert facts(short).incidents == (OutOfMemory(step=1, batch_size=2, gradient_accumulation=2, after=0),)
+
+
+def test_random_numbers_go_on_on_another_gpu(tmp_path: Path) -> None:
+    """A process may have another one where its run goes on, among more or fewer."""
+    on_gpus(2)
+    with torch.cuda.device(0):
+        torch.cuda.manual_seed(1)
+        RandomStates.now().save(tmp_path / "states")
+        expected = torch.rand(4, device="cuda").tolist()
+    with torch.cuda.device(1):
+        torch.cuda.manual_seed(2)
+        RandomStates.load(tmp_path / "states").put_back()
+        assert torch.rand(4, device="cuda").tolist() == expected
 
 
 def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:

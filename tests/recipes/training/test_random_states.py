@@ -1,0 +1,35 @@
+"""Random states in a file, as a checkpoint has them. Those of a GPU are for one to show (`test_on_a_gpu`)."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.training.random_states import RandomStates
+
+
+def drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_what_is_drawn_after_a_file_was_read_is_what_was_drawn_after_it_was_written(tmp_path: Path) -> None:
+    RandomStates.now().save(tmp_path / "states")
+    expected = drawn()
+    assert drawn() != expected
+    RandomStates.load(tmp_path / "states").put_back()
+    assert drawn() == expected
+
+
+@pytest.mark.parametrize("of_gpus", [{}, {"cuda": torch.zeros(16, dtype=torch.uint8)}, {"cuda": []}], ids=str)
+def test_checkpoints_from_before_are_read(of_gpus: dict[str, Any], tmp_path: Path) -> None:
+    """As transformers writes them: without a GPU, of one process, and of several."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
+    torch.save(states | of_gpus, tmp_path / "states")
+    expected = drawn()
+    if torch.cuda.is_available():
+        pytest.skip("these are no states of this machine's GPUs")
+    RandomStates.load(tmp_path / "states").put_back()
+    assert drawn() == expected
