@@ -41,7 +41,7 @@ class MetricBuffer:
         self._transport: MetricTransport = transport or Transport(tracking_uri)
         self._queue: list[Point] = []
         self._kept = 0
-        """How many points at the head of the queue were there before `skip_until`."""
+        """How many points at the head of the queue a checkpoint had pending."""
         self._resume_step: int | None = None
         self._anew: Sequence[Anew] = ()
         self._resumption: Resumption | None = None
@@ -62,23 +62,22 @@ class MetricBuffer:
         with self._changed:
             return list(self._queue)
 
-    def restore(self, pending: Sequence[Point]) -> None:
-        """Queue what a checkpoint had pending. Call it before `skip_until` and before the first `add`."""
-        with self._changed:
-            self._enqueue(pending)
-
-    def skip_until(self, step: int, anew: Sequence[Anew] = ()) -> None:
+    def skip_until(self, step: int, anew: Sequence[Anew] = (), pending: Sequence[Point] = ()) -> None:
         """Training resumes after `step`: drop what is logged again although the server has it already.
 
         The sender asks the server for the newest step of each key before it sends anything; until the answer is there,
-        values wait in the queue. What was restored before this call is left out too where the server has its step. Of the
-        steps in `anew`, which the run does otherwise than the first time, it asks for the histories: the first time's values
-        do not count.
+        values wait in the queue. What the checkpoint had `pending` is sent first, and left out too where the server has its
+        step. Of the steps in `anew`, which the run does otherwise than the first time, it asks for the histories: the first
+        time's values do not count.
+
+        Call it before the first `add`. What is pending is told in the same breath: the sender, woken by that alone, has sent
+        it once before it was told to ask.
         """
         with self._changed:
             self._resume_step = step
             self._anew = anew
-            self._kept = len(self._queue)
+            self._kept = len(pending)
+            self._queue = [*pending, *self._queue]
             self._start()
 
     def flush(self, timeout: float) -> bool:

@@ -23,8 +23,8 @@ def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[Anew]
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
     metrics = MetricBuffer(job.tracking.uri, job.tracking.run_id)
-    if resume:
-        pending = json.loads((resume[1] / PENDING_METRICS).read_text())
-        metrics.restore([Point.from_json(point) for point in pending])
-    metrics.skip_until(resume[0] - evaluates_first if resume else 0, anew)
+    pending = json.loads((resume[1] / PENDING_METRICS).read_text()) if resume else []
+    metrics.skip_until(
+        resume[0] - evaluates_first if resume else 0, anew, pending=[Point.from_json(point) for point in pending]
+    )
     return metrics

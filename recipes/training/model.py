@@ -18,7 +18,7 @@ from recipes.launch import fully_sharded, zero_stage
 from recipes.memory import adapts_in_computing_type, autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-from recipes.training import zero
+from recipes.training import sharded, zero
 from recipes.training.low_rank import compute_in_the_type_of_inputs
 from recipes.training.stages import load_stage
 
@@ -59,6 +59,8 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
             quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
             distributed_config=DistributedConfig(**shards) if shards else None,
         )
+    if recipe.method == "full":
+        sharded.tie(model)
     refuse_widths_of_nf4(model, recipe)
     keep_nf4_as_it_is(model)
     return model if recipe.method == "full" else with_adapter(model, recipe)

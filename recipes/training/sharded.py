@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from recipes.schema import BadConfiguration
@@ -17,6 +18,28 @@ from recipes.training.group import Group
 from recipes.training.row_files import RowFiles, rows_of, write_rows
 
 WEIGHTS, OPTIMIZER = "model", "optimizer"
+
+
+def tie(model: torch.nn.Module) -> None:
+    """Let all that compute with a tied weight read it where it is trained.
+
+    Embedding and head are of two groups of FSDP2. Where rows do not come out even, each pads those of the last process in a
+    copy of its own (torch 2.13): that of the head was never trained, and training went wrong without a word.
+    """
+    sharded: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not sharded:
+        return
+    sharded[0]._get_fsdp_state()._lazy_init()  # pads; the first is the whole model
+    states = dict.fromkeys(module._get_fsdp_state() for module in sharded)  # some modules have one together
+    parts = [part for state in states for group in state._fsdp_param_groups for part in group.fsdp_params]
+    read = {id(part.sharded_param): part._sharded_param_data for part in parts if reads_what_is_trained(part)}
+    for part in parts:
+        part._sharded_param_data = read[id(part.sharded_param)]
+
+
+def reads_what_is_trained(part: Any) -> bool:
+    read, trained = part._sharded_param_data, part.sharded_param.to_local()
+    return bool(read.untyped_storage().data_ptr() == trained.untyped_storage().data_ptr())
 
 
 def save_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:

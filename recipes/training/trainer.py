@@ -226,7 +226,9 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         seed=recipe.seed,
         data_seed=recipe.seed,
         remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
+        # Looking for them keeps the buckets of gradients as they are. Else a process sorts them anew after its first step,
+        # and a sum of three or more numbers depends on its place in a bucket: who resumed rounded one step otherwise.
+        ddp_find_unused_parameters=recipe.processes > 2,
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,

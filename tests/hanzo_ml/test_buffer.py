@@ -139,8 +139,7 @@ def test_a_resumed_run_neither_doubles_nor_loses(server: ServerProcess) -> None:
     assert first.close(LONG) == []
 
     resumed = MetricBuffer(server.url, run_id)
-    resumed.restore(checkpoint)
-    resumed.skip_until(9)
+    resumed.skip_until(9, pending=checkpoint)
     for step in range(10, 20):
         resumed.add("loss", float(step), step)
     assert resumed.close(LONG) == []
@@ -200,7 +199,7 @@ def test_closing_gives_back_what_could_not_be_sent_and_another_buffer_sends_it(f
     wait_until(lambda: fake.closed)
     fake.away.clear()
     heir = MetricBuffer("", "run", fake)
-    heir.restore(left)
+    heir.skip_until(1, pending=left)
     assert heir.close(LONG) == []
     assert fake.stored == left
 
@@ -221,8 +220,7 @@ def test_nothing_is_sent_before_the_server_said_what_it_has(fake: FakeServer) ->
     fake.away.set()
     fake.newest = {"loss": 12}
     buffer = MetricBuffer("", "run", fake)
-    buffer.restore([Point("loss", 10.0, 10, 9), Point("eval", 9.0, 10, 9)])
-    buffer.skip_until(10)
+    buffer.skip_until(10, pending=[Point("loss", 10.0, 10, 9), Point("eval", 9.0, 10, 9)])
     for step in range(11, 15):
         buffer.add("loss", float(step), step)
     assert fake.asked.wait(LONG)
@@ -246,8 +244,7 @@ def test_a_step_that_was_done_twice_before_its_checkpoint_is_logged_once(server:
     assert second.close(0) == checkpoint and len(checkpoint) == 2
     server.start()
     third = MetricBuffer(server.url, run_id)
-    third.restore(checkpoint)
-    third.skip_until(10)
+    third.skip_until(10, pending=checkpoint)
     assert third.close(LONG) == []
     assert history(server, run_id, "loss") == [(10, 0.5)]
     assert history(server, run_id, "eval") == [(10, 0.7)]

@@ -1,11 +1,19 @@
 """Points that no tracking server got by the end of a run: all of them lie beside its result, none of an earlier end does."""
 
+import json
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hanzo_ml import buffer
+from hanzo_ml.buffer import MetricBuffer
+from hanzo_ml.points import Point
 from recipes.train import METRICS_GRACE_SECONDS
+from recipes.training.metrics import PENDING_METRICS, open_metrics
 from recipes.unsent_metrics import UnsentPoint, read_unsent, write_unsent
 from tests.recipes.training.place import Place, facts
 
@@ -28,6 +36,44 @@ def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(
     *plain, nan = read_unsent(place.store, folder)
     assert [point.value for point in plain] == list(values[:3]) and math.isnan(nan.value)
     assert {(point.key, point.step, point.timestamp) for point in (*plain, nan)} == {("é x", 2, 3)}
+
+
+class Ahead:
+    """A tracking server that has step 4 already; it writes down what it is asked, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def newest_steps(self, run_id: str) -> dict[str, int]:
+        self.calls.append("asked")
+        return {"train/loss": 4}
+
+    def log_metrics(self, run_id: str, points: Sequence[Point]) -> None:
+        self.calls += [f"{point.key} {point.step}" for point in points]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_it_has(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender began with the first word of it: in one start of 85 it was faster than the second, and a step was there
+    twice that had been done twice.
+    """
+    server, tell = Ahead(), MetricBuffer.skip_until
+
+    def late(*given: Any, **named: Any) -> None:
+        time.sleep(0.2)
+        tell(*given, **named)
+
+    monkeypatch.setattr(buffer, "Transport", lambda uri: server)
+    monkeypatch.setattr(MetricBuffer, "skip_until", late)
+    pending = [Point("train/loss", 0.5, 4, 2000), Point("eval/loss", 0.7, 4, 2000)]
+    (tmp_path / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+    metrics = open_metrics(place.job(tmp_path, {}), (4, tmp_path), (), evaluates_first=False)
+    assert metrics.close(60) == []
+    assert server.calls == ["asked", "eval/loss 4"]
 
 
 def test_a_gpu_waits_no_longer_than_a_restart_of_the_server_takes() -> None:
