@@ -228,7 +228,8 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
         assert verdict["untrue"] == {"step": step, "then": then, "now": loss}
     submitted = {"job": {"id": again}, "environment": []}
     for module in (replay, waiting):
-        monkeypatch.setattr(module, "call", lambda method, path: submitted if method == "POST" else http.get(path).json())
+        monkeypatch.setattr(module, "call", lambda method, path: http.get(path).json())
+    monkeypatch.setattr(replay, "start", lambda path, key: submitted)
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 1 and "not reproduced: all 3 losses are equal" in done.output
     assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
