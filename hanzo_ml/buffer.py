@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+from hanzo_ml.anew import Anew
 from hanzo_ml.points import BATCH, Point, Resumption, newest_again, retry_delay, without_known
 from hanzo_ml.transport import Refused, Transport, Unavailable
-from recipes.anew import Anew
 
 log = logging.getLogger(__name__)
 

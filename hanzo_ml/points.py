@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from recipes.anew import Anew, first_until
+from hanzo_ml.anew import Anew, first_until
 
 BATCH = 1000
 """MLflow's limit of metrics in one request."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from recipes.anew import NEVER, Anew
 from recipes.frozen import Frozen
 from recipes.recipe import Recipe
 from recipes.store import Store
@@ -108,13 +107,9 @@ class Incidents(Frozen):
         return tuple(entry.skipped for entry in self.diverged if entry.skipped)
 
     @property
-    def steps_done_anew(self) -> tuple[Anew, ...]:
-        """Steps that were trained on other samples after a divergence than before."""
-        return tuple(
-            Anew(range(entry.step - 1, entry.noticed + 1), NEVER if entry.at is None else entry.at)
-            for entry in self.diverged
-            if entry.skipped
-        )
+    def steps_done_anew(self) -> tuple[tuple[range, int | None], ...]:
+        """Steps that were trained on other samples after a divergence than before, with when that was."""
+        return tuple((range(entry.step - 1, entry.noticed + 1), entry.at) for entry in self.diverged if entry.skipped)
 
     def going_on(self, step: int) -> "Incidents":
         """Of a run that goes on after `step` with what they say; it may have gone back behind where one began to hold."""

@@ -5,7 +5,6 @@ A way is a folder of checkpoints, and the next one lies below it: what a run did
 
 from pydantic import Field
 
-from recipes.anew import NEVER, Anew
 from recipes.frozen import Frozen
 
 
@@ -19,9 +18,9 @@ class SentBack(Frozen):
     at: int | None = Field(None, exclude_if=lambda value: value is None)  # what an earlier release began keeps its digest
 
     @property
-    def steps_done_anew(self) -> Anew:
+    def steps_done_anew(self) -> range:
         """Steps that are logged once more: what is known of them is of weights that the run does not go on with."""
-        return Anew(range(self.step + 1, (self.done or self.step) + 1), NEVER if self.at is None else self.at)
+        return range(self.step + 1, (self.done or self.step) + 1)
 
 
 def way_from(step: int) -> str:

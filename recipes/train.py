@@ -20,8 +20,8 @@ import torch
 from peft import PeftModel
 from transformers import PrinterCallback, set_seed
 
+from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point
-from recipes.anew import NEVER, Anew, first_until
 from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.anew import Anew
+from hanzo_ml.anew import Anew
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident, Incidents
@@ -40,7 +40,8 @@ class Course:
     def steps_done_anew(self) -> tuple[Anew, ...]:
         """Steps whose metrics are known and are not those of the weights that the run goes on to."""
         healed = self.incidents.without(self.repeats).steps_done_anew
-        return (*healed, *(back.steps_done_anew for back in self.sent_back))
+        sent = ((back.steps_done_anew, back.at) for back in self.sent_back)
+        return tuple(Anew.told(steps, at) for steps, at in (*healed, *sent))
 
 
 def take_up(job: Job, store: Store, work: Path) -> Course:

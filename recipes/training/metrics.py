@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from hanzo_ml.anew import Anew
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
-from recipes.anew import Anew
 from recipes.schema import BadConfiguration, Job
 
 PENDING_METRICS = "pending_metrics.json"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import httpx
 import pytest
 
+from hanzo_ml.anew import Anew
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
 from hanzo_ml.transport import Refused, Transport, Unavailable
-from recipes.anew import Anew
 from tests.api.server_process import ServerProcess
 
 LONG = 60.0

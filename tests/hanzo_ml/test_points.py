@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from hanzo_ml.anew import NEVER, Anew
 from hanzo_ml.points import (
     LONGEST_DELAY,
     Point,
@@ -16,7 +17,6 @@ from hanzo_ml.points import (
     without_known,
 )
 from hanzo_ml.run import ATTEMPTS
-from recipes.anew import NEVER, Anew
 
 
 @pytest.mark.parametrize("value", [0.1, -0.0, math.inf, -math.inf, 1e308])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Trainer
 
+from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
-from recipes.anew import NEVER, first_until
 from recipes.base_model import folder_digest
 from recipes.manifest import Manifest
 from recipes.results import TrainingFacts
@@ -180,7 +180,7 @@ def test_what_was_paged_is_paged_again_once_it_was_loaded(monkeypatch: pytest.Mo
 
 def test_what_it_does_once_more_is_logged_once_more() -> None:
     sent = SentBack(step=4, done=8)
-    known = Resumption(step=4, newest={"train/loss": 8, "mine": 2}, anew=[sent.steps_done_anew])
-    assert first_until([sent.steps_done_anew], 5) == NEVER, "an earlier release did not write it down"
+    known = Resumption(step=4, newest={"train/loss": 8, "mine": 2}, anew=[Anew.told(sent.steps_done_anew, sent.at)])
+    assert first_until([Anew.told(sent.steps_done_anew, sent.at)], 5) == NEVER, "an earlier release did not write it down"
     steps = [step for step in range(12) if not known.is_known(Point("train/loss", 1.0, step, 1))]
     assert steps == list(range(12)) and Resumption(4, {"train/loss": 8}).is_known(Point("train/loss", 1.0, 5, 1))

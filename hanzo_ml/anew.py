@@ -5,6 +5,7 @@ Their values are in the history of a metric twice, and the later ones are those 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 NEVER = 2**63 - 1
 """In the place of the time that an earlier release did not write down."""
@@ -16,6 +17,11 @@ class Anew:
 
     steps: range
     since: int
+
+    @classmethod
+    def told(cls, steps: range, at: int | None) -> Self:
+        """Of steps that were done once more from that time on, in ms since 1970; None where it was not written down."""
+        return cls(steps, NEVER if at is None else at)
 
 
 def first_until(anew: Iterable[Anew], step: int) -> int | None:
