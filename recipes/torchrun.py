@@ -9,14 +9,17 @@ another has failed was not killed: a configuration that is bad was tried twelve 
 import gc
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from recipes.imports import begin_imports
 
 if __name__ == "__main__":
     begin_imports()
 
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
@@ -48,8 +51,18 @@ def exit_code(codes: Sequence[int]) -> int:
     return next(iter((*decided, *said)), 128 + signal.SIGTERM)
 
 
+def end_once(number: int, frame: FrameType | None, *, end: Callable[[int, FrameType | None], None]) -> None:
+    """What torchrun does when it is asked to end, the first time. Its processes know, and save what they have.
+
+    Asked again while it waited for them, it waited anew, and once for minutes for one that had ended long ago.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    end(number, frame)
+
+
 def main() -> None:
     gc.enable()
+    api._terminate_process_handler = partial(end_once, end=api._terminate_process_handler)
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as error:

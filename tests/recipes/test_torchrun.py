@@ -1,14 +1,17 @@
 """How a job of several processes ends: as the first of them did, or killed where one was."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
 from recipes.torchrun import exit_code
+from tests.chain.local_stack import is_pending, wait_until
 from tests.recipes.command.test_program import ROOT, House
 
 SAYS = """
@@ -72,3 +75,34 @@ def test_who_ends_by_itself_is_heard_and_a_kill_is_a_kill(
     command = [sys.executable, "-m", "recipes.torchrun", *options, sys.executable, "-c", program, str(job_file)]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=False)
     assert (ended.returncode, (work / EXIT_FILE).exists()) == (expected, told)
+
+
+SLOW_TO_END = """
+import os, pathlib, signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+while not asked: time.sleep(0.01)
+pathlib.Path(sys.argv[1], "asked" + os.environ["RANK"]).touch()
+while not pathlib.Path(sys.argv[1], "end").exists(): time.sleep(0.01)
+sys.exit(143)
+"""
+
+
+@pytest.mark.slow
+def test_who_is_asked_to_end_twice_asks_its_processes_once(tmp_path: Path) -> None:
+    """It began to wait for them anew, and was once found waiting, minutes later, for one that had ended."""
+    options = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    command = [sys.executable, "-m", "recipes.torchrun", *options, "--shutdown-timeout=60", "--no-python"]
+    command += [sys.executable, "-c", SLOW_TO_END, str(tmp_path)]
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=log)
+    wait_until("both", lambda: all((tmp_path / rank).exists() for rank in "01"))
+    running.terminate()
+    wait_until("the first signal", lambda: all((tmp_path / f"asked{rank}").exists() for rank in "01"))
+    running.terminate()
+    wait_until("the second signal", lambda: not is_pending(running.pid, signal.SIGTERM))
+    time.sleep(0.5)
+    (tmp_path / "end").touch()
+    assert running.wait(60) == EXIT_PREEMPTED
+    assert (tmp_path / "log").read_text().count("closing signal SIGTERM") == 2
