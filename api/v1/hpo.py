@@ -75,9 +75,9 @@ def start(
         if job["model"] == SANDBOX:
             admit(recipe, shape_of_base(recipe, store))
         if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            check_recipe(config, recipe)
             if version:
                 admit_dataset(recipe, version)
-            check_recipe(config, recipe)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
     refuse_what_never_fits(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)

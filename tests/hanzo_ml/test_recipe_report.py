@@ -34,6 +34,7 @@ def test_recipes_that_cannot_be_read_hide_no_other(
         text = (FOLDER / "zen-7b-lora.yaml").read_text()
         (tmp_path / f"{name}.yaml").write_text(text.replace("batch_size", "batch_sise"))
     monkeypatch.setattr(recipes.recipe, "FOLDER", tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
     with pytest.raises(Refused) as refused:
         recipe_report.list_recipes(as_json=False)
     lines = str(refused.value).splitlines()

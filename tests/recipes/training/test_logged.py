@@ -43,9 +43,9 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
 
 def test_what_is_learned_from_pairs_has_no_perplexity(place: Place, tmp_path: Path) -> None:
     """Its exponential was logged as one: of a loss that is no cross-entropy, 2 before the first step of dpo."""
-    job = place.job(tmp_path / "pairs", {"objective": "dpo", "max_steps": 2, "eval_steps": 1})
-    place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "pairs")
-    newest = place.checkpoints(tmp_path / "pairs").latest()
+    job = place.job(tmp_path / "without-perplexity", {"objective": "dpo", "max_steps": 2, "eval_steps": 1})
+    place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "without-perplexity")
+    newest = place.checkpoints(tmp_path / "without-perplexity").latest()
     assert newest is not None
     logged = {point["key"] for point in json.loads((newest[1] / PENDING_METRICS).read_text())}
     assert {key for key in logged if key.startswith("eval/")} == set(EVALUATED) - set(OF_TEXTS)
