@@ -2,10 +2,11 @@
 draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
 
 `hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` takes one that starts work, as a job or a sweep: started
-twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused. MLflow's
-protocol has none, and two equal requests may well be meant: the processes of a sweep begin runs in one millisecond, and to
-register a run's files twice makes two versions. So a retry of MLflow's own clients whose answer was lost is a call of its
-own, as on MLflow's server: a second run, or a second version; of a registered model, which has been made already,
+twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused.
+
+MLflow's protocol has none, and two equal requests may well be meant: the processes of a sweep begin runs in one millisecond,
+and to register a run's files twice makes two versions. So a retry of MLflow's own clients whose answer was lost is a call of
+its own, as on MLflow's server: a second run, or a second version; of a registered model, which has been made already,
 RESOURCE_ALREADY_EXISTS, with which `mlflow.register_model` goes on. Metrics, params and tags are known by what they are:
 sent again they change nothing.
 """

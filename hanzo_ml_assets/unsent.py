@@ -31,7 +31,7 @@ def log_unsent(run_id: str, folder: str, control_plane: ControlPlane) -> None:
 
 
 def is_missing(unsent: UnsentPoint, newest: int | None) -> bool:
-    """Whether the run has not got it: the `newest` value of its step, where there is one, is from that time (ms)."""
+    """Whether the run has not got it: the `newest` value of its step (ms since 1970), if any, is of the first time."""
     return newest is None or (unsent.anew and (unsent.since is None or newest <= unsent.since))
 
 

@@ -73,12 +73,12 @@ def lines_of(verdict: dict[str, Any]) -> list[str]:
         losses = f"all {verdict['steps']} losses are equal"
     else:
         losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
-    untrue = [f"step {each['step']} of the first run {untrue_words(each)}" for each in [verdict.get("untrue")] if each]
+    untrue = verdict["untrue"]
     weights = [f"{each['path']} has SHA-256 {each['now']}, then {each['then']}" for each in verdict["weights"]]
     told = [
         "reproduced" if verdict["equal"] else "not reproduced",
         losses,
-        *untrue,
+        *([untrue_words(untrue)] if untrue else []),
         *(weights or ["the final weights are equal"]),
     ]
     why = [*healing_lines(verdict["unrepeated"]), *environment_lines(verdict["environment"])]
@@ -86,4 +86,5 @@ def lines_of(verdict: dict[str, Any]) -> list[str]:
 
 
 def untrue_words(found: dict[str, Any]) -> str:
-    return f"is tracked with loss {found['now']}, and had {found['then']}: it was changed since"
+    step, now, then = found["step"], found["now"], found["then"]
+    return f"step {step} of the first run is tracked with loss {now}, and had {then}: it was changed since"

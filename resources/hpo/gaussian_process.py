@@ -29,6 +29,7 @@ KNOWN = 300
 and one look at thousands would hold up all other sweeps.
 """
 FAR = 10.0
+"""How far above what is usual a trial counts, in times that the best is below it: what is farther counts as no worse."""
 BOUNDS = (np.log(0.02), np.log(20.0))
 """Of a length, in shares of a hyperparameter's axis, as logarithms."""
 ITERATIONS = 30
