@@ -60,7 +60,7 @@ bench-trace: $(INSTALLED)
 	@$(BIN)/python benchmarks/trace.py
 
 bench-training: $(INSTALLED)
-	@$(BIN)/python -m benchmarks.training
+	@$(BIN)/python benchmarks/training.py
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else 1)' 2>/dev/null || \

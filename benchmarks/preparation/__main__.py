@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.preparation.corpus import Shape, write_corpus
 from benchmarks.preparation.peers import TYPICAL, WAYS
-from benchmarks.training.peers import DoesNotRun, last_line, python_of
+from benchmarks.trainers.peers import DoesNotRun, last_line, python_of
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokenizer_files import read_frozen

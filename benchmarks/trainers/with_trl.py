@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.with_trl WORK default|packing. Runs in an environment with TRL, without ours.
+"""Usage: python -m benchmarks.trainers.with_trl WORK default|packing. Runs in an environment with TRL, without ours.
 
 As TRL's documentation has it for prompts with completions; what differs from its defaults is what the comparison needs:
 precision, sequence length, learning rate, LoRA's shape, and no recomputing of activations, which nobody here does.
@@ -10,7 +10,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Usage: python -m benchmarks.training [--shape small|7b|7b-4096 ...] [--method lora|qlora ...] [--records 600]
-                                    [--cache FOLDER] [--only NAME ...]
+"""Usage: python benchmarks/training.py [--shape small|7b|7b-4096 ...] [--method lora|qlora ...] [--records 600]
+                                        [--cache FOLDER] [--only NAME ...]
 
 Trains the same LoRA, or QLoRA, on the same records with everything that installs and prints, of each: useful tokens (no
 padding) per processor-second, or per second and with MFU on a GPU; the share of time in which checkpoints stopped training;
@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a file that is run finds only what lies beside it
+
 from benchmarks.tracking.servers import Place, Server, free_port
-from benchmarks.training.ours import job_of, new_run
-from benchmarks.training.peers import PEERS, VARIANTS, DoesNotRun, last_line, python_of
-from benchmarks.training.shapes import METHODS, SHAPES, Work
-from benchmarks.training.work import make_work
+from benchmarks.trainers.ours import job_of, new_run
+from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, python_of
+from benchmarks.trainers.shapes import METHODS, SHAPES, Work
+from benchmarks.trainers.work import make_work
 from recipes.architecture import Architecture
 from recipes.gpus import peak_of_device
 from recipes.machine import read_machine
@@ -32,8 +34,8 @@ from recipes.schema import Job
 from recipes.throughput import flops_per_token
 from resources.settings import Settings
 
-REPOSITORY = Path(__file__).parents[2]
-MEASURED = "benchmarks.training.measured"
+REPOSITORY = Path(__file__).parents[1]
+MEASURED = "benchmarks.trainers.measured"
 OURS, FLOOR = "ours", "hand loop"
 NAMES = [FLOOR, OURS, *(peer.name for peer in PEERS)]
 Command = Callable[[Path], list[str]]
@@ -84,7 +86,7 @@ def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command
         return lambda report: [python, "-m", MEASURED, str(report), str(work.threads), module, *arguments]
 
     if name == FLOOR:
-        return {FLOOR: lambda report: [sys.executable, "-m", "benchmarks.training.hand_loop", work.folder, str(report)]}
+        return {FLOOR: lambda report: [sys.executable, "-m", "benchmarks.trainers.hand_loop", work.folder, str(report)]}
     if name == OURS:
         return {OURS: measured(sys.executable, "recipes.train", str(job))}
     peer = next(peer for peer in PEERS if peer.name == name)

@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.with_unsloth WORK default|packing. Runs where Unsloth is installed, on a GPU.
+"""Usage: python -m benchmarks.trainers.with_unsloth WORK default|packing. Runs where Unsloth is installed, on a GPU.
 
 Its default lays a batch's records end to end where the GPU can, in place of padding.
 """
@@ -11,7 +11,7 @@ from unsloth import FastLanguageModel  # before transformers, which it changes
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.with_llama_factory WORK default|packing. Runs where LLaMA-Factory is installed."""
+"""Usage: python -m benchmarks.trainers.with_llama_factory WORK default|packing. Runs where LLaMA-Factory is installed."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ if find_spec("torchaudio") is None:  # imported for recordings, which nobody has
 # isort: split
 from llamafactory.train.tuner import run_exp
 
-from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

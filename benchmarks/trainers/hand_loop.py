@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.hand_loop WORK REPORT
+"""Usage: python -m benchmarks.trainers.hand_loop WORK REPORT
 
 The floor: packed rows, one loop, no library between it and PyTorch, no logging, no checkpoint.
 """
@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from benchmarks.training.measured import measuring
-from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
+from benchmarks.trainers.measured import measuring
+from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, TARGETS, read_work
 from recipes.examples import encode
 from recipes.records import read_records
 from recipes.training.packing import collate, pack

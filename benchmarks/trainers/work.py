@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.preparation.corpus import write_corpus
-from benchmarks.training.shapes import Shape, Work
+from benchmarks.trainers.shapes import Shape, Work
 from recipes.examples import encode
 from recipes.records import read_records
 from recipes.training.packing import pack

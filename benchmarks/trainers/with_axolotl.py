@@ -1,11 +1,11 @@
-"""Usage: python -m benchmarks.training.with_axolotl WORK default|packing. Runs where Axolotl is installed."""
+"""Usage: python -m benchmarks.trainers.with_axolotl WORK default|packing. Runs where Axolotl is installed."""
 
 import json
 import sys
 
 from axolotl.cli.train import do_cli
 
-from benchmarks.training.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
+from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, PADDED_BATCH, SAVES, TARGETS, read_work
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.stall [--interval 60s] [--checkpoints 3]
+"""Usage: python -m benchmarks.checkpoint_stall [--interval 60s] [--checkpoints 3]
 
 How long checkpoints stop training at an interval that people use: our program trains all weights of a small Llama, with the
 optimizer's state, and is asked to stop after so many checkpoints, as when its machine is taken away.
@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.training.ours import job_of
-from benchmarks.training.shapes import Shape
-from benchmarks.training.work import make_work
+from benchmarks.trainers.ours import job_of
+from benchmarks.trainers.shapes import Shape
+from benchmarks.trainers.work import make_work
 from recipes.duration import seconds_of
 from recipes.recipe import Recipe
 from recipes.schema import EXIT_PREEMPTED, Job

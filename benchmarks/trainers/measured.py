@@ -1,4 +1,4 @@
-"""Usage: python -m benchmarks.training.measured REPORT THREADS MODULE [ARGUMENTS]
+"""Usage: python -m benchmarks.trainers.measured REPORT THREADS MODULE [ARGUMENTS]
 
 Runs a program as it is and writes what its training cost. Everybody here trains with transformers' Trainer, so what is
 measured begins and ends for all at the same two places: reading records and loading weights is not in it, optimizer,
