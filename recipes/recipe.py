@@ -80,6 +80,10 @@ class Recipe(Written):
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
     gradient_checkpointing: bool = Field(False, description="compute activations a second time instead of keeping them")
     learning_rate: float = Field(gt=0)
+    # Left out where it is linear: runs that were made before there was this key keep their digests.
+    lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
+        "linear", exclude_if=lambda value: value == "linear", description="how learning_rate goes on after its warm-up"
+    )
     warmup_ratio: float = Field(0.0, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)

@@ -30,6 +30,9 @@ from recipes.training.usage import Meter
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
 
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
+"""Likewise, of what becomes of the learning rate: to 0 at the last step, or as it is."""
+
 ELAPSED_SECONDS = "elapsed_seconds"
 """The fact in a checkpoint's manifest: how long the run had trained, over all its restarts. No digest of it is compared."""
 
@@ -209,7 +212,7 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         per_device_eval_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.gradient_accumulation // at_once,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type="linear",
+        lr_scheduler_type=SCHEDULES[recipe.lr_scheduler],
         warmup_steps=int(recipe.warmup_ratio * recipe.max_steps),
         weight_decay=recipe.weight_decay,
         optim=OPTIMIZERS[recipe.optimizer],
