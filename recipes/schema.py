@@ -18,6 +18,8 @@ from recipes.quantity import checked_quantity
 
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
+MOST_PROCESSORS = 1024
+"""Of a machine: more threads, or processes, are a mistake that takes the machine from everybody."""
 MOST_STEPS = 1_000_000_000
 """Of a run, or between two of its checkpoints."""
 UNSTABLE_STEPS = 500
@@ -61,7 +63,7 @@ class Hardware(Written):
     gpus: int = Field(0, ge=0, le=MOST)
     gpu_type: str | None = None
     memory: Quantity | None = None
-    cpu: int | None = Field(None, ge=0, le=MOST)
+    cpu: int | None = Field(None, ge=0, le=MOST_PROCESSORS)
 
 
 class Distributed(Written):

@@ -151,6 +151,7 @@ def refusal(folder: Path, text: str) -> str:
         ("seed: 42", "seed: 4294967296", "'seed'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {gpus: -8}", "'hardware.gpus'"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: -1}", "'hardware.cpu'"),
+        ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {cpu: 9999}", "'hardware.cpu'"),
         ("max_steps: 90", "max_steps: 9999999999", "'max_steps'"),
         ("sequence_length: 512", "sequence_length: 99999999999", "'sequence_length'"),
         ("lora_alpha: 32", "lora_alpha: 99999999999", "'lora_alpha'"),
