@@ -42,8 +42,8 @@ def tell_fallback(wanted: str) -> None:
 
 
 def threads_of(hardware: Hardware, processes: int = 1) -> int:
-    """Of each of so many processes on this machine: as many as are asked for, since sums are rounded by it, also where it has
-    fewer processors.
+    """Of each of so many processes on this machine: as many as are asked for, since sums are rounded by it, also where
+    it has fewer processors.
     """
     there = os.cpu_count() or 1
     asked = hardware.cpu or there
