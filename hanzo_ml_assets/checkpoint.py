@@ -20,7 +20,7 @@ from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Program, Result, Tracking
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
@@ -163,12 +163,15 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
 
     Raises:
         BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
-            that a check blocks, or whose records its objective cannot learn from.
+            that a check blocks, or whose records its objective cannot learn from; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
     if known is not None:
-        found = read_record(control_plane.store, known)
+        try:
+            found = read_record(control_plane.store, known)
+        except BrokenArtifact as broken:
+            raise BadConfiguration(str(broken)) from None
         reference, recipe = found.dataset, found.recipe
     else:
         reference, recipe = wanted(model, job.config)

@@ -1,5 +1,6 @@
 """/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict on what came out."""
 
+import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -177,6 +178,28 @@ def test_what_the_store_has_lost_is_named(http: TestClient, runs: Runs, settings
     shutil.rmtree(folder)
     status, message = refusal(http, first)
     assert status == 409 and named in message and "manifest.json is missing" in message
+
+
+def test_a_record_that_was_changed_is_not_replayed(http: TestClient, runs: Runs) -> None:
+    """It ran as it stood: what came out differed, and nobody was told that it was another work."""
+    first = runs.complete("first")
+    again = runs.complete("again", replay_of=first)
+    RunData(runs.database).log_batch(first, params=[("learning_rate", "0.0002"), ("max_steps", "3"), ("model", "a")])
+    file = runs.store.local_path(f"s3://hanzo-ml/runs/{first}/record/run.json")
+    assert file is not None
+    described = json.loads(file.read_text())
+    described["recipe"]["learning_rate"] = 0.5
+    file.write_text(json.dumps(described))
+    for status, message in (refusal(http, first), verdict_of(http, again)):
+        assert status == 409 and "run.json was changed since the run: it has SHA-256" in message
+        assert message.count(" was 0.0002, and is 0.5") == 1 and "max_steps" not in message and "a, and is" not in message
+    file.unlink()
+    assert "run.json is missing" in refusal(http, first)[1]
+
+
+def verdict_of(http: TestClient, run_id: str) -> tuple[int, str]:
+    answer = http.get(f"/v1/runs/{run_id}/replay")
+    return answer.status_code, answer.json()["message"]
 
 
 def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,17 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     control_plane.database.close()
 
 
+def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> None:
+    control_plane = ControlPlane()
+    control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="changed")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    other = plan.record.model_copy(update={"dataset": "another@1"})
+    control_plane.store.put_bytes("s3://hanzo-ml/runs/changed/record/run.json", other.model_dump_json().encode())
+    with pytest.raises(BadConfiguration, match=r"record/run\.json was changed since the run: it has SHA-256"):
+        make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    control_plane.database.close()
+
+
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
     """Row E2, and what its job changed besides."""
     control_plane = ControlPlane()
