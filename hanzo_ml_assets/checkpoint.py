@@ -89,7 +89,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             control_plane.jobs.specify(run_id, DATASET, plan.version.reference)
             job = training_job(plan, control_plane)
             log_params(plan, control_plane)
-            result = control_plane.compute.run(job, follow(context, job))
+            result = control_plane.compute.run(job, follow(context, job, control_plane.jobs))
         except BadConfiguration as error:
             tell_healed(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
