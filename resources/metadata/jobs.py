@@ -223,7 +223,7 @@ class Jobs:
                 connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 
     def wait_for(self, identifier: str, reason: str, status: Literal["queued", "running"] = "queued") -> None:
-        """Say why a job does not start yet; of one that is `running`, for what its program waits, or that it does no more."""
+        """Say why a job does not start yet; of one that is `running`, for what its program waits, or nothing any more."""
         with self._database.write() as connection:
             held = (table.c.id == identifier, table.c.status == status, table.c.reason != reason)
             connection.execute(update(table).where(*held).values(reason=reason))
