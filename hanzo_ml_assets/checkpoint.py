@@ -28,7 +28,15 @@ from resources.errors import HanzoError
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
 from resources.lineage.record import record
-from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
+from resources.lineage.run_record import (
+    NO_COMMIT,
+    Environment,
+    RunRecord,
+    as_logged,
+    read_environment,
+    read_record,
+    write_record,
+)
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
@@ -281,7 +289,7 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
     recipe, commit = plan.record.recipe, plan.record.environment.git_commit
     given = plan.job.config.get("parameters") or {}
     values = {
-        **{key: value for key in given if isinstance(value := getattr(recipe, key), bool | int | float | str)},
+        **{key: value for key in given if is_plain(value := getattr(recipe, key))},
         "model": recipe.base_model.uri,
         "method": recipe.method,
         "objective": recipe.objective,
@@ -299,9 +307,15 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
     }
     RunData(control_plane.database).log_batch(
         plan.record.run_id,
-        params=[(key, str(value)) for key, value in values.items()],
+        params=[(key, as_logged(value)) for key, value in values.items()],
         tags=[*([] if commit == NO_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
     )
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a scalar, or a list of them."""
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, bool | int | float | str | None) for each in values)
 
 
 def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:

@@ -7,7 +7,7 @@ from html import escape
 from statistics import quantiles
 
 from resources.hpo.config import SweepConfig
-from resources.hpo.space import Choice, Dimension, Scalar, share_of, share_of_axis
+from resources.hpo.space import Choice, Dimension, Value, number_in, share_of, share_of_axis
 from resources.hpo.trial import Trial, ranked
 
 WIDTH, HEIGHT = 960, 420
@@ -139,7 +139,11 @@ def words_of(trial: Trial) -> str:
     return escape(f"trial {trial.number} ({trial.status}): {shown(trial.value)} with {params}")
 
 
-def shown(value: Scalar | None) -> str:
+def shown(value: Value) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    if value is None:
+        return "null"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -148,7 +152,7 @@ def ends_of(dimension: Dimension) -> list[tuple[float, str]]:
     if isinstance(dimension, Choice):
         every = -(-len(dimension.values) // MOST_MARKS)
         return [(share_of_axis(dimension, value), shown(value)) for value in dimension.values[::every]]
-    return [(tick / (TICKS - 1), shown(float(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
+    return [(tick / (TICKS - 1), shown(number_in(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
 
 
 def axis(place: int, apart: float, name: str, marks: Sequence[tuple[float, str]]) -> str:

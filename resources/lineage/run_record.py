@@ -138,5 +138,12 @@ def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) 
         recipe = RunRecord.model_validate_json(store.get_bytes(f"{artifact.uri}/{RECORD_FILE}")).recipe
     except (FileNotFoundError, ValidationError):
         return ()
-    pairs = ((key, then, getattr(recipe, key, None)) for key, then in sorted(logged.items()) if key in Recipe.model_fields)
-    return tuple(f"{key} was {then}, and is {now}" for key, then, now in pairs if now is not None and str(now) != then)
+    pairs = (
+        (key, then, as_logged(getattr(recipe, key))) for key, then in sorted(logged.items()) if key in Recipe.model_fields
+    )
+    return tuple(f"{key} was {then}, and is {now}" for key, then, now in pairs if now != then)
+
+
+def as_logged(value: object) -> str:
+    """A value of a recipe as a parameter of its run: as MLflow's clients write it, whose tuples are lists in YAML."""
+    return str(list(value) if isinstance(value, tuple) else value)

@@ -119,7 +119,8 @@ def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> 
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
     """Row E2, and what its job changed besides."""
     control_plane = ControlPlane()
-    config = {**ASSISTANT, "parameters": {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}}
+    changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
+    config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="named")
     plan = make_plan(dry_run.definition("ellarin-assistant"), "named", control_plane)
     log_params(plan, control_plane)
@@ -134,6 +135,8 @@ def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> No
             "batch_size": str(recipe.batch_size),
             "gradient_accumulation_steps": "4",
             "warmup_ratio": "0.25",
+            "lora_target_modules": "['q_proj', 'v_proj']",
+            "eval_steps": "None",
             "max_steps": str(recipe.max_steps),
             "lora_rank": str(recipe.lora_rank),
             "lora_alpha": str(recipe.lora_alpha),
