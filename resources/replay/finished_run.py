@@ -5,7 +5,7 @@ from itertools import groupby
 
 from pydantic import ValidationError
 
-from recipes.incidents import Incident
+from recipes.incidents import Incident, Incidents
 from recipes.results import TRAINED, TrainingFacts
 from recipes.schema import Machine, Result
 from recipes.store import BrokenArtifact, Store
@@ -35,6 +35,12 @@ class FinishedRun:
         resumed = self.job.resumed
         counts = (self.record.recipe.processes, *resumed.gpus_before, *([resumed.gpus] if resumed.gpus else []))
         return ", ".join(str(count) for count, _ in groupby(counts))
+
+    @property
+    def done_anew(self) -> tuple[range, ...]:
+        """Steps that it did once more: after a divergence, or sent back."""
+        diverged = (steps for steps, _ in Incidents(entries=self.incidents).steps_done_anew)
+        return (*diverged, *(back.steps_done_anew for back in self.job.resumed.sent_back))
 
 
 def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:

@@ -237,15 +237,18 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both results were equal, and nobody looked at what people see of the first run."""
-    first = runs.complete("first")
+    bad = Diverged(step=2, noticed=2, reason="the loss was above 5", rolled_back_to=1, skipped=(8, 16))
+    first = runs.complete("first", incidents=(bad,))
     again = runs.complete("again", replay_of=first)
     data = RunData(runs.database)
-    tracked = [(1, 2.5, 10), (2, 9.0, 20), (2, 1.25 * 1.001, 30), (3, math.nan, 40)]
+    tracked = [(1, 2.5, 10), (2, 1.25, 20), (2, 9.0, 30), (2, 1.25 * 1.001, 35), (3, math.nan, 40)]
     data.log_batch(first, metrics=[metric_point("train/loss", loss, step, at) for step, loss, at in tracked])
     true = http.get(f"/v1/runs/{again}/replay").json()
-    assert (true["equal"], true["untrue"]) == (True, None), "the second step was done twice, in other parts"
-    for step, loss, then in ((3, 1.0, "not finite"), (2, 1.0, 1.25)):
-        data.log_metric(first, metric_point("train/loss", loss, step, 50))
+    assert (true["equal"], true["untrue"]) == (True, None), "the second step was done twice, and a clock was behind"
+    data.log_metric(first, metric_point("train/loss", 9.0 * 1.001, 2, 38))
+    assert http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None
+    for step, loss, then, at in ((3, 1.0, "not finite", 5), (2, 1.0, 1.25, 50)):  # also with a time before the run's own
+        data.log_metric(first, metric_point("train/loss", loss, step, at))
         verdict = http.get(f"/v1/runs/{again}/replay").json()
         assert (verdict["equal"], verdict["first_difference"], verdict["weights"]) == (False, None, [])
         assert verdict["untrue"] == {"step": step, "then": then, "now": loss}
