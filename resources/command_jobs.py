@@ -17,6 +17,7 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, DATASET, WORK_FOLDERS, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
 from resources.metadata.tracking.run_data import COMMIT_TAG
+from resources.metadata.tracking_rules import refuse_unstorable
 
 CODE = "code"
 ADDED = {CODE, DATASET, RESUMED}
@@ -32,6 +33,7 @@ def submit_command(
     One of that `id` that is there already stays as it is, with its files: they lie by their digest, for of two that are
     submitted at the same time the later one would else give the other one's job its own.
     """
+    refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
     code = manifest_of(job)
     place = place_of(identifier, code)
