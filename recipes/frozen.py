@@ -33,23 +33,24 @@ class Written(Frozen):
 
     @field_validator("*", mode="before")
     @classmethod
-    def can_be_stored(cls, value: Any) -> Any:
-        if any(UNSTORABLE.search(text) for text in texts_in(value)):
-            raise ValueError("it holds a character that cannot be stored: NUL, or half of one")
+    def can_be_stored(cls, value: Any, info: ValidationInfo) -> Any:
+        for place, text in texts_in(value, str(info.field_name)):
+            if UNSTORABLE.search(text):
+                raise ValueError(f"{place} holds a character that cannot be stored: NUL, or half of one")
         return value
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """Of a value as YAML or JSON has it: its texts, and those that it is made of. What is a type already was looked at."""
+def texts_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Of a value as YAML or JSON has it: the texts that it is made of, and where. What is a type already was looked at."""
     if isinstance(value, str):
-        yield value
+        yield place, value
     elif isinstance(value, dict):
         for key, member in value.items():
-            yield from texts_in(key)
-            yield from texts_in(member)
+            yield from texts_in(key, place)
+            yield from texts_in(member, f"{place}.{key}")
     elif isinstance(value, list | tuple):
-        for member in value:
-            yield from texts_in(member)
+        for number, member in enumerate(value):
+            yield from texts_in(member, f"{place}[{number}]")
 
 
 def takes_numbers(kind: Any) -> bool:

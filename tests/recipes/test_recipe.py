@@ -270,8 +270,8 @@ def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
 def test_a_text_that_no_database_holds_is_refused_where_it_is_written(tmp_path: Path, text: str) -> None:
     """YAML takes it where it is escaped: such a recipe was valid, and no database took it."""
     message = refusal(tmp_path, f'{SMALL}system_prompt: "{text}"\n')
-    assert "'system_prompt': it holds a character that cannot be stored" in message
-    with pytest.raises(BadConfiguration, match="'lora_target_modules': it holds a character that cannot be stored"):
+    assert "'system_prompt': system_prompt holds a character that cannot be stored" in message
+    with pytest.raises(BadConfiguration, match=r"lora_target_modules\[0\] holds a character that cannot be stored"):
         Recipe.named("smollm2-135m-lora").changed({"lora_target_modules": ["q\0"]})
 
 
