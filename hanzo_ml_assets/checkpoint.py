@@ -20,7 +20,7 @@ from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Program, Result, Tracking
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
@@ -28,7 +28,15 @@ from resources.errors import HanzoError
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
 from resources.lineage.record import record
-from resources.lineage.run_record import NO_COMMIT, Environment, RunRecord, read_environment, read_record, write_record
+from resources.lineage.run_record import (
+    NO_COMMIT,
+    Environment,
+    RunRecord,
+    as_logged,
+    read_environment,
+    read_record,
+    write_record,
+)
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
@@ -89,7 +97,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
             control_plane.jobs.specify(run_id, DATASET, plan.version.reference)
             job = training_job(plan, control_plane)
             log_params(plan, control_plane)
-            result = control_plane.compute.run(job, follow(context, job))
+            result = control_plane.compute.run(job, follow(context, job, control_plane.jobs))
         except BadConfiguration as error:
             tell_healed(run_id, control_plane)
             control_plane.jobs.fail(run_id, str(error))
@@ -163,12 +171,15 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
 
     Raises:
         BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
-            that a check blocks, or whose records its objective cannot learn from.
+            that a check blocks, or whose records its objective cannot learn from; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
     if known is not None:
-        found = read_record(control_plane.store, known)
+        try:
+            found = read_record(control_plane.store, known)
+        except BrokenArtifact as broken:
+            raise BadConfiguration(str(broken)) from None
         reference, recipe = found.dataset, found.recipe
     else:
         reference, recipe = wanted(model, job.config)
@@ -278,7 +289,7 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
     recipe, commit = plan.record.recipe, plan.record.environment.git_commit
     given = plan.job.config.get("parameters") or {}
     values = {
-        **{key: value for key in given if isinstance(value := getattr(recipe, key), bool | int | float | str)},
+        **{key: value for key in given if is_plain(value := getattr(recipe, key))},
         "model": recipe.base_model.uri,
         "method": recipe.method,
         "objective": recipe.objective,
@@ -296,9 +307,15 @@ def log_params(plan: Plan, control_plane: ControlPlane) -> None:
     }
     RunData(control_plane.database).log_batch(
         plan.record.run_id,
-        params=[(key, str(value)) for key, value in values.items()],
+        params=[(key, as_logged(value)) for key, value in values.items()],
         tags=[*([] if commit == NO_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
     )
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a scalar, or a list of them."""
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, bool | int | float | str | None) for each in values)
 
 
 def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:

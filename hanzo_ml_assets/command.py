@@ -40,7 +40,7 @@ def build_command() -> dg.AssetsDefinition:
             run = write_command_record(control_plane.store, asked, job.inputs)
             if version is not None:
                 tell_input(control_plane.database, asked, version)
-            result = control_plane.compute.run(job, follow(context, job))
+            result = control_plane.compute.run(job, follow(context, job, control_plane.jobs))
         except (BadConfiguration, JobFailed) as error:
             control_plane.jobs.fail(asked.id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None

@@ -8,7 +8,7 @@ import dagster as dg
 import recipes
 from recipes.schema import Job
 from recipes.store import Store
-from resources.compute.base import Compute, Follower
+from resources.compute.base import Compute, Follower, Observation, Phase
 from resources.compute.devices import Devices, jobs_at_once, names_of
 from resources.compute.local import LocalCompute
 from resources.engine.client import HttpEngine
@@ -82,11 +82,15 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
         return str(self.settings.home / "cache")
 
 
-def follow(context: dg.AssetExecutionContext, job: Job) -> Follower:
-    """The log and the phases of a job, in the log of the Dagster run."""
-    return Follower(
-        line=lambda line: context.log.info(line),
-        phase=lambda seen: context.log.info(
-            f"{job.program} is {seen.phase} (attempt {seen.attempt}) {seen.detail}".rstrip()
-        ),
-    )
+def follow(context: dg.AssetExecutionContext, job: Job, jobs: Jobs | None = None) -> Follower:
+    """The log and the phases of a job, in the log of the Dagster run. Of one that is among `jobs`, its record says for what
+    it waits: whoever looks there saw that it runs, and nothing came of it.
+    """
+
+    def phase(seen: Observation) -> None:
+        context.log.info(f"{job.program} is {seen.phase} (attempt {seen.attempt}) {seen.detail}".rstrip())
+        if jobs is not None:
+            waits = seen.phase in (Phase.PENDING, Phase.SUSPENDED)
+            jobs.wait_for(job.id, seen.detail if waits else "", "running")
+
+    return Follower(line=lambda line: context.log.info(line), phase=phase)

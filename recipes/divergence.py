@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from pydantic import Field
@@ -9,7 +10,14 @@ from pydantic import Field
 from recipes.frozen import Written
 
 WARM = 20
-"""Losses that make a band: before them, only a loss that is not finite counts."""
+"""Losses that make a band."""
+FIRST, WIDER = 5, 2.0
+"""Until then the middle one of so many losses stands for the mean, in a band so many times as wide.
+
+By default that is a loss beyond 2.2 times that of the model which the run began with: Lightning's `SpikeDetection` takes
+twice the running loss. What a loss gains while the learning rate warms up (Gupta et al. 2023) is far less, and no single odd
+batch decides the middle one. A run that diverges within its first updates was trained to its end.
+"""
 MEMORY = 0.95
 """Share of the past in the running mean: some 20 steps count."""
 LEAST_SHARE, LEAST = 0.2, 0.1
@@ -48,6 +56,7 @@ class Band:
     def __init__(self, policy: DivergencePolicy) -> None:
         self._policy = policy
         self._count = 0
+        self._first: list[float] = []
         self._mean = 0.0
         self._variance = 0.0
         self.above_since: int | None = None
@@ -55,9 +64,12 @@ class Band:
 
     @property
     def limit(self) -> float:
-        """The highest loss that is within the band; infinite until there is one."""
-        if self._count < WARM:
+        """The highest loss that is within the band; infinite for the `FIRST` losses, of which only one not finite counts."""
+        if self._count < FIRST:
             return math.inf
+        if self._count < WARM:
+            middle = median(self._first)
+            return middle + WIDER * self._policy.band * max(LEAST_SHARE * abs(middle), LEAST)
         deviation = max(math.sqrt(self._variance), LEAST_SHARE * abs(self._mean), LEAST)
         return self._mean + self._policy.band * deviation
 
@@ -71,6 +83,8 @@ class Band:
                 return None
             return Divergence(first, step, f"the loss was above {limit:.4f} from step {first} to {step} ({loss:.4f})")
         self.above_since = None
+        if self._count < FIRST:
+            self._first.append(loss)
         weight = max(1 - MEMORY, 1 / (self._count + 1))
         away = loss - self._mean
         self._mean += weight * away

@@ -1,8 +1,13 @@
 """Bases of the types: of those that travel, and of what people write in YAML."""
 
+import re
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""PostgreSQL knows no NUL, and half a surrogate pair is no character."""
 
 
 class Frozen(BaseModel):
@@ -14,7 +19,8 @@ class Frozen(BaseModel):
 class Written(Frozen):
     """Base of what people write in YAML: there `yes` and `on` are true, which Pydantic takes for 1, and `.inf` is a number.
 
-    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began.
+    A run of `max_steps: yes` trained one step, and ended well; one of `learning_rate: 1e400` began. A text may be escaped
+    there: one with `\\0` was taken, and failed where it was to be kept.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -24,6 +30,27 @@ class Written(Frozen):
     def yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         looks = isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation)
         return no_yes(value) if looks else value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def can_be_stored(cls, value: Any, info: ValidationInfo) -> Any:
+        for place, text in texts_in(value, str(info.field_name)):
+            if UNSTORABLE.search(text):
+                raise ValueError(f"{place} holds a character that cannot be stored: NUL, or half of one")
+        return value
+
+
+def texts_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Of a value as YAML or JSON has it: the texts that it is made of, and where. What is a type already was looked at."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            yield from texts_in(key, place)
+            yield from texts_in(member, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, member in enumerate(value):
+            yield from texts_in(member, f"{place}[{number}]")
 
 
 def takes_numbers(kind: Any) -> bool:

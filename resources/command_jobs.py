@@ -17,6 +17,7 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, DATASET, WORK_FOLDERS, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
 from resources.metadata.tracking.run_data import COMMIT_TAG
+from resources.metadata.tracking_rules import refuse_unstorable
 
 CODE = "code"
 ADDED = {CODE, DATASET, RESUMED}
@@ -29,19 +30,20 @@ def submit_command(
 ) -> JobRecord:
     """Queue a command. Its source files are stored before; the job names them by their digest.
 
-    One of that `id` that is there already stays as it is.
+    One of that `id` that is there already stays as it is, with its files: they lie by their digest, for of two that are
+    submitted at the same time the later one would else give the other one's job its own.
     """
+    refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
     code = manifest_of(job)
+    place = place_of(identifier, code)
     for path, text in job.files.items():
-        store.put_bytes(f"{place_of(identifier)}/{path}", text.encode())
+        store.put_bytes(f"{place}/{path}", text.encode())
     if code.files:
-        store.put_manifest(place_of(identifier), code)
+        store.put_manifest(place, code)
     config = configuration(job, identifier)
     with database.write() as connection:
-        if code.files:
-            record(connection, Artifact.model_validate(config[CODE]), code)
-        return Jobs(database).submit(
+        kept = Jobs(database).submit(
             name=job.name,
             config=config,
             user=user,
@@ -52,6 +54,12 @@ def submit_command(
             tags=tags_of(job),
             connection=connection,
         )
+        is_kept = kept.config.get(CODE) == config.get(CODE)
+        if code.files and is_kept:
+            record(connection, Artifact.model_validate(config[CODE]), code)
+    if not is_kept:
+        store.delete(place)
+    return kept
 
 
 def tags_of(job: CommandJob) -> dict[str, str]:
@@ -66,14 +74,14 @@ def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
     if job.storage.dataset:
         config[DATASET] = job.storage.dataset
     if (code := manifest_of(job)).files:
-        place = place_of(identifier)
+        place = place_of(identifier, code)
         config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
     return config
 
 
-def place_of(identifier: str) -> str:
+def place_of(identifier: str, code: Manifest) -> str:
     """Where the source files of a job lie."""
-    return f"s3://hanzo-ml/runs/{identifier}/code"
+    return f"s3://hanzo-ml/runs/{identifier}/code/{code.digest[:12]}"
 
 
 def manifest_of(job: CommandJob) -> Manifest:

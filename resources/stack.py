@@ -27,6 +27,7 @@ from resources.configuration import no_home
 from resources.detached import LOG, is_running, lock, send, start, stop
 from resources.last_words import last_words
 from resources.metadata.database import Database
+from resources.orphans import end_orphans
 from resources.services import SOURCE, Service, environment, services
 from resources.settings import Settings
 
@@ -223,6 +224,8 @@ def down(settings: Settings, console: Console) -> None:
     for worker in workers:
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
         send(worker, signal.SIGKILL)
+    for path in settings.run_workers.glob("*"):
+        end_orphans(path)
     jobs = settings.home / "jobs"
     # No deeper: below its own folder, a command leaves files of any name.
     locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]

@@ -12,7 +12,7 @@ from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from recipes.incidents import read_incidents
 from recipes.schema import Hardware
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 from recipes.usage import Usage, read_usage
 from resources.command_jobs import asked_of
 from resources.compute.base import GRACE_SECONDS
@@ -44,8 +44,8 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
             break
         try:
             account(event, control_plane)
-        except HanzoError as error:  # its run was deleted
-            context.log.warning(f"job {event.key}: {error.message}")
+        except (HanzoError, BrokenArtifact) as error:  # its run was deleted, or its record changed
+            context.log.warning(f"job {event.key}: {error}")
         cursor = event.seq
     return dg.SensorResult(cursor=str(cursor))
 

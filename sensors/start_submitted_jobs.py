@@ -15,11 +15,13 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import tags_of
+from resources.compute.devices import jobs_at_once
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
+from resources.settings_sections import Scheduler
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.failed_runs import is_given_up
 from sensors.homes import dataset_of, is_of_another_definition, undefined
@@ -33,7 +35,8 @@ MAX_NEW_RUNS = 20
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason.
+    """What becomes of a queued job: it starts, or it waits, or it fails, the last two with a reason. One that has its run
+    starts as soon as Dagster takes that, and waits until then.
 
     `dataset` is the version that it is trained on from then on, where it named none.
     """
@@ -52,6 +55,7 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         jobs = [job for job in control_plane.jobs.queued(connection) if job.type in TRACKED]
         decided = [decide(context, job, control_plane, connection) for job in jobs]
         decisions = within_quotas(context, jobs, decided, control_plane, connection)
+        decisions = in_turn(context.instance, jobs, decisions, control_plane.settings.scheduler)
     new = 0
     for job, decision in zip(jobs, decisions, strict=True):
         if decision.dataset and not job.config.get(DATASET):
@@ -59,9 +63,9 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         if decision.fail:
             with suppress(HanzoError):  # somebody was faster, and others wait to be started
                 control_plane.jobs.fail(job.id, decision.fail)
-        elif decision.wait and decision.wait != job.reason:
+        if decision.wait and decision.wait != job.reason:
             control_plane.jobs.wait_for(job.id, decision.wait)
-        elif decision.start and new < MAX_NEW_RUNS:
+        if decision.start and new < MAX_NEW_RUNS:
             partitions, asset = place_of(job)
             # One that was requested before is requested again: if it was launched, its run key holds.
             new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
@@ -89,6 +93,21 @@ def within_quotas(
         replace(decision, start=False, wait=waits.get(job.id, ""), fail=never.get(job.id, ""))
         if job.id in waits or job.id in never
         else decision
+        for job, decision in zip(jobs, decisions, strict=True)
+    ]
+
+
+def in_turn(
+    instance: dg.DagsterInstance, jobs: Sequence[JobRecord], decisions: Sequence[Decision], scheduler: Scheduler
+) -> list[Decision]:
+    """The same, but that a job whose run stands in Dagster's queue already says so: others run on this machine."""
+    words = f"waits for its turn: this machine runs {jobs_at_once(scheduler)} at a time"
+    if not any(decision.start and job.reason != words for job, decision in zip(jobs, decisions, strict=True)):
+        return list(decisions)
+    waiting = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
+    keys = {run.tags.get(RUN_KEY_TAG) for run in waiting}
+    return [
+        replace(decision, wait=words) if decision.start and run_key(job) in keys else decision
         for job, decision in zip(jobs, decisions, strict=True)
     ]
 

@@ -9,7 +9,7 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.duration import seconds_of
 from recipes.incidents import read_incidents
-from recipes.store import MANIFEST, Store
+from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.usage import NAME as USAGE
 from recipes.usage import read_usage
 from resources.command_jobs import asked_of, policy_of
@@ -38,7 +38,7 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
     for job, look in looks:
         try:
             look(job, control_plane, now_ms())
-        except HanzoError as error:  # its run was deleted, say: the others are looked at all the same
+        except (HanzoError, BrokenArtifact) as error:  # its run was deleted, say: the others are looked at all the same
             context.log.warning(f"job {job.id} could not be looked at: {error}")
     return dg.SensorResult(skip_reason=f"{len(looks)} training jobs and commands are running")
 

@@ -11,8 +11,9 @@ import jwt
 
 from api.auth.keys import Keys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
+from recipes.frozen import UNSTORABLE
 from resources.errors import ErrorCode, HanzoError
-from resources.metadata.tracking_rules import MAX_USER, UNSTORABLE
+from resources.metadata.tracking_rules import MAX_USER
 from resources.settings_sections import Auth
 
 MAX_TOKEN = 16_384

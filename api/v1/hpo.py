@@ -21,7 +21,7 @@ from resources.estimate.shapes import shape_of_base
 from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
 from resources.hpo.refusals import check_recipe, check_sweep
-from resources.hpo.space import Choice, Dimension, Params, Scalar
+from resources.hpo.space import Choice, Dimension, Params, Value
 from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
@@ -132,12 +132,12 @@ def scheduled(config: SweepConfig, quota: Quota | None) -> SweepConfig:
 
 def probes(config: SweepConfig) -> Iterator[Params]:
     """Sets of hyperparameters in which each takes its most telling values, one at a time."""
-    first: dict[str, Scalar] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
+    first: dict[str, Value] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
     for name, dimension in config.search_space.items():
         yield from ({**first, name: value} for value in telling(dimension))
 
 
-def telling(dimension: Dimension) -> list[Scalar]:
+def telling(dimension: Dimension) -> list[Value]:
     return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBES]
 
 

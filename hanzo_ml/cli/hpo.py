@@ -52,7 +52,7 @@ def results(
     names = list(sweep["config"]["search_space"])
     columns = ("trial", "run", "status", sweep["objective"]["metric"], "step", *names)
     rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
-    values = [[number(trial["params"][name]) for name in names] for trial in best]
+    values = [[shown(trial["params"][name]) for name in names] for trial in best]
     table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
     for reason, count in Counter(trial["reason"] for trial in trials if trial["status"] == "failed").most_common():
         Console(highlight=False, markup=False, soft_wrap=True).print(f"{count} failed: {reason}")
@@ -62,6 +62,13 @@ def ordered(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]
     """The trials whose value counts, the best first."""
     valued = [trial for trial in trials if trial["value"] is not None and trial["status"] in ("completed", "pruned")]
     return sorted(valued, key=lambda trial: trial["value"], reverse=direction == "maximize")
+
+
+def shown(value: Any) -> str:
+    """As YAML has it in one line, which is how it was written."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(number, value))}]"
+    return "null" if value is None else number(value)
 
 
 def number(value: Any) -> str:

@@ -2,6 +2,7 @@
 for: a training script has none.
 """
 
+import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ def told(
         value=trial["value"] if state in states.values() else None,
         datetime_start=time_of(trial["created_at"]),
         datetime_complete=time_of(trial["ended_at"]) if ended else None,
-        params=dict(trial["params"]),
+        params={name: category(value) for name, value in trial["params"].items()},
         distributions=dict(distributions),
         user_attrs={key: trial[key] for key in KEPT},
         system_attrs={},
@@ -90,9 +91,14 @@ def time_of(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000)
 
 
+def category(value: Any) -> Any:
+    """A hyperparameter in Optuna's words, which has none for a list: that is JSON."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
 def distribution(dimension: Mapping[str, Any]) -> "BaseDistribution":
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     if dimension["type"] == "choice":
-        return CategoricalDistribution(dimension["values"])
+        return CategoricalDistribution([category(value) for value in dimension["values"]])
     return FloatDistribution(dimension["min"], dimension["max"], log=dimension["type"] == "log_uniform")

@@ -15,6 +15,7 @@ from recipes.store import MANIFEST
 
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DATASET = re.compile(r"s3://hanzo-ml/datasets/([A-Za-z][\w.-]*)/([0-9]+)/?")
 CHECKPOINTS = re.compile(r"s3://hanzo-ml/checkpoints(/[A-Za-z0-9][\w.=-]*)+/?")
@@ -100,7 +101,9 @@ class CommandJob(Script):
                 raise ValueError(f"{path!r} {problem}")
             if parent := next((str(above) for above in PurePosixPath(path).parents if str(above) in value), None):
                 raise ValueError(f"{path!r} lies below {parent!r}, which is a file")
-        if (size := sum(len(text.encode(errors="replace")) for text in value.values())) > MAX_CODE_BYTES:
+        if half := next((path for path, text in value.items() if SURROGATE.search(text)), None):
+            raise ValueError(f"{half!r} holds half a character, and is no text in UTF-8")
+        if (size := sum(len(text.encode()) for text in value.values())) > MAX_CODE_BYTES:
             raise ValueError(f"{size} bytes of source files are too many, {MAX_CODE_BYTES} fit: keep data in a dataset")
         return value
 

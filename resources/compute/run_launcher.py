@@ -17,6 +17,7 @@ from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLa
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 from resources.detached import is_running, lock, send, start
+from resources.orphans import end_orphans
 
 
 class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
@@ -74,4 +75,5 @@ class ProcessRunLauncher(RunLauncher, ConfigurableClass):  # type: ignore[misc]
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "its run worker was never started on this machine")
         if is_running(work):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
+        end_orphans(work)
         return CheckRunHealthResult(WorkerStatus.FAILED, "its run worker died")

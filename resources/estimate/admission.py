@@ -47,16 +47,16 @@ def admit(recipe: Recipe, shape: Architecture | None) -> Fit | None:
 
 
 def admit_dataset(recipe: Recipe, version: DatasetVersion) -> None:
-    """Refuse a dataset whose records, as its columns say, the objective cannot learn from. Nothing is said of the objectives
-    of others.
+    """Refuse a dataset whose records, as its columns say, the objective cannot learn from. Of the objectives of others only
+    those are known that learn from pairs.
 
     Raises:
         HanzoError: it has pairs and the objective takes none, it has none and the objective takes them, or nothing that a
             model could be trained on.
     """
-    if recipe.objective not in BUILT_IN_OBJECTIVES:
+    if recipe.objective not in BUILT_IN_OBJECTIVES and not recipe.has_pairs:
         return
-    found, wants_pairs = layout_of_columns(version.schema), recipe.objective in PREFERENCES
+    found, wants_pairs = layout_of_columns(version.schema), recipe.has_pairs
     what = f"objective {recipe.objective} cannot learn from dataset {version.reference}"
     if found is None:
         named = ", ".join(layout for layout in Layout if (layout is Layout.PREFERENCE) is wants_pairs)

@@ -7,7 +7,7 @@ from statistics import median
 from recipes.architecture import Architecture
 from recipes.fit import Fit
 from recipes.memory import trained_tensors
-from recipes.recipe import PREFERENCES, Recipe
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import CORE_FLOPS, Range, assumed_flops, assumed_share
 from resources.estimate.past_runs import PastRun, work_per_token
@@ -53,7 +53,7 @@ class Estimate:
     @property
     def epochs(self) -> float | None:
         """How often each token is seen at most: rows of packed texts have some padding. Pairs are seen whole, one by one."""
-        if self.recipe.objective in PREFERENCES and self.dataset and self.dataset.records:
+        if self.recipe.has_pairs and self.dataset and self.dataset.records:
             return self.steps * self.recipe.samples_per_step / self.dataset.records
         return self.tokens / self.dataset.count if self.dataset and self.dataset.count else None
 
@@ -76,7 +76,7 @@ def estimate(
     """Put together what is known of a job. `prices` are dollars an hour by type of GPU."""
     said = list(notes)
     tokens, most = tokens_of(recipe, dataset), recipe.tokens_per_step * recipe.max_steps
-    if recipe.objective in PREFERENCES:
+    if recipe.has_pairs:
         said.append(f"tokens: {words_of_pairs(recipe, dataset)}")
     if memory is None:
         said.append("memory: the base model's shape is not known until the first job has stored it")
@@ -110,7 +110,7 @@ def estimate(
 def tokens_of(recipe: Recipe, dataset: DatasetTokens | None) -> int:
     """Of all steps. Packed rows are of one length; a pair is as long as it is, and at most two rows of that length."""
     most = recipe.tokens_per_step * recipe.max_steps
-    if recipe.objective not in PREFERENCES or not dataset or not dataset.records:
+    if not recipe.has_pairs or not dataset or not dataset.records:
         return most
     return min(most, round(dataset.count / dataset.records * recipe.samples_per_step * recipe.max_steps))
 

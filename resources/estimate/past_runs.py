@@ -8,7 +8,7 @@ from statistics import median
 from sqlalchemy import Connection, select
 
 from recipes.architecture import Architecture
-from recipes.recipe import PREFERENCES, Recipe
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.throughput import flops_per_token
 from resources.metadata.database import Database
@@ -71,7 +71,7 @@ def past_runs(database: Database, recipe: Recipe, shape: Architecture | None, or
 
 def tokens_per_step(recipe: Recipe, latest: Sequence[MetricPoint]) -> float | None:
     """Of a run with those newest metrics. Pairs are as long as they are: it is known once the run has said what it used."""
-    if recipe.objective not in PREFERENCES:
+    if not recipe.has_pairs:
         return recipe.tokens_per_step
     used = {point.key: point.value for point in latest}
     return used[TOKENS_METRIC] / used[STEPS_METRIC] if used.get(STEPS_METRIC) and used.get(TOKENS_METRIC) else None

@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from resources.hpo.config import SweepConfig
-from resources.hpo.space import Choice, Dimension, LogUniform, Params
+from resources.hpo.space import Choice, Dimension, LogUniform, Params, Space, Value
 from resources.hpo.trial import Trial
 
 SEEDS = 1_000_003
@@ -26,11 +26,15 @@ def suggest(config: SweepConfig, trials: Sequence[Trial]) -> Params:
         direction=config.objective.direction, sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     )
     space = {name: distribution(dimension) for name, dimension in config.search_space.items()}
-    study.add_trials([told(trial, space) for trial in trials])
-    return dict(study.ask(space).params)
+    study.add_trials([told(trial, config.search_space, space) for trial in trials])
+    asked = study.ask(space).params
+    return {
+        name: dimension.values[asked[name]] if isinstance(dimension, Choice) else asked[name]
+        for name, dimension in config.search_space.items()
+    }
 
 
-def told(trial: Trial, space: dict[str, BaseDistribution]) -> FrozenTrial:
+def told(trial: Trial, dimensions: Space, space: dict[str, BaseDistribution]) -> FrozenTrial:
     """A trial in Optuna's words. One that was stopped early is told with the value that it had reached."""
     states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     ended = states.get(trial.status, TrialState.FAIL if trial.has_ended else TrialState.RUNNING)
@@ -38,13 +42,18 @@ def told(trial: Trial, space: dict[str, BaseDistribution]) -> FrozenTrial:
     return create_trial(
         state=ended,
         value=trial.value if ended == TrialState.COMPLETE else None,
-        params=dict(trial.params),
+        params={name: place_of(dimensions[name], value) for name, value in trial.params.items()},
         distributions=space,
         intermediate_values=reached,
     )
 
 
+def place_of(dimension: Dimension, value: Value) -> Value:
+    """A choice is known by its place: Optuna takes no lists."""
+    return dimension.values.index(value) if isinstance(dimension, Choice) else value
+
+
 def distribution(dimension: Dimension) -> BaseDistribution:
     if isinstance(dimension, Choice):
-        return CategoricalDistribution(dimension.values)
+        return CategoricalDistribution(range(len(dimension.values)))
     return FloatDistribution(dimension.min, dimension.max, log=isinstance(dimension, LogUniform))

@@ -1,5 +1,6 @@
 """A sweep's pictures as pages that need no other file: its history, and all hyperparameters side by side. Pure functions."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from html import escape
 from statistics import quantiles
 
 from resources.hpo.config import SweepConfig
-from resources.hpo.space import Choice, Dimension, Scalar, share_of, share_of_axis
+from resources.hpo.space import Choice, Dimension, LogUniform, Value, number_in, share_of, share_of_axis
 from resources.hpo.trial import Trial, ranked
 
 WIDTH, HEIGHT = 960, 420
@@ -19,6 +20,12 @@ MOST_MARKS = 20
 LEFT, RIGHT, TOP, BOTTOM = 70, 90, 60, 40
 GOOD, BAD, AXIS = (79, 67, 221), (222, 224, 232), "#c9ccd6"
 TICKS = 5
+MOST_POWERS = 11
+"""Of ten, on one axis."""
+ROUNDED = 1e-9
+"""How far the logarithm of a power of ten may lie from a whole number."""
+ROOM = 0.06
+"""Of an axis, that a text takes."""
 FAR = 3.0
 """A value that is worse than the worse quartile by more than so many times their distance is far out (Tukey 1977)."""
 PAGE = """<!doctype html>
@@ -139,7 +146,11 @@ def words_of(trial: Trial) -> str:
     return escape(f"trial {trial.number} ({trial.status}): {shown(trial.value)} with {params}")
 
 
-def shown(value: Scalar | None) -> str:
+def shown(value: Value) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    if value is None:
+        return "null"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -148,7 +159,23 @@ def ends_of(dimension: Dimension) -> list[tuple[float, str]]:
     if isinstance(dimension, Choice):
         every = -(-len(dimension.values) // MOST_MARKS)
         return [(share_of_axis(dimension, value), shown(value)) for value in dimension.values[::every]]
-    return [(tick / (TICKS - 1), shown(float(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
+    if isinstance(dimension, LogUniform) and (powers := powers_of_ten(dimension)):
+        return powers
+    return [(tick / (TICKS - 1), shown(number_in(dimension.at(tick / (TICKS - 1))))) for tick in range(TICKS)]
+
+
+def powers_of_ten(dimension: LogUniform) -> list[tuple[float, str]]:
+    """Those on the axis, or every second, or third; and an end that is none where there is room for its text. Nothing where
+    there is no power on it.
+    """
+    low, high = math.log10(dimension.min), math.log10(dimension.max)
+    powers = range(math.ceil(low - ROUNDED), math.floor(high + ROUNDED) + 1)
+    if not powers:
+        return []
+    every = -(-len(powers) // MOST_POWERS)
+    marks = [(share_of(power, low, high), shown(10.0**power)) for power in powers[::every]]
+    ends = ((0.0, shown(dimension.min)), (1.0, shown(dimension.max)))
+    return sorted([*marks, *(end for end in ends if all(abs(end[0] - at) > ROOM for at, _ in marks))])
 
 
 def axis(place: int, apart: float, name: str, marks: Sequence[tuple[float, str]]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from recipes.recipe import BUILT_IN_OBJECTIVES, PREFERENCES, Recipe
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
-from resources.hpo.space import Choice, Dimension, Scalar
+from resources.hpo.space import Choice, Dimension, Value
 from resources.hpo.trial_job import NAMES
 from resources.metadata.tracking_rules import check_key
 
@@ -70,13 +70,14 @@ def check_given_once(config: SweepConfig) -> None:
             raise invalid(f"{twice[0]} is in base_config.parameters and in {place}: remove one of them")
 
 
-def repeated(values: Sequence[Scalar]) -> Iterator[Scalar]:
+def repeated(values: Sequence[Value]) -> Iterator[Value]:
     """Those that are equal to one before."""
-    there: set[Scalar] = set()
+    there: set[object] = set()
     for value in values:
-        if value in there:
+        known = tuple(value) if isinstance(value, list) else value
+        if known in there:
             yield value
-        there.add(value)
+        there.add(known)
 
 
 def check_population(config: SweepConfig) -> None:

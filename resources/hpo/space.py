@@ -12,7 +12,10 @@ from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 from recipes.frozen import Frozen, no_yes
 
 Scalar = bool | int | FiniteFloat | str
-Params = Mapping[str, Scalar]
+Value = Scalar | list[Scalar] | None
+"""As JSON has it: target modules are a list, and null is what a recipe says for a key that it does without."""
+Params = Mapping[str, Any]
+"""Name of a hyperparameter -> its `Value`."""
 Number = Annotated[FiniteFloat, BeforeValidator(no_yes)]
 EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}")
 FACTORS = (0.8, 1.2)
@@ -22,8 +25,15 @@ FACTORS = (0.8, 1.2)
 def number_of(value: Any) -> Any:
     """`1e-5` as the number that it is: YAML 1.1 reads it as a text, for want of a point. Raises ValueError for no scalar."""
     if not isinstance(value, bool | int | float | str):
-        raise ValueError("must be a number, a text, true or false")
+        raise ValueError("must be a number, a text, true, false or null, or a list of numbers, texts, true and false")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
+
+
+def value_of(value: Any) -> Any:
+    """The same of a choice's value. Raises ValueError for one that is no scalar, no null and no list of scalars."""
+    if isinstance(value, list):
+        return [number_of(each) for each in value]
+    return None if value is None else number_of(value)
 
 
 class Uniform(Frozen):
@@ -64,9 +74,9 @@ class Choice(Frozen):
     """One of the values, which are in an order if they have any."""
 
     type: Literal["choice"]
-    values: tuple[Annotated[Scalar, BeforeValidator(number_of)], ...] = Field(min_length=1)
+    values: tuple[Annotated[Value, BeforeValidator(value_of)], ...] = Field(min_length=1)
 
-    def at(self, share: float) -> Scalar:
+    def at(self, share: float) -> Value:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
@@ -74,7 +84,7 @@ Dimension = Annotated[LogUniform | Uniform | Choice, Field(discriminator="type")
 Space = Mapping[str, Dimension]
 
 
-def grid_of(dimension: Dimension) -> Sequence[Scalar]:
+def grid_of(dimension: Dimension) -> Sequence[Value]:
     """The values of a dimension on a grid; none where it has no end of them."""
     if isinstance(dimension, Choice):
         return dimension.values
@@ -103,20 +113,26 @@ def perturbed(space: Space, params: Params, chance: random.Random) -> Params:
     return {name: near(dimension, params[name], chance) for name, dimension in space.items()}
 
 
-def near(dimension: Dimension, value: Scalar, chance: random.Random) -> Scalar:
+def near(dimension: Dimension, value: Value, chance: random.Random) -> Value:
     if isinstance(dimension, Choice):
         place = dimension.values.index(value) + chance.choice((-1, 0, 1))
         return dimension.values[min(max(place, 0), len(dimension.values) - 1)]
-    return min(max(float(value) * chance.choice(FACTORS), dimension.min), dimension.max)
+    return min(max(number_in(value) * chance.choice(FACTORS), dimension.min), dimension.max)
 
 
-def share_of_axis(dimension: Dimension, value: Scalar) -> float:
+def number_in(value: Value) -> float:
+    """Of a range, whose values are numbers."""
+    assert isinstance(value, int | float | str)
+    return float(value)
+
+
+def share_of_axis(dimension: Dimension, value: Value) -> float:
     """Where on its axis a value lies, 0 to 1."""
     if isinstance(dimension, Choice):
         return dimension.values.index(value) / max(len(dimension.values) - 1, 1)
     if isinstance(dimension, LogUniform):
-        return math.log(float(value) / dimension.min) / math.log(dimension.max / dimension.min)
-    return share_of(float(value), dimension.min, dimension.max)
+        return math.log(number_in(value) / dimension.min) / math.log(dimension.max / dimension.min)
+    return share_of(number_in(value), dimension.min, dimension.max)
 
 
 def share_of(value: float, low: float, high: float) -> float:

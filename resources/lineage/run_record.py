@@ -9,16 +9,18 @@ import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from recipes.incidents import Incident
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import Hardware
-from recipes.store import Store
+from recipes.store import BrokenArtifact, Store
 
+RECORD_FILE = "run.json"
 LOCK_FILE = "requirements.lock"
 COMMIT_FILE = "COMMIT"
 """Beside the code in an image, which has no git: what it was built from (deploy/Containerfile)."""
@@ -101,7 +103,7 @@ def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Art
         return found
     with tempfile.TemporaryDirectory() as scratch:
         text = json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True)
-        (Path(scratch) / "run.json").write_text(text)
+        (Path(scratch) / RECORD_FILE).write_text(text)
         facts: dict[str, JsonValue] = {
             "run_id": record.run_id,
             "recipe": record.recipe.name,
@@ -114,4 +116,34 @@ def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Art
 
 
 def read_record(store: Store, artifact: Artifact) -> RunRecord:
-    return RunRecord.model_validate_json(store.get_bytes(f"{artifact.uri}/run.json"))
+    """The record as it was written: one that was changed since would run, and prove, something else.
+
+    Raises:
+        BrokenArtifact: its manifest has another digest than the artifact, or it has another hash than its manifest says.
+    """
+    where = f"{artifact.uri}/{RECORD_FILE}"
+    recorded = next((file.sha256 for file in store.manifest(artifact).files if file.path == RECORD_FILE), None)
+    try:
+        raw = store.get_bytes(where)
+    except FileNotFoundError:
+        raise BrokenArtifact(f"{where} is missing") from None
+    if (found := hashlib.sha256(raw).hexdigest()) != recorded:
+        raise BrokenArtifact(f"{where} was changed since the run: it has SHA-256 {found}, recorded is {recorded}")
+    return RunRecord.model_validate_json(raw)
+
+
+def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) -> tuple[str, ...]:
+    """Of a record that was changed, the values that the run began with otherwise: those that it `logged` as parameters."""
+    try:
+        recipe = RunRecord.model_validate_json(store.get_bytes(f"{artifact.uri}/{RECORD_FILE}")).recipe
+    except (FileNotFoundError, ValidationError):
+        return ()
+    pairs = (
+        (key, then, as_logged(getattr(recipe, key))) for key, then in sorted(logged.items()) if key in Recipe.model_fields
+    )
+    return tuple(f"{key} was {then}, and is {now}" for key, then, now in pairs if now != then)
+
+
+def as_logged(value: object) -> str:
+    """A value of a recipe as a parameter of its run: as MLflow's clients write it, whose tuples are lists in YAML."""
+    return str(list(value) if isinstance(value, tuple) else value)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipes.canonical_json import canonical_json
+from recipes.frozen import UNSTORABLE
 from resources.errors import invalid
-from resources.metadata.tracking_rules import UNSTORABLE, refuse_unstorable
+from resources.metadata.tracking_rules import refuse_unstorable
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,249}")
 VERSION = re.compile(r"[0-9]{1,9}")

@@ -8,7 +8,7 @@ graph's business.
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
@@ -222,12 +222,11 @@ class Jobs:
                 config = {**job.config, key: value}
                 connection.execute(update(table).where(table.c.id == identifier).values(config=config))
 
-    def wait_for(self, identifier: str, reason: str) -> None:
-        """Say why a queued job does not start yet."""
+    def wait_for(self, identifier: str, reason: str, status: Literal["queued", "running"] = "queued") -> None:
+        """Say why a job does not start yet; of one that is `running`, for what its program waits, or nothing any more."""
         with self._database.write() as connection:
-            connection.execute(
-                update(table).where(table.c.id == identifier, table.c.status == "queued").values(reason=reason)
-            )
+            held = (table.c.id == identifier, table.c.status == status, table.c.reason != reason)
+            connection.execute(update(table).where(*held).values(reason=reason))
 
     def start(self, identifier: str) -> JobRecord:
         """Queued or failed -> running. One that runs or is completed stays as it is: its supervisor came back, or again."""

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 from sqlalchemy import Column, Connection, FromClause, select
 
+from recipes.frozen import UNSTORABLE
 from resources.metadata.tables import dataset_versions, experiments, jobs, logged_models, registered_models, runs, sweeps
-from resources.metadata.tracking_rules import MAX_INT64, UNSTORABLE
+from resources.metadata.tracking_rules import MAX_INT64
 
 
 class Kind(StrEnum):

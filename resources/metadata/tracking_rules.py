@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from recipes.frozen import UNSTORABLE
 from resources.errors import HanzoError, invalid
 
 MAX_KEY = 250
@@ -25,7 +26,6 @@ MAX_INT64 = 2**63 - 1
 LARGEST_DOUBLE = 1.7976931348623157e308
 RUN_ID = re.compile(r"[a-zA-Z0-9][\w\-]{0,255}", re.ASCII)
 KEY = re.compile(r"[/\w.\- :]*")
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class MetricPoint(NamedTuple):

@@ -5,14 +5,15 @@ from itertools import groupby
 
 from pydantic import ValidationError
 
-from recipes.incidents import Incident
+from recipes.incidents import Incident, Incidents
 from recipes.results import TRAINED, TrainingFacts
 from recipes.schema import Machine, Result
 from recipes.store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, not_found
-from resources.lineage.run_record import RunRecord, read_record
+from resources.lineage.run_record import RunRecord, changed_values, read_record
 from resources.metadata.database import Database
 from resources.metadata.jobs import TRAINING, JobRecord, Jobs
+from resources.metadata.tracking.run_data import RunData
 
 INPUTS = ("train", "validation", "base")
 WEIGHTS = ".safetensors"
@@ -35,12 +36,19 @@ class FinishedRun:
         counts = (self.record.recipe.processes, *resumed.gpus_before, *([resumed.gpus] if resumed.gpus else []))
         return ", ".join(str(count) for count, _ in groupby(counts))
 
+    @property
+    def done_anew(self) -> tuple[range, ...]:
+        """Steps that it did once more: after a divergence, or sent back."""
+        diverged = (steps for steps, _ in Incidents(entries=self.incidents).steps_done_anew)
+        return (*diverged, *(back.steps_done_anew for back in self.job.resumed.sent_back))
+
 
 def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
     """The run of a training job, once it is completed.
 
     Raises:
-        HanzoError: there is no such run, no job of this server trained it, it is not completed, or what it left is gone.
+        HanzoError: there is no such run, no job of this server trained it, it is not completed, or what it left is gone or
+            was changed since.
     """
     with database.read() as connection:
         job = Jobs(database).find(run_id, connection)
@@ -49,13 +57,22 @@ def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
     if job.status != "completed":
         raise conflict(f"run '{run_id}' is {job.status}, and there is nothing to compare before it is completed")
     place = f"s3://hanzo-ml/runs/{run_id}/train.json"
+    described = job.artifact("run")
     try:
-        record = read_record(store, job.artifact("run"))
+        record = read_record(store, described)
+    except (BrokenArtifact, ValidationError) as error:
+        changed = changed_values(store, described, RunData(database).params(run_id))
+        raise gone(run_id, "; ".join((f"its record ({one_line(error)})", *changed))) from None
+    try:
         result = Result.model_validate_json(store.get_bytes(place))
-    except (FileNotFoundError, BrokenArtifact, ValidationError) as error:
-        raise gone(run_id, f"its record or its result ({' '.join(str(error).split())[:200]})") from None
+    except (FileNotFoundError, ValidationError) as error:
+        raise gone(run_id, f"its result ({one_line(error)})") from None
     facts = TrainingFacts.model_validate(result.facts)
     return FinishedRun(job, record, facts.losses, facts.incidents, result.machine)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def check_inputs(run: FinishedRun, store: Store) -> None:

@@ -1,6 +1,6 @@
 """What a replay has shown, put together from what both runs left."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from recipes.frozen import Frozen
 from recipes.store import Store
@@ -43,8 +43,8 @@ def read_verdict(database: Database, store: Store, replay_id: str) -> Verdict:
     return judge(read_finished(database, store, original), replay, tracked_losses(database, original), store)
 
 
-def judge(first: FinishedRun, replay: FinishedRun, tracked: Mapping[int, float], store: Store) -> Verdict:
-    untrue = first_untrue(first.losses, tracked)
+def judge(first: FinishedRun, replay: FinishedRun, tracked: Mapping[int, Sequence[float]], store: Store) -> Verdict:
+    untrue = first_untrue(first.losses, tracked, first.done_anew)
     found = compare(first.losses, replay.losses, weights_of(first, store), weights_of(replay, store))
     return Verdict(
         run=first.job.id,

@@ -313,3 +313,14 @@ def test_no_page_is_told_that_it_may_ask(http: TestClient) -> None:
 def test_a_job_with_what_no_database_holds_is_refused(http: TestClient, parameters: dict[str, Any]) -> None:
     answer = http.post("/v1/jobs", json={"name": "n", "model": "mine", "parameters": parameters})
     assert answer.status_code == 400 and "cannot be stored" in answer.text
+
+
+@pytest.mark.parametrize("keys", [{"name": "a\0"}, {"name": "a\ud800"}, {"files": {"a.py": "\ud800"}}])
+def test_of_a_command_with_what_no_database_holds_nothing_is_stored(
+    http: TestClient, settings: Settings, keys: dict[str, Any]
+) -> None:
+    """Its source files were left in the store; half a character in one of them was an error of the server."""
+    document = {"name": "n", "command": ["python", "a.py"], "files": {"a.py": "print(1)"}, **keys}
+    answer = http.post("/v1/jobs", content=json.dumps(document), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert Store(settings.store).list("s3://hanzo-ml/runs") == []

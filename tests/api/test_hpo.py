@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.auth.permissions import LOCAL
 from api.idempotency import sweep_of
+from hanzo_ml.cli import hpo
 from recipes import recipe
 from recipes.recipe import Recipe
 from recipes.store import Store
@@ -49,6 +50,7 @@ def nested(parameters: dict[str, Any], **beside: Any) -> dict[str, Any]:
     return {"base_config": {"dataset": "instruction-v2", "parameters": parameters, **beside}}
 
 
+MODULES = "lora_target_modules"
 DPO = {"recipe": "smollm2-135m-dpo"}
 
 
@@ -252,6 +254,8 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
             "the value 8 twice",
         ),
         ({"search_space": {"warmup_ratio": {"type": "choice", "values": [0, 0.0]}}}, 400, "the value 0.0 twice"),
+        ({"search_space": {MODULES: {"type": "choice", "values": [["q_proj"], ["q_proj"]]}}}, 400, "['q_proj'] twice"),
+        ({"search_space": {MODULES: {"type": "choice", "values": [["q_proj"], None]}}}, 400, MODULES),
         (nested({"max_steps": 4}, max_steps=40), 400, "max_steps is in base_config.parameters and in base_config"),
         (nested({"learning_rate": 0.1}), 400, "learning_rate is in base_config.parameters and in search_space"),
         ({**nested({}, hardware={"cpu": 1}), "resources_per_trial": {"cpu": 2}}, 400, "so does resources_per_trial"),
@@ -296,8 +300,8 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
         ("{type: uniform, min: 3, max: 1}", "line 5: 'search_space.learning_rate': min must be less than max"),
         ("\n    type: choice\n    values: []", "line 7: Invalid value [] for parameter 'search_space.learning_rate.values'"),
         (
-            "\n    type: choice\n    values: [0.1, null]",
-            "line 7: 'search_space.learning_rate.values[1]': must be a number, a text, true or false",
+            "\n    type: choice\n    values: [0.1, {a: 1}]",
+            "line 7: 'search_space.learning_rate.values[1]': must be a number, a text, true, false or null, or a list of",
         ),
     ],
 )
@@ -309,6 +313,30 @@ def test_a_refused_search_space_is_told_by_the_keys_and_the_line_of_the_file(
     file.write_text(f"{head}  learning_rate: {dimension}\n")
     refused = run(server.url, "hpo", "start", str(file))
     assert refused.returncode == 1 and told in refused.stderr
+
+
+def test_target_modules_are_searched_and_what_has_no_value_too(
+    server: ServerProcess, dataset: str, database: Database
+) -> None:
+    lists = [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]]
+    space = {MODULES: {"type": "choice", "values": lists}}
+    base = {"dataset": dataset, "recipe": "smollm2-135m-lora", "max_steps": 40, "eval_steps": 10}
+    found = ask(server, "POST", "/v1/hpo", 201, small(base_config=base, strategy="grid", search_space=space))["id"]
+    advance(database, Store(server.settings.store), found, lambda job: True)
+    trials = ask(server, "GET", f"/v1/hpo/{found}/trials")["trials"]
+    assert [trial["params"][MODULES] for trial in trials] == lists
+    for trial, modules in zip(trials, lists, strict=True):
+        assert ask(server, "GET", f"/v1/jobs/{trial['job_id']}")["config"]["parameters"][MODULES] == modules
+        Jobs(database).start(trial["job_id"])
+        RunData(database).log_metric(trial["run_id"], MetricPoint("eval/loss", float(len(modules)), 40, 1))
+        with database.write() as connection:
+            Jobs(database).complete(connection, trial["job_id"], {}, 1.0)
+    advance(database, Store(server.settings.store), found, lambda job: True)
+    assert ask(server, "GET", f"/v1/hpo/{found}")["best_trial"]["params"][MODULES] == lists[0]
+    results = json.loads(run(server.url, "hpo", "results", found, "--json").stdout)["results"]
+    assert [trial["params"][MODULES] for trial in results] == lists
+    assert run(server.url, "hpo", "results", found).returncode == 0
+    assert [hpo.shown(value) for value in (lists[0], None, 0.1 + 0.2)] == ["[q_proj, v_proj]", "null", "0.3"]
 
 
 def test_what_trials_can_train_with_is_taken(server: ServerProcess, dataset: str) -> None:

@@ -1,5 +1,6 @@
 """/v1/runs/{run_id}/replay: what is refused, what is queued, and the verdict on what came out."""
 
+import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -179,6 +180,28 @@ def test_what_the_store_has_lost_is_named(http: TestClient, runs: Runs, settings
     assert status == 409 and named in message and "manifest.json is missing" in message
 
 
+def test_a_record_that_was_changed_is_not_replayed(http: TestClient, runs: Runs) -> None:
+    """It ran as it stood: what came out differed, and nobody was told that it was another work."""
+    first = runs.complete("first")
+    again = runs.complete("again", replay_of=first)
+    RunData(runs.database).log_batch(first, params=[("learning_rate", "0.0002"), ("max_steps", "3"), ("model", "a")])
+    file = runs.store.local_path(f"s3://hanzo-ml/runs/{first}/record/run.json")
+    assert file is not None
+    described = json.loads(file.read_text())
+    described["recipe"]["learning_rate"] = 0.5
+    file.write_text(json.dumps(described))
+    for status, message in (refusal(http, first), verdict_of(http, again)):
+        assert status == 409 and "run.json was changed since the run: it has SHA-256" in message
+        assert message.count(" was 0.0002, and is 0.5") == 1 and "max_steps" not in message and "a, and is" not in message
+    file.unlink()
+    assert "run.json is missing" in refusal(http, first)[1]
+
+
+def verdict_of(http: TestClient, run_id: str) -> tuple[int, str]:
+    answer = http.get(f"/v1/runs/{run_id}/replay")
+    return answer.status_code, answer.json()["message"]
+
+
 def test_the_command_ends_with_the_verdict(http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's part is played by what it leaves; equal first, then with another loss and other weights."""
     first = runs.complete("first")
@@ -214,15 +237,18 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
     http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both results were equal, and nobody looked at what people see of the first run."""
-    first = runs.complete("first")
+    bad = Diverged(step=2, noticed=2, reason="the loss was above 5", rolled_back_to=1, skipped=(8, 16))
+    first = runs.complete("first", incidents=(bad,))
     again = runs.complete("again", replay_of=first)
     data = RunData(runs.database)
-    tracked = [(1, 2.5, 10), (2, 9.0, 20), (2, 1.25 * 1.001, 30), (3, math.nan, 40)]
+    tracked = [(1, 2.5, 10), (2, 1.25, 20), (2, 9.0, 30), (2, 1.25 * 1.001, 35), (3, math.nan, 40)]
     data.log_batch(first, metrics=[metric_point("train/loss", loss, step, at) for step, loss, at in tracked])
     true = http.get(f"/v1/runs/{again}/replay").json()
-    assert (true["equal"], true["untrue"]) == (True, None), "the second step was done twice, in other parts"
-    for step, loss, then in ((3, 1.0, "not finite"), (2, 1.0, 1.25)):
-        data.log_metric(first, metric_point("train/loss", loss, step, 50))
+    assert (true["equal"], true["untrue"]) == (True, None), "the second step was done twice, and a clock was behind"
+    data.log_metric(first, metric_point("train/loss", 9.0 * 1.001, 2, 38))
+    assert http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None
+    for step, loss, then, at in ((3, 1.0, "not finite", 5), (2, 1.0, 1.25, 50)):  # also with a time before the run's own
+        data.log_metric(first, metric_point("train/loss", loss, step, at))
         verdict = http.get(f"/v1/runs/{again}/replay").json()
         assert (verdict["equal"], verdict["first_difference"], verdict["weights"]) == (False, None, [])
         assert verdict["untrue"] == {"step": step, "then": then, "now": loss}

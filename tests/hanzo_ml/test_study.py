@@ -1,5 +1,6 @@
 """`hanzo-ml hpo export`: what Optuna itself makes of a sweep."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ SPACE = {
     "weight_decay": {"type": "uniform", "min": 0.0, "max": 0.1},
     "optimizer": {"type": "choice", "values": ["adamw", "paged_adamw"]},
     "gradient_checkpointing": {"type": "choice", "values": [True, False]},
+    "lora_target_modules": {"type": "choice", "values": [["q_proj"], ["q_proj", "v_proj"]]},
+    "system_prompt": {"type": "choice", "values": [None, "Be kind."]},
 }
 EVALUATED = ((0.9, 0.5), (0.8, 0.3), (0.7, 0.8), (math.nan, math.inf))
 
@@ -67,7 +70,8 @@ def test_optuna_reads_a_sweep_as_a_study_of_its_own(server: ServerProcess, tmp_p
     stalled = TrialState.PRUNED if smaller else TrialState.RUNNING  # it became larger
     states = [TrialState.COMPLETE, TrialState.COMPLETE, stalled, TrialState.FAIL, TrialState.RUNNING]
     assert [trial.state for trial in study.trials] == states
-    assert [trial.params for trial in study.trials] == [dict(trial.params) for trial in trials]
+    lists = [{**trial.params, "lora_target_modules": json.dumps(trial.params["lora_target_modules"])} for trial in trials]
+    assert [trial.params for trial in study.trials] == lists
     assert [trial.user_attrs["run_id"] for trial in study.trials] == [trial.job_id for trial in trials]
     assert study.trials[3].user_attrs["reason"] == "the disk is full"
     for trial, (first, second) in zip(study.trials, EVALUATED, strict=False):

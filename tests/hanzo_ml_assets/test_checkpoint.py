@@ -105,10 +105,22 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     control_plane.database.close()
 
 
+def test_a_run_does_not_go_on_by_a_record_that_was_changed_since(home: Path) -> None:
+    control_plane = ControlPlane()
+    control_plane.jobs.submit(name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="changed")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    other = plan.record.model_copy(update={"dataset": "another@1"})
+    control_plane.store.put_bytes("s3://hanzo-ml/runs/changed/record/run.json", other.model_dump_json().encode())
+    with pytest.raises(BadConfiguration, match=r"record/run\.json was changed since the run: it has SHA-256"):
+        make_plan(dry_run.definition("ellarin-assistant"), "changed", control_plane)
+    control_plane.database.close()
+
+
 def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> None:
     """Row E2, and what its job changed besides."""
     control_plane = ControlPlane()
-    config = {**ASSISTANT, "parameters": {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}}
+    changed = {"learning_rate": 2e-4, "gradient_accumulation": 4, "warmup_ratio": 0.25}
+    config = {**ASSISTANT, "parameters": {**changed, "lora_target_modules": ["q_proj", "v_proj"], "eval_steps": None}}
     control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="named")
     plan = make_plan(dry_run.definition("ellarin-assistant"), "named", control_plane)
     log_params(plan, control_plane)
@@ -123,6 +135,8 @@ def test_a_run_has_its_parameters_by_the_specification_s_names(home: Path) -> No
             "batch_size": str(recipe.batch_size),
             "gradient_accumulation_steps": "4",
             "warmup_ratio": "0.25",
+            "lora_target_modules": "['q_proj', 'v_proj']",
+            "eval_steps": "None",
             "max_steps": str(recipe.max_steps),
             "lora_rank": str(recipe.lora_rank),
             "lora_alpha": str(recipe.lora_alpha),

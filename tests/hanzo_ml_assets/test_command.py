@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import dagster as dg
@@ -14,7 +16,9 @@ from hanzo_ml_assets.definitions import definitions
 from recipes.command.job import CommandJob
 from recipes.manifest import Artifact
 from resources.command_jobs import submit_command
+from resources.compute.devices import PLACE
 from resources.dataset_deletion import delete_version
+from resources.detached import lock
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
 from resources.lineage.datasets import lineage
@@ -27,6 +31,7 @@ from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.resume import Wish, resume_job
+from tests.api.waiting import wait_for
 
 
 @pytest.fixture
@@ -120,6 +125,30 @@ def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane,
     told = Tracer(plane.database, plane.store, "default").trace({"text": "She keeps the lamp."})
     assert [node.facts["status"] for node in nodes_below(told.reached) if node.kind == "run"] == ["failed"]
     assert resume_job(plane.database, plane.store, job.id, Wish(), "ann").status == "queued"
+
+
+def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPlane) -> None:
+    """A program whose worker was killed keeps its place, and Dagster starts the next one."""
+    job = submit(plane, "print(1)")
+    place = plane.settings.home / "gpus" / f"{PLACE}0"
+    place.mkdir(parents=True)
+    waits: list[JobRecord] = []
+
+    def wait_and_let_go() -> None:
+        with taken:
+            wait_for(lambda: bool(plane.jobs.read(job.id).reason))
+            waits.append(plane.jobs.read(job.id))
+
+    with ExitStack() as taken:
+        assert taken.enter_context(lock(place)) is not None
+        other = Thread(target=wait_and_let_go)
+        other.start()
+        assert materialize(job).success
+        other.join()
+    (seen,) = waits
+    assert (seen.status, seen.reason) == ("running", "waits for its turn: on this machine run 1 of at most 1 jobs")
+    done, _ = ended(plane, job)
+    assert (done.status, done.reason) == ("completed", "")
 
 
 def test_a_script_s_error_fails_job_and_run_with_its_words(plane: ControlPlane) -> None:

@@ -29,6 +29,25 @@ def test_a_loss_that_stays_above_its_band_is_a_divergence_from_its_first_step() 
     assert (found.first, found.noticed) == (201, 210)
 
 
+def test_one_that_diverges_with_its_first_updates_is_not_trained_to_its_end() -> None:
+    """There was no band before twenty losses, and of losses that were high by then it was made of those."""
+    climbing = [2.1, 2.0, 2.2, 2.1, 2.3, 3.4, *[min(7.5, 4.5 + 0.2 * step) for step in range(60)]]
+    found = first_found(climbing, DivergencePolicy())
+    assert found is not None and (found.first, found.noticed) == (8, 27)
+    assert first_found([*climbing[:20], *[2.0] * 40], DivergencePolicy()) is None, "it came back"
+
+
+def test_what_losses_do_as_training_begins_is_no_divergence() -> None:
+    noise = random.Random(3)
+    rewarmed = [2.2 + 0.8 * math.sin(min(step, 150) / 150 * math.pi) + noise.gauss(0, 0.1) for step in range(300)]
+    small_batches = [2.0 * math.exp(noise.gauss(0, 0.6)) for _ in range(300)]
+    dpo = [math.log(2)] * 3 + [math.log1p(math.exp(-noise.gauss(step / 60, 1.2))) for step in range(300)]
+    orpo = [2.4 * math.exp(-step / 80) + 0.1 * math.log(2) + abs(noise.gauss(0, 0.3)) for step in range(300)]
+    from_nothing = [10.8 * math.exp(-step / 200) + noise.gauss(0, 0.05) for step in range(300)]
+    for losses in (rewarmed, small_batches, dpo, orpo, from_nothing):
+        assert first_found(losses, DivergencePolicy()) is None
+
+
 def test_a_loss_that_is_not_finite_is_a_divergence_at_once() -> None:
     for bad in (math.nan, math.inf):
         found = first_found([7.0, 6.5, bad, 6.0], DivergencePolicy())

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
@@ -16,9 +17,11 @@ from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
 from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
-from recipes.recipe import Recipe
+from recipes.recipe import PAIR_OBJECTIVES, Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.low_rank import compute_in_the_type_of_inputs
+from resources.estimate.estimate import DatasetTokens, tokens_of
+from tests.recipes.training.runs import install
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ROWS, LENGTH = 2, 64
@@ -353,6 +356,28 @@ def test_of_pairs_both_answers_are_read_and_full_dpo_keeps_its_reference() -> No
     spread, sft = (memory_budget(full(objective=name, **shared("fsdp")), shape).weights for name in ("dpo", "sft"))
     assert spread == 2 * sft == pairs.weights / 8
     assert memory_budget(full(objective="orpo"), shape).weights == plain.weights
+
+
+def test_an_installed_objective_says_that_it_learns_from_pairs_and_is_reckoned_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence a row was reckoned of all that were installed: a job passed that ran out of memory. The class is none
+    that could be imported here, as there is no torch where jobs are admitted.
+    """
+    install("simpo", "raise AssertionError", tmp_path, monkeypatch, PAIR_OBJECTIVES)
+    install("plain", "raise AssertionError", tmp_path, monkeypatch)
+    shape = tiny("llama")
+    one, two = (full(objective=name) for name in ("plain", "simpo"))
+    assert memory_budget(two, shape) == memory_budget(full(objective="orpo"), shape)
+    assert memory_budget(one, shape) == memory_budget(full(objective="sft"), shape)
+    assert two.tokens_per_step == 2 * one.tokens_per_step
+    dataset = DatasetTokens(40_000, 4_000, "counted")
+    assert (tokens_of(two, dataset), tokens_of(one, dataset)) == (10 * two.samples_per_step * two.max_steps, one_long(one))
+
+
+def one_long(recipe: Recipe) -> int:
+    """Tokens of rows that are all as long as a sequence may be."""
+    return recipe.samples_per_step * recipe.sequence_length * recipe.max_steps
 
 
 def test_every_zen_recipe_fits_the_gpu_that_the_specification_gives_it() -> None:

@@ -267,6 +267,15 @@ def test_a_text_that_is_no_yaml_is_refused_with_the_line_where_it_ends_to_be(
     assert "unicode string" not in message and "sys." not in message
 
 
+@pytest.mark.parametrize("text", ["Be kind.\\0", "half: \\ud800"])
+def test_a_text_that_no_database_holds_is_refused_where_it_is_written(tmp_path: Path, text: str) -> None:
+    """YAML takes it where it is escaped: such a recipe was valid, and no database took it."""
+    message = refusal(tmp_path, f'{SMALL}system_prompt: "{text}"\n')
+    assert "'system_prompt': system_prompt holds a character that cannot be stored" in message
+    with pytest.raises(BadConfiguration, match=r"lora_target_modules\[0\] holds a character that cannot be stored"):
+        Recipe.named("smollm2-135m-lora").changed({"lora_target_modules": ["q\0"]})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("", "is empty"), ("# nothing\n", "is empty"), ("hello\n", "must be a mapping"), ("- a\n", "must be a mapping")],

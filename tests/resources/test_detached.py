@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from resources.detached import LOG, PID, is_running, lock, send, start, stop, write_json
+from resources.orphans import WORKERS, end_orphans
+from resources.settings import Settings
+from resources.stack import down
 
 ROOT = Path(__file__).resolve().parents[2]
 WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
@@ -199,3 +203,46 @@ def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
     with pytest.raises(TypeError):
         write_json(folder / "x.json", {"a": object()})
     assert json.loads((folder / "x.json").read_text()) == {"a": 1}
+
+
+LEAVES = """
+import subprocess, sys, time
+wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+print(subprocess.Popen(wait).pid, subprocess.Popen(wait, start_new_session=True).pid, "begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_what_a_worker_that_was_killed_has_left_in_its_group_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """By `hanzo-ml down`. Not what runs in a session of its own, nor another's group of the same number."""
+    monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    settings = Settings.load()
+    folder = settings.run_workers / "run"
+    folder.mkdir(parents=True)
+    with lock(folder) as descriptor:
+        assert descriptor is not None
+        workers = tmp_path / "others" if other else folder.parent
+        start([sys.executable, "-c", LEAVES], folder, descriptor, cwd=None, env={WORKERS: str(workers)})
+    until("what it leaves", lambda: begun(folder))
+    left, apart = map(int, (folder / LOG).read_text().split()[:2])
+    try:
+        end_orphans(folder)
+        assert is_running(folder) and lives(left), "it is there still"
+        os.kill(json.loads((folder / PID).read_text()), signal.SIGKILL)
+        until("its end", lambda: not is_running(folder))
+        down(settings, Console(quiet=True))
+        if not other:
+            until("the end of what it left", lambda: not lives(left))
+        assert (lives(left), lives(apart)) == (other, True)
+    finally:
+        for process_id in filter(lives, (left, apart)):
+            os.kill(process_id, signal.SIGKILL)
+
+
+def lives(process_id: int) -> bool:
+    """Whether a process does something: one that ended may wait for somebody to ask how."""
+    status = Path(f"/proc/{process_id}/stat")
+    return status.is_file() and status.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -133,3 +133,13 @@ def test_a_command_has_used_its_gpus_and_nothing_that_it_did_not_tell_of(house: 
     end(house, job, "failed")
     house.tick(account_ended_jobs)
     assert said(house, job) == {key: TOLD[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")}
+
+
+def test_a_record_that_was_changed_holds_up_no_other_job(house: House) -> None:
+    house.dataset()
+    first, second = (training(house, id, HALF_AN_HOUR) for id in ("a", "b"))
+    house.plane.store.put_bytes(f"s3://hanzo-ml/runs/{first}/record/run.json", b"{}")
+    for id in (first, second):
+        end(house, id, "failed")
+    house.tick(account_ended_jobs)
+    assert (said(house, first), said(house, second)) == ({}, TOLD)

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from sqlalchemy import update
 
 from hanzo_ml_assets.control_plane import ControlPlane
@@ -248,6 +249,27 @@ def test_a_job_waits_for_its_splits_and_says_so_and_then_starts(house: House) ->
     house.split(version)
     (request,) = house.tick(start_submitted_jobs)
     assert request.run_key == "job-1"
+
+
+def test_a_job_whose_run_stands_in_the_queue_says_that_it_waits_for_its_turn(house: House) -> None:
+    """It was queued for no reason, for as long as another one trained."""
+    house.dataset()
+    house.submit("job-1")
+    house.tick(start_submitted_jobs)
+    assert house.plane.jobs.read("job-1").reason == ""
+    definition = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, "checkpoint"])])
+    assert definition is not None
+    house.instance.create_run_for_job(
+        definition,
+        tags={"dagster/run_key": "job-1"},
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "job"),
+    )
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"], "in case it was not launched"
+    assert house.plane.jobs.read("job-1").reason == "waits for its turn: this machine runs 1 at a time"
+    house.plane.jobs.start("job-1")
+    house.tick(start_submitted_jobs)
+    assert house.plane.jobs.read("job-1").reason == ""
 
 
 def test_a_waiting_job_does_not_hold_up_those_after_it(house: House) -> None:

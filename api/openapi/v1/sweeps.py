@@ -5,6 +5,7 @@ from typing import Any, Literal
 from api.openapi.messages import Message
 
 Scalar = bool | int | float | str
+Value = Scalar | list[Scalar] | None
 Strategy = Literal["grid", "random", "bayesian", "pbt", "successive_halving"]
 TrialStatus = Literal["queued", "running", "pruning", "cancelling", "completed", "pruned", "failed", "cancelled"]
 
@@ -20,7 +21,7 @@ class SearchedLogUniform(SearchedUniform, tag_field="type", tag="log_uniform"):
 
 
 class SearchedChoice(Message, tag_field="type", tag="choice"):
-    values: list[Scalar]
+    values: list[Value]
 
 
 class SweepObjective(Message):
@@ -73,7 +74,7 @@ class Trial(Message):
 
     number: int
     job_id: str
-    params: dict[str, Scalar]
+    params: dict[str, Value]
     status: TrialStatus
     created_at: int
     value: float | None

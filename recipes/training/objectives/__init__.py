@@ -1,11 +1,12 @@
 """What a model is trained towards: one class each, found by the name that a recipe gives.
 
-A class that is installed under the entry point group `hanzo_ml.objectives` is an objective as good as these.
+A class that is installed under the entry point group `hanzo_ml.objectives`, or `hanzo_ml.objectives.pairs` where it learns
+from pairs, is an objective as good as these.
 """
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 
-from recipes.recipe import OBJECTIVES, Recipe
+from recipes.recipe import OBJECTIVES, PAIR_OBJECTIVES, Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.objectives.dpo import Dpo
 from recipes.training.objectives.objective import Objective
@@ -19,7 +20,7 @@ def objective_of(recipe: Recipe) -> Objective:
     """The objective that a recipe names. Raises BadConfiguration where it is not installed."""
     if recipe.objective in BUILT_IN:
         return BUILT_IN[recipe.objective](recipe)
-    found = entry_points(group=OBJECTIVES)
+    found = EntryPoints((*entry_points(group=OBJECTIVES), *entry_points(group=PAIR_OBJECTIVES)))
     if recipe.objective not in found.names:
         known = ", ".join([*BUILT_IN, *sorted(found.names)])
         raise BadConfiguration(f"recipe '{recipe.name}': objective {recipe.objective} is not installed here: use {known}")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from recipes.frozen import UNSTORABLE
 from resources.errors import HanzoError, invalid
-from resources.metadata.tracking_rules import UNSTORABLE
 
 Kind = type | tuple[type, ...]
 """What one value of a position may be: exactly one type (true is no int), or one of several."""

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from recipes.recipe import OBJECTIVES
 from recipes.results import TrainingFacts
 from recipes.schema import Job, Result, Tracking
 from resources.compute.base import Follower
@@ -96,12 +97,12 @@ def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool
     return offset
 
 
-def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def install(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, group: str = OBJECTIVES) -> None:
     """As an objective: the class of that name in the source of a module."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[hanzo_ml.objectives]\n{name} = {name}:{name.capitalize()}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}:{name.capitalize()}\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from resources.hpo.plots import history_page, parallel_coordinates_page
-from resources.hpo.space import Params
+from resources.hpo.plots import ends_of, history_page, parallel_coordinates_page
+from resources.hpo.space import LogUniform, Params, share_of_axis
 from resources.hpo.trial import Trial
 from tests.resources.hpo.sweep_files import sweep
 
@@ -88,6 +88,26 @@ def test_of_many_hyperparameters_and_long_names_no_text_lies_on_another() -> Non
     heights = sorted(float(y) for x, y, _ in texts if x == layers)
     assert len(heights) == 20 and all(above - below >= 14 for below, above in pairwise(heights))
     assert max(x for _, x, _ in places) <= width - 80 and "<title>trial 0 (completed): 1 with " in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (1e-5, 1e-1, ["1e-05", "0.0001", "0.001", "0.01", "0.1"]),
+        (2e-5, 5e-3, ["2e-05", "0.0001", "0.001", "0.005"]),
+        (9e-6, 1.1e-3, ["1e-05", "0.0001", "0.001"]),  # an end that is next to one has no room
+        (1e-6, 1e2, ["1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1", "10", "100"]),
+        (1e-20, 1.0, ["1e-20", "1e-18", "1e-16", "1e-14", "1e-12", "1e-10", "1e-08", "1e-06", "0.0001", "0.01", "1"]),
+        (2e-4, 3e-3, ["0.0002", "0.001", "0.003"]),
+        (2e-4, 8e-4, ["0.0002", "0.00028284", "0.0004", "0.00056569", "0.0008"]),  # there is none
+    ],
+)
+def test_an_axis_of_magnitudes_is_marked_at_powers_of_ten(low: float, high: float, marks: list[str]) -> None:
+    """At equal ratios they were 5.6234e-06 and such: nobody reads a learning rate so."""
+    found = ends_of(LogUniform(type="log_uniform", min=low, max=high))
+    assert [text for _, text in found] == marks
+    axis = LogUniform(type="log_uniform", min=low, max=high)
+    assert [at for at, _ in found] == pytest.approx([share_of_axis(axis, float(text)) for text in marks], abs=1e-4)
 
 
 def test_where_all_values_are_the_same_the_axis_says_it_once() -> None:

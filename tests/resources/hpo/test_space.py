@@ -57,6 +57,8 @@ def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
         ({"type": "log_uniform", "min": 1e-3, "max": "inf"}, "finite"),
         ({"type": "uniform", "min": False, "max": 0.1}, "must be a number: YAML reads yes, on and true as false"),
         ({"type": "choice", "values": []}, "at least 1"),
+        ({"type": "choice", "values": [{"q_proj": 8}]}, "null, or a list of numbers"),
+        ({"type": "choice", "values": [[["q_proj"]]]}, "null, or a list of numbers"),
         ({"type": "normal", "mean": 0}, "tag 'normal'"),
     ],
 )

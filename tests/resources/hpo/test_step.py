@@ -1,5 +1,6 @@
 """What a sweep decides, against jobs that are played: a small world of trials with a loss that is known."""
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -90,6 +91,30 @@ def test_a_sweep_does_all_its_trials_and_never_more_at_once_than_allowed(strateg
     assert len(trials) == (5 if strategy == "grid" else 12)
     assert world.most_at_once == 3
     assert len({trial.job_id for trial in trials}) == len(trials)
+
+
+LISTS: list[Any] = [["q_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"], None, "all"]
+
+
+@pytest.mark.parametrize(
+    "asked", ["grid tpe", "random tpe", "bayesian tpe", "bayesian gp", "pbt tpe", "successive_halving tpe"]
+)
+def test_a_choice_is_of_lists_and_of_nothing_too(asked: str) -> None:
+    """People search over target modules; a trial is known by what it was written as, in JSON."""
+    strategy, sampler = asked.split()
+    space = {"modules": {"type": "choice", "values": LISTS}}
+    config = sweep(strategy=strategy, sampler=sampler, search_space=space, max_trials=18, max_concurrent_trials=3)
+    trials = World(config, lambda params, step: 1 / step + LISTS.index(params["modules"])).run()
+    tried = [trial.params["modules"] for trial in trials]
+    assert all(value in LISTS for value in tried) and any(isinstance(value, list) for value in tried)
+    if strategy == "grid":
+        assert tried == LISTS
+    stored = [replace(trial, params=json.loads(json.dumps(trial.params))) for trial in trials]
+    again = SweepConfig.model_validate_json(config.model_dump_json())
+    assert again == config and suggestions(again, stored[:12], 3) == suggestions(config, trials[:12], 3)
+    for page in (history_page(config, stored), parallel_coordinates_page(config, stored)):
+        assert "modules [q_proj" in page
+    assert trial_job(config, trials[0].params)["parameters"]["modules"] == tried[0]
 
 
 def test_a_failed_trial_does_not_end_the_sweep_and_is_not_the_best() -> None:

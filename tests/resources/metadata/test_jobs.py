@@ -169,6 +169,19 @@ def test_why_a_job_waits_is_said_while_it_is_queued_and_never_after(house: House
     assert house.jobs.read("j").reason == ""
 
 
+def test_for_what_a_running_job_waits_is_said_while_it_does_and_never_after(house: House) -> None:
+    house.submit()
+    house.jobs.wait_for("j", "waits for GPUs", "running")
+    assert house.jobs.read("j").reason == "", "it is queued still"
+    house.jobs.start("j")
+    for reason in ("waits for GPUs", ""):
+        house.jobs.wait_for("j", reason, "running")
+        assert house.jobs.read("j").reason == reason
+    house.jobs.fail("j", "its code is wrong")
+    house.jobs.wait_for("j", "", "running")
+    assert house.jobs.read("j").reason == "its code is wrong"
+
+
 def test_an_equal_evaluation_writes_no_second_event(house: House) -> None:
     house.submit()
     for _ in range(2):
