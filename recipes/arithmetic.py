@@ -1,17 +1,14 @@
-"""In which type, and in how many threads, a model computes on this machine: the recipe's, or float32 where a processor has
-no instructions for it.
+"""In which type a model computes on this machine: the recipe's, or float32 where a processor has no instructions for it.
 
 A processor without them computes bfloat16 by conversion: a step of 135 million parameters took 120 s. The base model's
 weights are the same numbers in both; what is stored and served stays in the recipe's type.
 """
 
-import os
 from pathlib import Path
 
 import torch
 
 from recipes.runner import say
-from recipes.schema import Hardware
 
 INSTRUCTIONS = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
@@ -39,17 +36,6 @@ def tell_fallback(wanted: str) -> None:
     """Say so where a recipe's type is not the one that is computed in."""
     if computing_dtype(wanted) is not getattr(torch, wanted):
         say(f"this processor has no instructions for {wanted}: computing in float32")
-
-
-def threads_of(hardware: Hardware, processes: int = 1) -> int:
-    """Of each of so many processes on this machine: as many as are asked for, since sums are rounded by it, also where
-    it has fewer processors.
-    """
-    there = os.cpu_count() or 1
-    asked = hardware.cpu or there
-    if asked > there:
-        say(f"hardware.cpu is {asked}, and this machine has {there} processors: it computes the same here, and more slowly")
-    return max(1, asked // processes)
 
 
 def computes(wanted: str, cpuinfo: str) -> bool:

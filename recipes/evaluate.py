@@ -5,6 +5,7 @@ What is measured is `recipes.scoring`. What the scores mean for the model is the
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from peft import PeftModel
 from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from recipes.arithmetic import computing_device, computing_dtype, tell_fallback, threads_of
+from recipes.arithmetic import computing_device, computing_dtype, tell_fallback
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, read_records
@@ -57,7 +58,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     tell_fallback(parameters.recipe.computing_dtype)
-    torch.set_num_threads(threads_of(job.hardware))
+    torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
     given = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -85,8 +85,7 @@ def prepare(
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
             list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
     try:
-        processors = os.cpu_count() or 1
-        with Workers(min(job.hardware.cpu or processors, processors)) as workers:
+        with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
             parts, prepared = run(plan, source, workers, pods)
         deliver(job, store, plan, parts, pods)
         delivery = Delivery(job, store, plan, parts, pods) if prepared else None

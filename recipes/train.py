@@ -5,6 +5,7 @@ number (weights, optimizer, schedule, random states, place in the data) is in th
 from the job.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from transformers import PrinterCallback, set_seed
 
 from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point
-from recipes.arithmetic import computing_dtype, threads_of
+from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name
 from recipes.runner import Preempted, Restart, main, say
@@ -77,7 +78,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     if refused := course.incidents.not_deterministic:
         compute_with_what_there_is()
         say(refused[0].words)
-    torch.set_num_threads(threads_of(job.hardware, group.on_this_node))
+    torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
     material = gather(job, recipe, group, store)
     model = build_model(job, course, material, store)
     group.collect(None)  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)

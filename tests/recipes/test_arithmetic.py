@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from recipes import arithmetic
-from recipes.arithmetic import computes, computing_device, computing_dtype, tell_fallback, threads_of
-from recipes.schema import Hardware
+from recipes.arithmetic import computes, computing_device, computing_dtype, tell_fallback
 
 OLD = "processor : 0\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
 NEW = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n"
@@ -51,13 +50,3 @@ def test_it_is_the_device_that_computes_whose_instructions_count(
     assert computing_device().type == ("cuda" if has_gpu else "cpu")
     assert computing_dtype("bfloat16", torch.device(device)) is dtype
     assert computing_dtype("bfloat16") is (torch.bfloat16 if has_gpu else torch.float32)
-
-
-def test_threads_are_those_asked_for_on_any_machine_and_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    assert (threads_of(Hardware()), threads_of(Hardware(cpu=4), processes=2), threads_of(Hardware(cpu=1), 2)) == (4, 2, 1)
-    assert capsys.readouterr().out == ""
-    assert threads_of(Hardware(cpu=64)) == 64, "what it computes must not depend on the machine"
-    assert "hardware.cpu is 64, and this machine has 4 processors" in capsys.readouterr().out
