@@ -5,11 +5,11 @@ What is measured is `recipes.scoring`. What the scores mean for the model is the
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.imports import begin_imports
+from recipes.machine import cores
 
 if __name__ == "__main__":
     begin_imports()
@@ -58,7 +58,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     parameters = EvaluateParameters.model_validate(job.parameters)
     cache = Path(job.cache_dir)
     tell_fallback(parameters.recipe.computing_dtype)
-    torch.set_num_threads(job.hardware.cpu or os.cpu_count() or 1)
+    torch.set_num_threads(cores(job.hardware.cpu))
     given = read_records(store.fetch(job.inputs["test"], cache))
     folder = store.fetch(job.inputs["base"], cache)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -8,8 +8,12 @@ from pydantic_core import ErrorDetails
 from recipes.known_keys import known_keys
 from recipes.spelling import unknown_key
 
-KINDS = {"model_type": "must be a mapping of keys to values", "tuple_type": "must be a list"}
-"""What to say instead of Pydantic's words, which name classes of ours, or of Python."""
+KINDS = {
+    "model_type": "must be a mapping of keys to values",
+    "tuple_type": "must be a list",
+    "string_type": "must be a text: put it in quotes",
+}
+"""What to say instead of Pydantic's words, which name classes of ours, or of Python, and not what to do."""
 
 
 def first_of(error: ValidationError) -> ErrorDetails:

@@ -38,6 +38,14 @@ def read_machine() -> Machine:
     )
 
 
+def cores(asked: int | None) -> int:
+    """As many of this machine's cores as a job asked for, of none or 0 all. A job that asked for 9,999 got as many threads
+    on each core that there was, and an hour's work of everybody else stood still.
+    """
+    there = os.cpu_count() or 1
+    return min(asked or there, there)
+
+
 def installed(name: str) -> str | None:
     try:
         return version(name)

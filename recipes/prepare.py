@@ -5,7 +5,6 @@ share nothing but the object store (`pods` of the job; each is told its number b
 kill is not done again.
 """
 
-import os
 import shutil
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from recipes.assignment import SPLITS
+from recipes.machine import cores
 from recipes.manifest import Artifact, FileRecord
 from recipes.parameters import PrepareParameters
 from recipes.partitions import HELD_BYTES
@@ -85,7 +85,7 @@ def prepare(
         with Workers(1) as loader:  # in a process of its own: what it loads is given back before the work begins
             list(loader.run(freeze_alone, [(parameters.tokenize, job.store, cache, plan.work / TOKENIZER_FOLDER)]))
     try:
-        with Workers(job.hardware.cpu or os.cpu_count() or 1) as workers:
+        with Workers(cores(job.hardware.cpu)) as workers:
             parts, prepared = run(plan, source, workers, pods)
         deliver(job, store, plan, parts, pods)
         delivery = Delivery(job, store, plan, parts, pods) if prepared else None

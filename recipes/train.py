@@ -5,7 +5,6 @@ number (weights, optimizer, schedule, random states, place in the data) is in th
 from the job.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from hanzo_ml.points import Point
 from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name
+from recipes.machine import cores
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -78,7 +78,7 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     if refused := course.incidents.not_deterministic:
         compute_with_what_there_is()
         say(refused[0].words)
-    torch.set_num_threads(max(1, (job.hardware.cpu or os.cpu_count() or 1) // group.on_this_node))
+    torch.set_num_threads(max(1, cores(job.hardware.cpu) // group.on_this_node))
     material = gather(job, recipe, group, store)
     model = build_model(job, course, material, store)
     group.collect(None)  # files may come to one later than to others, and what trains waits for ten minutes at most (NCCL)

@@ -26,8 +26,9 @@ from hanzo_ml.cli.connection import Refused, tracking_uri
 from hanzo_ml.credentials import BadToken
 
 EXIT_REFUSED = 1
+HELP = "From raw data to a model that serves traffic. Say COMMAND --help for more of one."
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 dataset.app.command("trace")(trace.trace)
 model.app.command("data")(training_data.data)
 dataset.app.command("check")(dataset_checks.check)

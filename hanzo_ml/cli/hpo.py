@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from hanzo_ml.cli.connection import Refused, call, pages
-from hanzo_ml.cli.job import check_json, read, when
+from hanzo_ml.cli.job import read, when
+from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
@@ -29,8 +30,7 @@ def start(
     if path is None or (file and config):
         raise Refused("give one sweep file: `hanzo-ml hpo start --config FILE`")
     document = read(path)
-    for name, value in document.items():
-        check_json(name, value)
+    check_json(document, path)
     sweep = send("/v1/hpo", document, path, key)
     show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 

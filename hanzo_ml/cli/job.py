@@ -9,6 +9,7 @@ import typer
 
 from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, pages, stream
+from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.local import module
 from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
@@ -83,7 +84,8 @@ def document_of(config: Path | None, model: str | None, set_: list[str] | None) 
         if not isinstance(document["parameters"], dict):
             raise Refused(f"`parameters:` in {config} must be a mapping of the recipe's keys")
         document["parameters"] |= dict(assignment(text) for text in set_)
-    return checked(document)
+    check_json(document, config)
+    return document
 
 
 def command_document(config: Path, document: dict[str, Any], model: str | None, set_: list[str] | None) -> dict[str, Any]:
@@ -91,12 +93,7 @@ def command_document(config: Path, document: dict[str, Any], model: str | None, 
     if model or set_:
         raise Refused(f"{config} has a `command:`, which takes neither --model nor --set: put arguments into it")
     take_code_along(config, document)
-    return checked(document)
-
-
-def checked(document: dict[str, Any]) -> dict[str, Any]:
-    for key, value in document.items():
-        check_json(key, value)
+    check_json(document, config)
     return document
 
 
@@ -123,14 +120,6 @@ def assignment(text: str) -> tuple[str, Any]:
         return key, yaml_document(value)
     except NO_YAML:
         raise Refused(f"--set {text}: the value is not valid YAML") from None
-
-
-def check_json(key: str, value: Any) -> None:
-    """YAML knows values that JSON does not: a date, infinity."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):
-        raise Refused(f"'{key}' holds a value that is no JSON, such as a date or infinity: put it in quotes") from None
 
 
 @app.command("list")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -31,9 +31,26 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
     if not lines:
         console.print(empty)
         return
+    if narrowest(columns, lines) > console.width:
+        for line in lines:
+            console.print("\n".join((f"{columns[0]} {line[0]}", *below(columns[1:], line[1:]))))
+        return
     drawn = Table(box=None, pad_edge=False)
     for column in columns:
         drawn.add_column(column, overflow="fold", no_wrap=column in WHOLE)
     for line in lines:
         drawn.add_row(*line)
     console.print(drawn)
+
+
+def narrowest(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
+    """The width below which not even the headings can be read: of a sweep of four hyperparameters, one was four lines."""
+    cells = zip(columns, zip(*lines, strict=True), strict=True)
+    least = (max(map(len, (*name.split(), *(cell if name in WHOLE else ())))) for name, cell in cells)
+    return sum(least) + 2 * (len(columns) - 1)
+
+
+def below(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:
+    """The cells of a row one below the other, but for those that are empty."""
+    longest = max(map(len, columns), default=0)
+    return (f"  {name:<{longest}}  {cell}" for name, cell in zip(columns, line, strict=True) if cell)

@@ -7,7 +7,8 @@ import typer
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
-from hanzo_ml.cli.job import check_json, read
+from hanzo_ml.cli.job import read
+from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.waiting import ended_job
@@ -24,8 +25,7 @@ def prepare(
 ) -> None:
     """Make a prepared version of another."""
     document = read(config)
-    for name, value in document.items():
-        check_json(name, value)
+    check_json(document, config)
     job = start(f"/v1/datasets/{find(reference)['id']}/prepare", key, json=document)
     if wait:
         job = ended_job(job["id"])

@@ -156,6 +156,8 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         said.append(f"sharding     {json.dumps(tried['sharding'])}")
     if problem := missing(recipe):
         said.append(f"note         {problem}")
+    if found.fits and found.available is not None and found.needed > found.available and not found.paged:
+        said.append("note         it fits without its allowance alone: raise hardware.memory")
     return said
 
 

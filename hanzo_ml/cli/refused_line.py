@@ -12,6 +12,10 @@ from recipes.yaml_lines import line_of, named_in
 SECTIONS = ("parameters", "base_config", "search_space")
 """Mappings of a file whose keys a refusal may name without them."""
 OF_A_RECIPE = re.compile(r"^recipe '[^']*'")
+OF_MLFLOW = " See the API docs for more information about request parameters."
+"""What every error of MLflow's API ends with; who has written a file has none."""
+MISSING = re.compile(r"Missing value for required parameter '([^']+)'\.?")
+NO_TEXT = re.compile(r"Input should be a valid string\. Hint: Value was of type '(?:int|float|bool)'\.")
 QUOTED = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 
@@ -24,8 +28,16 @@ def send(path: str, document: Mapping[str, Any], file: Path | None, key: str | N
     try:
         return start(path, key, json=document)
     except Refused as problem:
-        line = file and line_of(file.read_text(encoding="utf-8"), place_of(str(problem), document))
-        raise (Refused(f"{file}, line {line}: {problem}") if line else problem) from None
+        said = in_words(str(problem))
+        line = file and line_of(file.read_text(encoding="utf-8"), place_of(said, document))
+        in_file = f"{file}, line {line}: " if line else f"{file}: " if file and MISSING.match(str(problem)) else ""
+        raise Refused(f"{in_file}{said}") from None
+
+
+def in_words(problem: str) -> str:
+    """A refusal of the API as one of a file: with what to do, and without what is said to programs."""
+    said = NO_TEXT.sub("it must be a text, put it in quotes", problem.removesuffix(OF_MLFLOW))
+    return MISSING.sub(r"'\1' is missing or empty: give it a value", said)
 
 
 def place_of(problem: str, document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from hanzo_ml.cli.waiting import begun_job, ended_job, notes
 def replay(run_id: str, key: Key = None, as_json: AsJson = False) -> None:
     """Run a finished training run again and compare. Exits with 1 when a loss or the final weights differ.
 
-    The new run is trained by the same path as any job, and is neither evaluated nor registered. Given a replay, it waits for
-    that one, or says what came of it.
+    The new run is trained by the same path as any job, and is neither evaluated
+    nor registered. Given a replay, it waits for that one, or says what came of it.
     """
     job = run_id if is_replay(run_id) else replayed(run_id, key)
     begun_job(job)

@@ -64,7 +64,7 @@ def begun_job(job_id: str) -> dict[str, Any]:
         job: dict[str, Any] = call("GET", f"/v1/jobs/{job_id}")
         if job["status"] != "queued":
             return job
-        reason = job["reason"] or "it is taken up within seconds"
+        reason = job["reason"] or "it starts within seconds, or once what runs before it has left it a place"
         if reason != told:
             notes().print(f"{job_id} is queued: {reason}")
             told = reason

@@ -5,14 +5,16 @@ What belongs here: the keys of that file, and what they may hold. What does not:
 
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from recipes.frozen import Frozen
 from recipes.schema import Distributed, Hardware, Schedule
 from recipes.store import MANIFEST
 
+OF_A_RECIPE = ("parameters", "recipe", "model")
+"""Keys of a job without a command."""
 MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -92,6 +94,17 @@ class CommandJob(Script):
     schedule: Schedule = Schedule()
     files: dict[str, str] = {}
     git_commit: str | None = Field(None, pattern=r"^[0-9a-f]{7,64}$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def has_no_recipe(cls, value: Any) -> Any:
+        """Its `parameters` were an unknown key, of which was asked whether `parameters` was meant."""
+        keys = value if isinstance(value, dict) else {}
+        if "dataset" in keys:
+            raise ValueError("'dataset' belongs to a recipe: with a `command`, name it by `storage: {datasets: ...}`")
+        if found := next((key for key in OF_A_RECIPE if key in keys), None):
+            raise ValueError(f"'{found}' belongs to a recipe: put arguments into the `command`, or leave that out")
+        return value
 
     @field_validator("files")
     @classmethod

@@ -61,7 +61,7 @@ def test_who_follows_a_log_is_told_what_its_job_waits_for(
     told = capsys.readouterr()
     assert told.out == ""
     queued, silent = told.err.splitlines()
-    assert queued == f"{job_id} is queued: it is taken up within seconds"
+    assert queued == f"{job_id} is queued: it starts within seconds, or once what runs before it has left it a place"
     assert "nobody takes this up" in silent
 
 

@@ -170,3 +170,15 @@ def test_one_that_does_not_fit_its_gpus_does_not_hold(monkeypatch: pytest.Monkey
     words = r"it needs [0-9.]+ GiB of the 79\.2 GiB on each nvidia-a100-80gb"
     with pytest.raises(Refused, match=f"^recipe 'zen-72b-lora' does not hold: {words}$"):
         recipe_report.check(str(recipe), as_json=True)
+
+
+def test_a_recipe_that_fits_without_its_allowance_alone_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It was said to need 1.9 GiB of 1.0 GiB, and to hold."""
+    monkeypatch.setattr(recipe_report, "dry_run", lambda name: played())
+    recipe = tmp_path / "mine.yaml"
+    for memory, told in (("1Gi", True), ("4Gi", False)):
+        recipe.write_text((FOLDER / "smollm2-135m-lora.yaml").read_text().replace("memory: 4Gi", f"memory: {memory}"))
+        recipe_report.check(str(recipe), as_json=False)
+        assert ("raise hardware.memory" in capsys.readouterr().out) is told

@@ -41,6 +41,9 @@ def refused(cli: Cli, file: Callable[..., Path]) -> Callable[..., str]:
         ('  dataset: "refused"', '  dataset: "nobody"', "there is no dataset 'nobody'"),
         ('experiment: "zen-7b-lora-hpo"', 'experiment: "zen/7b"', "Names cannot contain '/' or ':'"),
         ("  patience: 3 # Stop trial if no improvement for 3 evals", "  patience: 0", "early_stopping.patience"),
+        ("  min_delta: 0.001", "  min_delta: .nan", "'early_stopping.min_delta' is nan: write a number"),
+        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026-11-26", "'experiment' is no JSON, such as a date"),
+        ('experiment: "zen-7b-lora-hpo"', "experiment: 2026", "it must be a text, put it in quotes"),
         ("  min_delta: 0.001", "  min_detla: 1", "unknown key 'early_stopping.min_detla': did you mean 'min_delta'?"),
     ],
 )
@@ -86,3 +89,20 @@ def test_what_an_option_has_changed_is_at_no_line(cli: Cli, file: Callable[..., 
     create(cli, file(RECORDS), "refused")
     message = refusal(cli("job", "submit", "--config", str(file(JOB, "mine.yaml")), "--set", "lora_rank=0"))
     assert "lora_rank" in message and "line" not in message
+
+
+def test_a_key_that_is_missing_has_no_line_and_names_the_file(cli: Cli, file: Callable[..., Path]) -> None:
+    path = file(SWEEP.replace('experiment: "zen-7b-lora-hpo"\n', ""), "mine.yaml")
+    said = f"error: {path}: 'experiment' is missing or empty: give it a value\n"
+    assert cli("hpo", "start", "--config", str(path)).stderr == said
+
+
+def test_a_command_takes_no_parameters_and_is_not_asked_whether_it_meant_them(cli: Cli, file: Callable[..., Path]) -> None:
+    path = file("name: mine\ncommand: [python, -V]\nparameters: {max_steps: 3}\n", "mine.yaml")
+    message = refusal(cli("job", "submit", "--config", str(path)))
+    assert message.startswith(f"error: {path}, line 3: 'parameters' belongs to a recipe: put arguments into")
+
+
+def test_an_empty_id_is_not_another_program_that_listens(cli: Cli) -> None:
+    for command in ("job get", "job logs", "hpo results", "run get"):
+        assert "id or name is empty" in refusal(cli(*command.split(), ""))

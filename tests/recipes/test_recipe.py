@@ -177,6 +177,7 @@ def refusal(folder: Path, text: str) -> str:
         ("seed: 42", "distributed: {num_nodes: on}", "'distributed.num_nodes': must be a number"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware: {memory: 64GB}", "memory '64GB' is no quantity: write a"),
         ("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", "hardware:", "'hardware': must be a mapping of keys to values"),
+        ('estimated_cost: "$0"', "estimated_cost: 0", "'estimated_cost': must be a text: put it in quotes"),
         ("method: lora", "method: lora\narchitecture: {model_type: llama}", "'architecture.hidden_size' is missing: add it"),
         (
             "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",

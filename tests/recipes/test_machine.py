@@ -1,0 +1,27 @@
+"""What a job may take of the machine that it runs on."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes import train as program
+from recipes.machine import cores
+from recipes.schema import Hardware
+from tests.recipes.tiny_training import LORA, TinyTraining, made
+
+
+def test_a_job_takes_as_many_cores_as_it_asks_for() -> None:
+    assert cores(1) == 1
+    assert cores(None) == cores(0) == os.cpu_count()
+
+
+def test_no_job_takes_more_threads_than_the_machine_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = TinyTraining(tmp_path)
+    monkeypatch.setattr(program, "METRICS_GRACE_SECONDS", 0)
+    there = os.cpu_count() or 1
+    job = tiny.training_job("greedy", tiny.recipe(**LORA, max_steps=1))
+    asks = job.model_copy(update={"hardware": Hardware(cpu=there + 3)})
+    program.train(asks, tiny.store, made(asks))
+    assert torch.get_num_threads() == there
