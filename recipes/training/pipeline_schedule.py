@@ -141,7 +141,7 @@ class Pipeline:
         given = (batch["input_ids"],) if self.rank == 0 else ()
         target = labels if self.rank == self.last else None
         if self.rank == self.last:  # before the first of them: a GPU counts them, and would be waited for in their midst
-            self._learned = iter([learned(part) for part in labels.split(self._rows)])
+            self._learned = iter([learned(part) for part in torch.split(labels, self._rows)])
         losses: list[torch.Tensor] = []
         # Off by itself, but around all micro-batches: else each of them holds copies of its own of the weights in 16 bits.
         with torch.autocast(self.device.type, enabled=False):

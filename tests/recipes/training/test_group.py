@@ -1,6 +1,7 @@
 """How the processes of a run find each other, and part."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,8 @@ def test_more_processes_than_gpus_are_refused_before_they_wait_for_each_other(
 def test_processes_are_connected_as_they_join_and_not_within_a_step(launched: None) -> None:
     """NCCL connects them in their first exchange."""
     join(Distributed(strategy="pipeline", gpus_per_node=1, backend="gloo"))
-    assert dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() == 1
+    group: Any = dist.distributed_c10d._get_default_group()
+    assert group._get_sequence_number_for_group() == 1
 
 
 def test_what_disbands_leaves_no_group(launched: None) -> None:

@@ -60,7 +60,8 @@ def test_a_micro_batch_is_not_waited_for(place: Place, tmp_path: Path, changed: 
 
     items = trainer._get_num_items_in_batch([batch()], torch.device("meta"))
     for _ in range(2):
-        trainer.compute_loss(trainer.model, batch(), num_items_in_batch=items).backward()
+        loss: Any = trainer.compute_loss(trainer.model, batch(), num_items_in_batch=items)
+        loss.backward()
     trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
     assert all(weight.grad is not None and weight.grad.is_meta for weight in trained)
     assert torch.nn.utils.clip_grad_norm_(trained, 1.0).is_meta

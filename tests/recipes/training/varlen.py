@@ -28,10 +28,16 @@ def shares(q: torch.Tensor, k: torch.Tensor, bounds: torch.Tensor, scale: float,
     return (torch.einsum("qhd,khd->hqk", q, k) * scale).masked_fill(~seen, -torch.inf).softmax(-1)
 
 
-def whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How many heads of the query share one, and all three with as many heads."""
-    together = q.shape[1] // k.shape[1]
-    return together, q.float(), k.float().repeat_interleave(together, 1), v.float().repeat_interleave(together, 1)
+def whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With as many heads each: several of the query may share one."""
+    together = query.shape[1] // key.shape[1]
+    return query.float(), key.float().repeat_interleave(together, 1), value.float().repeat_interleave(together, 1)
+
+
+def shared(gradient: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """As `part` is that it belongs to, of what `whole` made of it."""
+    tokens, heads, size = part.shape
+    return torch.empty_like(part).copy_(gradient.view(tokens, heads, -1, size).sum(2))
 
 
 def forward(
@@ -48,7 +54,7 @@ def forward(
     *_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     assert max_q >= int(cu_seq_q.diff().max()) and scale is not None
-    _, q, k, v = whole(query, key, value)
+    q, k, v = whole(query, key, value)
     found = torch.einsum("hqk,khd->qhd", shares(q, k, cu_seq_q, scale, window_size), v)
     nothing = torch.zeros(query.shape[1], query.shape[0])
     return torch.empty_like(query).copy_(found), nothing, torch.zeros(2, dtype=torch.uint64)
@@ -71,13 +77,12 @@ def backward(
     window_size: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     assert scale is not None
-    together, q, k, v = whole(query, key, value)
+    q, k, v = whole(query, key, value)
     taken, given = shares(q, k, cu_seq_q, scale, window_size), grad_out.float()
     of_shares = torch.einsum("qhd,khd->hqk", given, v)
     of_logits = taken * (of_shares - (of_shares * taken).sum(-1, keepdim=True)) * scale
-    found = (
-        torch.einsum("hqk,khd->qhd", of_logits, k),
-        torch.einsum("hqk,qhd->khd", of_logits, q).unflatten(1, (-1, together)).sum(2),
-        torch.einsum("hqk,qhd->khd", taken, given).unflatten(1, (-1, together)).sum(2),
+    return (
+        shared(torch.einsum("hqk,khd->qhd", of_logits, k), query),
+        shared(torch.einsum("hqk,qhd->khd", of_logits, q), key),
+        shared(torch.einsum("hqk,qhd->khd", taken, given), value),
     )
-    return tuple(torch.empty_like(part).copy_(gradient) for part, gradient in zip((query, key, value), found, strict=True))
