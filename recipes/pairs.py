@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from recipes.examples import IGNORED, Example, example_of, tokenize
@@ -94,8 +95,9 @@ def token_log_probabilities(model: Any, batch: Batch) -> tuple[torch.Tensor, tor
     logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].float()
     targets = batch["labels"][:, 1:]
     inside = targets != IGNORED
-    found = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
-    return found, inside
+    # Token after token: with the vocabulary in the middle, as it is for rows, a GPU copies all logits to turn them around.
+    found = -cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return found.view_as(targets), inside
 
 
 def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
@@ -109,9 +111,9 @@ def mean_log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
     return (found.sum(-1) / inside.sum(-1)).view(2, -1)
 
 
-def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, float]:
-    """How often the chosen answer has the higher reward, and by how much on average."""
+def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How often the chosen answer has the higher reward, and by how much on average. Not read from the device yet."""
     return {
-        "reward_accuracy": float((chosen > rejected).float().mean()),
-        "reward_margin": float((chosen - rejected).detach().mean()),
+        "reward_accuracy": (chosen > rejected).float().mean(),
+        "reward_margin": (chosen - rejected).detach().mean(),
     }

@@ -5,7 +5,10 @@ An artifact is files and a manifest with their SHA-256. What its files mean is n
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue, ValidationError
@@ -152,20 +155,30 @@ class Store(Objects):
             BrokenArtifact: a file is missing or its SHA-256 is not the manifest's (row X7).
         """
         manifest = self.manifest(artifact)
-        scattered = any(file.chunks or file.selection for file in manifest.files)
-        local = None if scattered else self.local_path(artifact.uri)
-        if local is not None and only is None and not lies_alone(local, manifest):
-            local = None
+        local = self._lies_in_place(artifact, manifest, only)
         folder = local or cache / artifact.digest
-        for file in manifest.files if only is None else (file for file in manifest.files if file.path in only):
-            problem = what_is_broken(folder, file)
-            if problem and local is None:
+        wanted = [file for file in manifest.files if only is None or file.path in only]
+        # One after the other, the files of a large model take longer to hash than to load: about 2 GB a second.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:
+            problems = list(hashing.map(partial(what_is_broken, folder), wanted))
+        for file, problem in zip(wanted, problems, strict=True):
+            if problem and local is None and what_is_broken(folder, file):  # another may have fetched it by now
                 self._download(artifact.uri, file, folder / PurePosixPath(file.path))
-                problem = what_is_broken(folder, file)
-            if problem:
+            if problem and (problem := what_is_broken(folder, file)):
                 self.refuse_without_bucket(artifact.uri)
                 raise BrokenArtifact(f"{artifact.uri}/{problem}")
         return folder
+
+    def fetched(self, artifact: Artifact, cache: Path) -> Path:
+        """Where `fetch` has just put all of an artifact, in another process of this machine; it is not hashed once more."""
+        return self._lies_in_place(artifact, self.manifest(artifact)) or cache / artifact.digest
+
+    def _lies_in_place(self, artifact: Artifact, manifest: Manifest, only: Collection[str] | None = None) -> Path | None:
+        """The folder that has the artifact alone, as it is; none where it has to be put together."""
+        if any(file.chunks or file.selection for file in manifest.files):
+            return None
+        local = self.local_path(artifact.uri)
+        return local if local and (only is not None or lies_alone(local, manifest)) else None
 
     def _download(self, artifact_uri: str, file: FileRecord, target: Path) -> None:
         try:

@@ -21,14 +21,12 @@ from transformers import PrinterCallback, set_seed
 
 from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point
-from recipes.arithmetic import computing_dtype
 from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name
 from recipes.machine import cores
 from recipes.runner import Preempted, Restart, main, say
 from recipes.schema import Job, Result
 from recipes.store import Store
-from recipes.training import packed_attention
 from recipes.training.compilation import are_compiled, compile_blocks
 from recipes.training.course import Course, take_up
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
@@ -40,6 +38,7 @@ from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.out_of_memory import is_out_of_memory
+from recipes.training.packed_attention import attend_where_it_fits
 from recipes.training.packed_rows import PackedRows
 from recipes.training.pipeline_trainer import PipelineTrainer
 from recipes.training.publishing import publish_trained, save_chosen
@@ -51,7 +50,7 @@ from recipes.training.saving import CheckpointWhenDue, SaveTheBest
 from recipes.training.start import start_from
 from recipes.training.stopping import Ends, StopOnDivergence, StopOnSignal, StopToRepeat
 from recipes.training.trainer import arguments
-from recipes.training.usage import Meter, WriteUsage, gpus_held, work_of_token
+from recipes.training.usage import Meter, WriteUsage, gpus_held, peak_memory, work_of_token
 from recipes.unsent_metrics import UnsentPoint, write_unsent
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 
@@ -91,6 +90,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     if group.size > 1:
         set_seed(within_32_bits(recipe.seed + group.stream))  # other rows drop out others, on equal weights
     run(trainer, course, store, folder_of(job))
+    trainer.meter.learn_peaks(group.collect(peak_memory()))
+    group.disband()
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
 
@@ -99,10 +100,10 @@ def build_model(job: Job, course: Course, material: Material, store: Store) -> A
     set_seed(course.recipe.seed)
     model = load_for_training(material.folder, course.recipe)
     material.objective.begin(model)
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if material.objective.packed or material.objective.padded_behind:
+        attend_where_it_fits(base, course.recipe)
     if material.objective.packed and computes_whole_blocks(course.recipe):
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
-        if packed_attention.fits(base.config, computing_dtype(course.recipe.computing_dtype)):
-            packed_attention.attend_within_examples(base)
         compile_blocks(base, Path(job.cache_dir))
     if course.resume is None and (start := job.inputs.get("start")):
         start_from(start, model, course.recipe, course.group, store, Path(job.cache_dir))

@@ -111,6 +111,16 @@ class Group:
                         dist.recv(received, src=rank, group=self._control)
                         target.write(received.numpy().data)
 
+    def disband(self) -> None:
+        """After the last thing that they do together; all wait for all, and from here on each is alone.
+
+        Else NCCL's communicators would end with their processes, that of the leader minutes after the others, for whom it
+        would wait. One that has failed does not call this: it would wait for others that wait for it.
+        """
+        self.collect(None)
+        if self.size > 1:
+            dist.destroy_process_group()
+
     @contextmanager
     def one_fetches(self) -> Iterator[None]:
         """The block runs in one process of each node first, and then in the others, which find what it left."""
@@ -125,7 +135,7 @@ def join(shape: Distributed | None) -> Group:
     """The group that torchrun started this process in, or this process alone. Gradients go over NCCL, on a CPU over gloo.
 
     Raises:
-        BadConfiguration: they are to go over NCCL between GPUs that this torch cannot use.
+        BadConfiguration: they are to go over NCCL between GPUs that this torch cannot use, or are more than those are.
     """
     if shape is None or not dist.is_torchelastic_launched():
         return Group()
@@ -137,8 +147,17 @@ def join(shape: Distributed | None) -> Group:
             f"built with it (pip install --force-reinstall torch=={wanted}), or set distributed.backend to gloo, to train "
             "on the processor"
         )
+    if on_gpus and (there := torch.cuda.device_count()) < shape.gpus_per_node:
+        raise BadConfiguration(
+            f"distributed.gpus_per_node is {shape.gpus_per_node}, one process for each GPU, and this program sees {there}: "
+            f"set it to {there}, or take hardware with more GPUs (CUDA_VISIBLE_DEVICES, where it is set, says which it sees)"
+        )
     dist.init_process_group(shape.backend if on_gpus else "gloo")
     local_rank = dist.get_node_local_rank()
     if on_gpus:
         torch.cuda.set_device(local_rank)
+    # NCCL connects them now, while nothing else is under way. Stages would have it do so in the middle of their first step,
+    # with some of them waiting for each other (torch 2.13, `_PipelineSchedule._warmup_p2p`); and a network that keeps them
+    # apart is found before a model is loaded.
+    dist.all_reduce(torch.zeros((), device="cuda" if on_gpus else "cpu"))
     return Group(dist.get_rank(), dist.get_world_size(), local_rank, shape.gpus_per_node)

@@ -36,8 +36,9 @@ def gather(job: Job, recipe: Recipe, group: Group, store: Store) -> Material:
     cache.mkdir(parents=True, exist_ok=True)
     with group.one_fetches():
         base = base_model.resolve(recipe.base_model, store, cache)
-        folder = store.fetch(base, cache)
-        for split in SPLITS:
+        # What is 144 GB of a 72B model is hashed by one, and not by all who wait for it. Rows are by whoever makes them.
+        folder = store.fetch(base, cache) if group.local_rank == 0 else store.fetched(base, cache)
+        for split in SPLITS if group.local_rank == 0 and group.on_this_node > 1 else ():
             store.fetch(job.inputs[split], cache)
     refuse_too_long(recipe, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -20,6 +20,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training import sharded, zero
 from recipes.training.low_rank import compute_in_the_type_of_inputs
+from recipes.training.packed_attention import attend_where_it_fits
 from recipes.training.stages import load_stage
 
 NF4_BLOCK = 64
@@ -69,6 +70,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
 def load_reference(model: PreTrainedModel, recipe: Recipe) -> Any:
     """The base of a model whose weights are all trained once more, frozen; spread over the processes as that one is."""
     reference = load_for_training(Path(model.name_or_path), recipe).eval().requires_grad_(False)
+    attend_where_it_fits(reference, recipe)
     if zero_stage(recipe) == 3:
         return zero.gathering(reference, recipe)
     return reference.cuda() if torch.cuda.is_available() and not fully_sharded(recipe) else reference

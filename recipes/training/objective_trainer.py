@@ -9,10 +9,12 @@ from recipes.examples import IGNORED
 from recipes.retention import VALIDATION_LOSS
 from recipes.runner import Preempted
 from recipes.training.float16 import scale_of, scaled, unscale
-from recipes.training.held_out import Part, share, together
+from recipes.training.held_out import share, together
 from recipes.training.model import autocast_dtype
 from recipes.training.objectives.objective import Loss, Objective
+from recipes.training.packed_attention import attends_so, with_bounds
 from recipes.training.stopping import StopOnSignal
+from recipes.training.told import Told, read
 from recipes.training.trainer import CheckpointingTrainer
 
 ROWS = "rows"
@@ -26,20 +28,25 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
     def __init__(self, *args: Any, objective: Objective, stop: StopOnSignal, **kwargs: Any) -> None:
         uneven = objective.recipe.rows_per_step is not None
-        super().__init__(*args, data_collator=self._collate_some if uneven else objective.collate, **kwargs)
         self.objective = objective
+        super().__init__(*args, data_collator=self._collate_some if uneven else self._collate, **kwargs)
         self.stop = stop
         self._owes_evaluation = bool(self.args.eval_on_start)
         self.autocast_dtype = autocast_dtype(objective.recipe)
         self.scale = scale_of(objective.recipe)
         unscale(self.model.parameters(), self.scale)
-        self._told: list[Part] = []
+        self._told: list[Told] = []
         self._tokens: list[torch.Tensor] = []
+
+    def _collate(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """A micro-batch on the host, with all that would have to be read back from a GPU."""
+        batch = self.objective.collate(rows)
+        return with_bounds(batch) if attends_so(self.model.config) else batch
 
     def _collate_some(self, rows: Sequence[Any]) -> dict[str, Any]:
         """A micro-batch of the rows that there are. What stands in for none is no sample that training draws from."""
         there = [row for row in rows if row is not None]
-        return {**self.objective.collate(there or [self.eval_dataset[0]]), ROWS: len(there)}
+        return {**self._collate(there or [self.eval_dataset[0]]), ROWS: len(there)}
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Any:
         """How many tokens are learned in the step, by all processes together."""
@@ -55,7 +62,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
             return scaled(found if rows else found * 0, self.scale)
         # The library divides by the accumulation itself only where a loss is not said to be a part of the step's mean.
         self.model_accepts_loss_kwargs = False
-        self._told.append(Part(found.metrics, rows))
+        self._told.append(Told(found.metrics, rows))
         # What becomes of it is the mean over micro-batches; 1 where all have equally many rows.
         share_of_step = rows / recipe.batch_size * recipe.places_per_step / recipe.samples_per_step
         return scaled(found.value * share_of_step, self.scale)
@@ -69,7 +76,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
         if "loss" in logs:
             self.state.num_input_tokens_seen += self._tokens_of_step()
         if "loss" in logs and self._told:
-            logs |= together(part for told in self.group.collect(self._told) for part in told)
+            logs |= together(part for told in self.group.collect(read(self._told, self.args.device)) for part in told)
             self._told = []
         super().log(logs, *args, **kwargs)
 
@@ -80,8 +87,8 @@ class ObjectiveTrainer(CheckpointingTrainer):
         """
         if self.objective.packed:
             return self.objective.recipe.tokens_per_step
-        own, self._tokens = sum(int(read) for read in self._tokens), []
-        return sum(self.group.collect(own)[:: self.group.together])
+        own, self._tokens = torch.stack(self._tokens).tolist() if self._tokens else [], []
+        return sum(self.group.collect(sum(own))[:: self.group.together])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The loss of the validation split and what the objective tells of it, each a mean over the whole split.
@@ -99,7 +106,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
             if self.stop.asked():
                 return self._break_off(first)
             own.append(self._part(some))
-        found = together(part for parts in group.collect(own)[:: group.together] for part in parts)
+        found = together(part for parts in group.collect(read(own, self.args.device))[:: group.together] for part in parts)
         metrics = {f"eval_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -116,14 +123,15 @@ class ObjectiveTrainer(CheckpointingTrainer):
         return {}
 
     @torch.no_grad()
-    def _part(self, rows: range) -> Part:
+    def _part(self, rows: range) -> Told:
         """Of no rows: the first, without weight, for the others compute at the same time."""
-        batch = self._prepare_inputs(self.objective.collate([self.eval_dataset[row] for row in rows or range(1)]))
-        found = self._loss_of(self.model, batch)
-        if isinstance(found, Loss):
-            return Part({"loss": float(found.value), **found.metrics}, len(rows))
+        batch = self._collate([self.eval_dataset[row] for row in rows or range(1)])
         following = batch.get("shift_labels", batch["labels"][:, 1:])
-        return Part({"loss": float(found)}, int((following != IGNORED).sum()) if rows else 0)
+        predicted = int((following != IGNORED).sum())  # here, on the host
+        found = self._loss_of(self.model, self._prepare_inputs(batch))
+        if isinstance(found, Loss):
+            return Told({"loss": found.value, **found.metrics}, len(rows))
+        return Told({"loss": found}, predicted if rows else 0)
 
 
 def read_of(labels: torch.Tensor) -> torch.Tensor:

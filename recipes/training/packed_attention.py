@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
+from recipes.arithmetic import computing_dtype
 from recipes.gpus import FLASH_HEADS
+from recipes.launch import computes_whole_blocks
+from recipes.recipe import Recipe
 
 NAME = "packed"
 BOUNDS = "cu_seq_lens_q"
@@ -20,6 +22,12 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose attention is nothing but causal, within a window or not: no sinks, no cap on the logits."""
 OLDEST_GPU = (8, 0)
 """Compute capability from which FlashAttention runs."""
+
+
+def attend_where_it_fits(model: PreTrainedModel, recipe: Recipe) -> None:
+    """`attend_within_examples`, if a model of that recipe can on this machine."""
+    if computes_whole_blocks(recipe) and fits(model.config, computing_dtype(recipe.computing_dtype)):
+        attend_within_examples(model)
 
 
 def fits(config: PretrainedConfig, dtype: torch.dtype) -> bool:
@@ -36,19 +44,34 @@ def fits(config: PretrainedConfig, dtype: torch.dtype) -> bool:
 
 
 def attend_within_examples(model: PreTrainedModel) -> None:
-    """From now on. Rows are packed, or padded behind: nothing that is not in an example's past is seen."""
+    """From now on. Rows are packed, or padded behind: nothing that is not in an example's past is seen.
+
+    No mask is registered beside it, not even one of nothing: transformers would look whether rows are packed, and wait for
+    the GPU to say.
+    """
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, no_mask)
     model.set_attn_implementation(NAME)
     model.get_decoder().register_forward_pre_hook(tell_bounds, with_kwargs=True)
 
 
-def no_mask(*_: Any, **__: Any) -> None:
-    return None
+def attends_so(config: PretrainedConfig) -> bool:
+    """Whether the model of that configuration was told to."""
+    return bool(config._attn_implementation == NAME)
+
+
+def with_bounds(batch: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch that is still on the host, with where its examples end: counted on the GPU, the host would have to wait
+    for all that is under way there, before each micro-batch.
+    """
+    return batch | {BOUNDS: bounds_of(batch["position_ids"])} if "position_ids" in batch else batch
 
 
 def tell_bounds(decoder: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    found = bounds_of(named["position_ids"])
+    found = named.get(BOUNDS)
+    if found is None and named.get("position_ids") is None:
+        found = bounds_of_rows(named["input_ids"])
+    elif found is None:  # an objective of its own has not passed on what its micro-batch holds
+        found = bounds_of(named["position_ids"])
     # One program for any number of examples, from the first on: else each number had its own.
     torch._dynamo.mark_dynamic(found, 0)
     return given, named | {BOUNDS: found}
@@ -58,6 +81,12 @@ def bounds_of(positions: torch.Tensor) -> torch.Tensor:
     """Of examples in rows [rows, length], by their tokens' positions, which begin at 0 in each."""
     starts = (positions.flatten() == 0).nonzero().flatten()
     return torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).to(torch.int32)
+
+
+def bounds_of_rows(tokens: torch.Tensor) -> torch.Tensor:
+    """Of rows [rows, length] with one example each, and padding behind it, which it does not see."""
+    rows, length = tokens.shape
+    return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=tokens.device)
 
 
 def attention(

@@ -5,7 +5,7 @@ computes nothing from there on and sends what has the right shape: what is left 
 of them throw the step away.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,17 +62,20 @@ class StageModule(nn.Module):
         hidden: torch.Tensor = found.last_hidden_state
         return hidden
 
-    def loss(self, hidden: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | None) -> torch.Tensor:
-        """The model's own, of the last stage: the mean over `items` tokens, or over those that are learned here."""
+    def loss(
+        self, hidden: torch.Tensor, places: torch.Tensor, following: torch.Tensor, items: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The model's own, of the last stage: the mean over `items` tokens, or over those that are learned here, which are
+        `following` the `places`.
+        """
         if self.skips():
             return hidden.float().sum() * 0
         causal = causal_of(self.model)
-        places, following = learned(labels)
         with self.autocast(hidden.device):
             logits = causal.lm_head(hidden[:, places])
             found: torch.Tensor = causal.loss_function(
                 logits=logits,
-                labels=labels,
+                labels=None,
                 vocab_size=causal.config.vocab_size,
                 shift_labels=following,
                 num_items_in_batch=items,
@@ -103,8 +106,10 @@ class Pipeline:
         # A head that is the embedding is trained in two places: their gradients are one sum.
         is_tied = config.tie_word_embeddings and recipe.method == "full"
         self._ends = dist.new_group([0, self.last]) if is_tied else None
+        self._rows = recipe.batch_size
         self._schedule = self._make_schedule(recipe)
         self._items: torch.Tensor | None = None
+        self._learned: Iterator[tuple[torch.Tensor, torch.Tensor]] = iter(())
 
     def _make_schedule(self, recipe: Recipe) -> Schedule1F1B | ScheduleGPipe:
         """Shapes are stated: else the first step of every process would compute a micro-batch more to find them."""
@@ -122,7 +127,7 @@ class Pipeline:
         return kind(stage, recipe.gradient_accumulation, loss_fn=self._loss, scale_grads=False)
 
     def _loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return scaled(self.module.loss(hidden, labels, self._items), self.scale)
+        return scaled(self.module.loss(hidden, *next(self._learned), self._items), self.scale)
 
     def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """All micro-batches of a step, whose gradients are there then. Returns its loss, in every process.
@@ -135,6 +140,8 @@ class Pipeline:
         self._items = (labels[:, 1:] != IGNORED).sum()
         given = (batch["input_ids"],) if self.rank == 0 else ()
         target = labels if self.rank == self.last else None
+        if self.rank == self.last:  # before the first of them: a GPU counts them, and would be waited for in their midst
+            self._learned = iter([learned(part) for part in torch.split(labels, self._rows)])
         losses: list[torch.Tensor] = []
         # Off by itself, but around all micro-batches: else each of them holds copies of its own of the weights in 16 bits.
         with torch.autocast(self.device.type, enabled=False):
@@ -163,7 +170,7 @@ class Pipeline:
         if self.rank < self.last:
             dist.send(hidden.contiguous(), self.rank + 1)
             return self._of_last(None)
-        return self._of_last(self.module.loss(hidden, batch["labels"], None))
+        return self._of_last(self.module.loss(hidden, *learned(batch["labels"]), None))
 
     def clip(self, largest: float) -> torch.Tensor:
         """Bring the gradients of all stages down to that norm, if they are larger. Returns the norm before."""

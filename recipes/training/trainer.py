@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 from peft import PeftModel
 from pydantic import JsonValue
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer import SCHEDULER_NAME
@@ -22,10 +23,11 @@ from recipes.training.group import Group
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.paged import page_again
 from recipes.training.random_states import RandomStates, within_32_bits
+from recipes.training.same_sums import settle_buckets
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
 from recipes.training.saving import validation_losses
 from recipes.training.stopping import StopOnDivergence
-from recipes.training.usage import Meter
+from recipes.training.usage import Meter, peak_memory
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit"}
 """The recipe's names in transformers; all but the first are those of bitsandbytes."""
@@ -86,6 +88,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         return str(self._scratch) if self._scratch else str(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        self.meter.learn_peaks(self.group.collect(peak_memory()))
         step = self.state.global_step
         losses = validation_losses(self.state)
         facts: dict[str, JsonValue] = {
@@ -128,7 +131,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None) -> object:
         if not self.is_deepspeed_enabled:
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+            if isinstance(self.model_wrapped, DistributedDataParallel):
+                settle_buckets(self.model_wrapped)
+            return prepared
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # it would look for DeepSpeed's files
         if resume_from_checkpoint:
             zero.load_state(self.deepspeed, Path(resume_from_checkpoint))
@@ -229,15 +235,17 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         seed=recipe.seed,
         data_seed=recipe.seed,
         remove_unused_columns=False,
-        # Looking for them keeps the buckets of gradients as they are. Else a process sorts them anew after its first step,
-        # and a sum of three or more numbers depends on its place in a bucket: who resumed rounded one step otherwise.
-        ddp_find_unused_parameters=recipe.processes > 2,
+        ddp_find_unused_parameters=False,  # all are used; to look for them costs a copy of the logits
+        ddp_broadcast_buffers=False,  # none changes: they would be sent around before each step
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         report_to=[],
         # Else FSDP2 holds whole gradients in every process until the last micro-batch of a step (72B: 144 GB and more).
-        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)}},
+        accelerator_config={
+            "gradient_accumulation_kwargs": {"sync_each_batch": trains_shards(recipe)},
+            "non_blocking": torch.cuda.is_available(),  # rows are pinned: no copy of them is waited for
+        },
         **zero.configuration(recipe, model),
     )
     # One process, one GPU: of all that it sees, the library would make one model with a batch as many times as large.

@@ -6,7 +6,7 @@ None of it decides a number of the model, and none of it enters a digest of what
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ class Meter:
         self._gpus = gpus
         self._machine = read_machine()
         self._stalls: list[float] = []
+        self._peak = before.peak_memory
         self._started = time.monotonic()
         self._began = self._started if began is None else began
 
@@ -51,6 +52,10 @@ class Meter:
     def newest_stall(self) -> float | None:
         return self._stalls[-1] if self._stalls else None
 
+    def learn_peaks(self, bytes_of_processes: Sequence[int]) -> None:
+        """What each process of the run has held at most so far: they hold other parts of a model, and other rows."""
+        self._peak = max(self._peak, *bytes_of_processes)
+
     def read(self, state: TrainerState) -> Usage:
         """By the end of the step that training stands at."""
         now = time.monotonic()
@@ -61,7 +66,7 @@ class Meter:
             checkpoints=self._before.checkpoints + sum(self._stalls),
             longest_checkpoint=max([self._before.longest_checkpoint, *self._stalls]),
             num_checkpoints=self._before.num_checkpoints + len(self._stalls),
-            peak_memory=max(self._before.peak_memory, peak_memory()),
+            peak_memory=max(self._peak, peak_memory()),
             steps=state.global_step,
             tokens=state.num_input_tokens_seen,
             machine=self._machine,

@@ -21,6 +21,7 @@ from recipes.training.objectives.objective import Batch, Loss, Objective
 class Dpo(Objective):
     """The reference is the base: of an adapter the model with it switched off, of full training the base once more."""
 
+    padded_behind = True
     _frozen: Any = None
 
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:

@@ -1,7 +1,7 @@
 """What every objective says of itself: which rows it makes of records, and the loss of a micro-batch of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -25,10 +25,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to be minimized, and what else is worth logging of the micro-batch it belongs to, by name."""
+    """A scalar to be minimized, and what else is worth logging of the micro-batch it belongs to, by name.
+
+    Metrics are best left on the device, as detached scalars: they are read with the loss of the step.
+    """
 
     value: torch.Tensor
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | torch.Tensor] = field(default_factory=dict)
 
 
 class Objective(ABC):
@@ -36,6 +39,8 @@ class Objective(ABC):
 
     packed: ClassVar[bool] = False
     """Whether its micro-batches are of packed rows, all of one length, with `position_ids` and without a mask."""
+    padded_behind: ClassVar[bool] = False
+    """Whether they are of rows of one example each, without `position_ids` and without a mask: padding is at their end."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

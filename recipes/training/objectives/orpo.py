@@ -26,6 +26,8 @@ class Orpo(Objective):
     the tokens of a micro-batch would not be.
     """
 
+    padded_behind = True
+
     def rows(self, split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
         return read_pairs(split, store, cache, tokenizer, self.recipe)
 

@@ -10,9 +10,10 @@ import pytest
 
 from recipes.results import TrainingFacts
 from recipes.runner import Preempted
-from recipes.training.held_out import Part, owed
+from recipes.training.held_out import owed
 from recipes.training.metrics import PENDING_METRICS
 from recipes.training.objective_trainer import ObjectiveTrainer
+from recipes.training.told import Told
 from tests.recipes.training.place import Place
 
 PARTS = 8
@@ -41,7 +42,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     seen = Evaluated()
     part = ObjectiveTrainer._part
 
-    def watched(trainer: ObjectiveTrainer, rows: range) -> Part:
+    def watched(trainer: ObjectiveTrainer, rows: range) -> Told:
         seen.sizes.append(len(rows))
         if len(seen.sizes) == seen.stop_in:
             os.kill(os.getpid(), signal.SIGTERM)

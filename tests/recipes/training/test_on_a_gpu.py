@@ -22,8 +22,9 @@ from recipes.training.random_states import RandomStates
 from resources.detached import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
-from tests.recipes.training.place import facts
+from tests.recipes.training.place import Place, facts
 from tests.recipes.training.runs import Runs, children, install, losses_of, step_of
+from tests.recipes.training.test_nothing_waits import trainer_of
 
 pytestmark = pytest.mark.gpu
 
@@ -244,8 +245,10 @@ def test_one_process_sees_one_of_two_gpus(runs: Runs) -> None:
     assert losses_of(untold) == losses_of(alone)
 
 
-def attended(config: dict[str, Any], packed: bool, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss, and the gradient of the embeddings, of a model of such a shape on rows of those positions."""
+def attended(
+    config: dict[str, Any], packed: bool, positions: torch.Tensor, *, stated: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss, and the gradient of the embeddings, of a model of such a shape on rows of those positions, if it is told."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**TINY | config), dtype=torch.bfloat16, attn_implementation="sdpa"
@@ -254,7 +257,8 @@ def attended(config: dict[str, Any], packed: bool, positions: torch.Tensor) -> t
         assert packed_attention.fits(model.config, torch.bfloat16)
         packed_attention.attend_within_examples(model)
     tokens = torch.randint(0, 400, positions.shape, generator=torch.Generator().manual_seed(1)).cuda()
-    loss = model(input_ids=tokens, labels=tokens, position_ids=positions.cuda(), use_cache=False).loss
+    told = {"position_ids": positions.cuda()} if stated else {}
+    loss = model(input_ids=tokens, labels=tokens, **told, use_cache=False).loss
     loss.backward()
     return loss.detach(), model.get_input_embeddings().weight.grad.float()
 
@@ -280,3 +284,23 @@ def test_attention_that_reads_no_mask_sees_what_attention_with_one_does(config: 
     assert float((found_gradient - gradient).norm() / gradient.norm()) < 0.02
     across, _ = attended(config, True, torch.arange(128).expand(3, 128))
     assert abs(float(across - loss)) > 10 * abs(float(found - loss)), "where examples end must matter"
+    of_whole_rows, _ = attended(config, True, positions, stated=False)
+    assert float(of_whole_rows) == pytest.approx(float(across), rel=1e-3)
+
+
+@pytest.mark.parametrize("method", [LORA, {"method": "full", "dtype": "bfloat16"}, LORA | {"objective": "dpo"}], ids=str)
+def test_the_gpu_is_not_waited_for_within_a_step(place: Place, tmp_path: Path, method: dict[str, Any]) -> None:
+    on_gpus(1)
+    trainer = trainer_of(place, tmp_path, **method)
+    rows = [trainer.train_dataset[row] for row in range(4)]
+    batches = [trainer._prepare_inputs(trainer.data_collator(rows)) for _ in range(2)]
+    items = trainer._get_num_items_in_batch(batches, trainer.args.device)
+    trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    for batch, mode in zip(batches, ("default", "error"), strict=True):  # what is compiled first may wait
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            loss: Any = trainer.compute_loss(trainer.model, batch, num_items_in_batch=items)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.schema import Distributed
-from tests.recipes.training.forks import Forks
+from tests.recipes.training.forks import Forks, log_of
 from tests.recipes.training.place import facts
 from tests.recipes.training.runs import Runs, install, losses_of, steps_broken_off, wait_for_step
 from tests.recipes.training.shapes import shape
@@ -61,6 +61,7 @@ def test_three_processes_that_are_killed_end_as_if_nobody_had(
     result = started.train(job)
     assert facts(result).resumed_from
     assert losses_of(result) == losses_of(whole)
+    assert "find_unused_parameters" not in log_of(job).read_text()
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
     }

@@ -159,3 +159,16 @@ def test_gpus_are_held_while_the_model_is_loaded_too(place: Place) -> None:
     meter = Meter(Usage(seconds=100.0, gpus=2, gpu_seconds=200.0), 2, began=time.monotonic() - 60)
     used = meter.read(TrainerState(global_step=1))
     assert used.seconds - 100 < 60 and used.gpu_seconds - 200 == pytest.approx(2 * (60 + used.seconds - 100), abs=0.1)
+
+
+def test_the_peak_is_that_of_the_process_that_held_most(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage or one row may need more than the leader's."""
+    meter = Meter(Usage(peak_memory=5), 1)
+    meter.learn_peaks([1 << 50, 7])
+    meter.learn_peaks([3])
+    assert meter.read(TrainerState()).peak_memory == 1 << 50
+    monkeypatch.setattr("recipes.training.trainer.peak_memory", lambda: 1 << 50)
+    result = place.train(tmp_path, max_steps=1, eval_steps=None)
+    assert facts(result).peak_memory == 1 << 50
