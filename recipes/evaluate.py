@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.imports import begin_imports
-from recipes.machine import cores
 
 if __name__ == "__main__":
     begin_imports()
@@ -20,6 +19,7 @@ from pydantic import JsonValue
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from recipes.arithmetic import computing_device, computing_dtype, tell_fallback
+from recipes.machine import cores
 from recipes.parameters import EvaluateParameters
 from recipes.recipe import Recipe
 from recipes.records import Record, read_records
