@@ -151,7 +151,8 @@ def score(
     recipe, layout = parameters.recipe, records[0].layout
     found = likelihood(model, tokenizer, records, recipe)
     asked = records[: parameters.samples]
-    questions = [Record({"instruction": text, "answer": ""}, Layout.INSTRUCTION) for text in parameters.questions]
+    # Of which the answer is not read; there are templates that refuse an empty one.
+    questions = [Record({"instruction": text, "answer": "A"}, Layout.INSTRUCTION) for text in parameters.questions]
     prompts = prompts_of(tokenizer, [*asked, *questions], recipe.system_prompt)
     answers = generate(model, tokenizer, prompts, parameters.max_new_tokens)
     if layout is Layout.PREFERENCE:
