@@ -80,7 +80,7 @@ class Recipe(Written):
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw"] = "adamw"
     gradient_checkpointing: bool = Field(False, description="compute activations a second time instead of keeping them")
     learning_rate: float = Field(gt=0)
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="of max_steps, rounded up; then linear decay to 0")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     batch_size: int = Field(ge=1, le=MOST, description="packed sequences, or pairs, per micro-batch")
