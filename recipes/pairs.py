@@ -110,8 +110,12 @@ def mean_log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, float]:
-    """How often the chosen answer has the higher reward, and by how much on average."""
+    """How often the chosen answer has the higher reward, and by how much on average; and the mean of each, since a margin
+    grows too where both become less likely.
+    """
     return {
+        "reward_chosen": float(chosen.detach().mean()),
+        "reward_rejected": float(rejected.detach().mean()),
         "reward_accuracy": float((chosen > rejected).float().mean()),
         "reward_margin": float((chosen - rejected).detach().mean()),
     }

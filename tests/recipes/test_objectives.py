@@ -82,16 +82,22 @@ def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[s
     base = AutoModelForCausalLM.from_pretrained(tiny.model, dtype=torch.float32).eval()
     pairs = pairs_of(tiny, recipe)
     expected, right = 0.0, 0
+    rewards: list[list[float]] = [[], []]
     for pair in pairs:
         chosen, rejected = map(sum, answer_log_probabilities(model, pair))
         base_chosen, base_rejected = map(sum, answer_log_probabilities(base, pair))
-        margin = 0.3 * ((chosen - base_chosen) - (rejected - base_rejected))
+        for of_all, reward in zip(rewards, (chosen - base_chosen, rejected - base_rejected), strict=True):
+            of_all.append(0.3 * reward)
+        margin = rewards[0][-1] - rewards[1][-1]
         expected += math.log1p(math.exp(-margin)) / len(pairs)
         right += margin > 0
     found = objective.loss(model, stack(pairs))
     assert found is not None
     assert float(found.value) == pytest.approx(expected, rel=1e-4)
     assert found.metrics["reward_accuracy"] == pytest.approx(right / len(pairs))
+    means = [sum(of_all) / len(pairs) for of_all in rewards]
+    assert [found.metrics[f"reward_{name}"] for name in ("chosen", "rejected")] == pytest.approx(means, rel=1e-2, abs=1e-4)
+    assert found.metrics["reward_margin"] == pytest.approx(means[0] - means[1], rel=1e-2, abs=1e-4)
     found.value.backward()
     assert all(tensor.grad is not None for tensor in model.parameters() if tensor.requires_grad)
 
