@@ -6,7 +6,7 @@ the weights of a run, to 3e-6 of each over six steps.
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def examples_of_steps(tiny: TinyTraining, recipe: Recipe) -> Iterator[list[tuple
         step = []
         for row in (rows[number] for number in islice(order, recipe.samples_per_step)):
             starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), recipe.sequence_length]
-            for start, end in zip(starts, starts[1:], strict=False):
+            for start, end in pairwise(starts):
                 labels = row["labels"][start:end]
                 if (labels != -100).any():
                     step.append((row["input_ids"][start:end], labels))
