@@ -86,7 +86,12 @@ def preferred(model: PreTrainedModel, pairs: Sequence[Pair]) -> float:
 def generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[str]:
-    """Greedy answers, padded on the left so that every row of a batch ends where its answer begins."""
+    """Greedy answers, padded on the left so that every row of a batch ends where its answer begins.
+
+    They end with the tokenizer's end token or with one that the model states: Gemma's and Llama 3's end a turn with another.
+    """
+    stated = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
     answers: list[str] = []
     for start in range(0, len(prompts), GENERATION_BATCH):
         batch = prompts[start : start + GENERATION_BATCH]
@@ -98,7 +103,7 @@ def generate(
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.eos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=sorted(ends),
         )
         answers += [text.strip() for text in tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)]
     return answers

@@ -104,8 +104,8 @@ class ChatTemplate:
         """The two texts between which the template puts every plain question, if it does, and if an answer follows as it
         stands, with the end token.
 
-        Else a question with its answer is a conversation like any other: the end token alone taught Gemma, Phi-3 and base
-        models of Qwen and Llama another end than that of their turns.
+        Else a question with its answer is a conversation like any other: the end token alone did not teach Gemma, Phi-3 and
+        base models of Qwen and Llama how their turns end.
         """
         before, found, after = self._prompt(PROBE).partition(PROBE)
         asked = [*self._system, {"role": "user", "content": PROBE}]

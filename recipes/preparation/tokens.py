@@ -137,10 +137,14 @@ class RecordTokenizer:
         return found  # type: ignore[return-value]  # every place was filled above
 
     def _rendered(self, row: Mapping[str, Any], layout: Layout) -> tuple[str, list[Span]]:
-        """A conversation as text; of a question with its answer as much of it as teaches."""
+        """A conversation as text. Of a question with its answer as much of it as teaches, and the end token in any case:
+        where the template ends a turn with another, whoever generates may know that one alone.
+        """
         if layout is Layout.INSTRUCTION:
-            whole, spans = self.template.conversation(said_by(("user", "assistant"), (row["instruction"], row["answer"])))
-            return whole[: spans[-1].end], spans
+            whole, (said,) = self.template.conversation(said_by(("user", "assistant"), (row["instruction"], row["answer"])))
+            end = str(self._frozen.special["eos_token"])
+            text = whole[: said.end].removesuffix(end) + end
+            return text, [Span(said.start, len(text))]
         tools = tools_of(row)
         template = self.tool_template if tools else self.template
         return template.conversation(row["messages"], tools)

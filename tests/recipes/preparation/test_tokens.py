@@ -196,11 +196,12 @@ def test_an_answer_ends_as_the_template_ends_it_whether_it_is_one_of_a_conversat
     row = {"instruction": "Who keeps the lamp?", "answer": "The keeper."}
     messages = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
     asked, told = tokenizer.tokenize([row, {"messages": messages}], [Layout.INSTRUCTION, Layout.MESSAGES])
-    assert learned(asked) == learned(told) == expected
-    assert isinstance(asked, Tokens) and isinstance(told, Tokens)
-    assert asked.ids == told.ids
+    assert learned(told) == expected
+    assert learned(asked) == expected.removesuffix("<|endoftext|>") + "<|endoftext|>"
     own = make_tokenizer()
     own.eos_token, own.chat_template = "<|endoftext|>", template
+    assert isinstance(asked, Tokens) and isinstance(told, Tokens)
+    assert asked.ids in (told.ids, [*told.ids, own.eos_token_id])
     prompt = own.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
     assert prompt_of(asked) == prompt
 
