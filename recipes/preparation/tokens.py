@@ -2,6 +2,9 @@
 
 Training that starts from records makes its tokens here too (`recipes.examples`): a model can't tell whether its data was
 prepared or tokenized when training began.
+
+A text that holds the name of a special token, such as `<|im_end|>`, becomes that token, as it does with transformers, TRL
+and Axolotl; what stands behind it in a question is not learned for that.
 """
 
 from bisect import bisect_left, bisect_right
