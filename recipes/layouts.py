@@ -31,6 +31,24 @@ KEYS: dict[Layout, tuple[str, ...]] = {
     Layout.TEXT: ("text",),
 }
 """Looked for in this order: the first whose keys a record has is its layout."""
+RENAMED: dict[tuple[str, ...], str] = {
+    ("chosen", "rejected"): "a pair has its 'prompt' as a text beside 'chosen' and 'rejected', which are the answers alone",
+    ("instruction", "output"): "rename 'output' to 'answer', and put 'input', where it has one, behind its 'instruction'",
+    ("conversations",): (
+        "rename 'conversations' to 'messages', of each 'from' to 'role' (human: user, gpt: assistant), 'value' to 'content'"
+    ),
+    ("prompt", "response"): "rename 'response' to 'completion'",
+    ("question", "answer"): "rename 'question' to 'instruction'",
+    ("input", "output"): "rename 'input' to 'instruction' and 'output' to 'answer'",
+}
+"""What to do with records as others have them, by their keys: Alpaca's and ShareGPT's first of all."""
+
+
+LISTED = {
+    Layout.COMPLETION: "join 'prompt' and 'completion' to one list, 'messages'",
+    Layout.PREFERENCE: "a pair has texts, so write the prompt as the chat template does, and of each answer its content",
+}
+"""What to do with lists of messages where texts are asked for, as TRL takes both."""
 
 
 class Unfit(ValueError):
@@ -54,10 +72,13 @@ def layout_of(row: Mapping[str, Any]) -> Layout:
                 tools_of(row)
             else:
                 for key in keys:
+                    if isinstance(row[key], list):
+                        raise Unfit(f"'{key}' is a list: {LISTED.get(layout, 'make it a text')}")
                     if not isinstance(row[key], str) or not row[key].strip():
                         raise Unfit(f"'{key}' must be a text that is not empty")
             return layout
-    raise NoLayout(f"has none of {', '.join(Layout)}")
+    advice = next((f": {advice}" for keys, advice in RENAMED.items() if all(key in row for key in keys)), "")
+    raise NoLayout(f"has none of {', '.join(Layout)}{advice}")
 
 
 def layout_of_columns(columns: Collection[str]) -> Layout | None:

@@ -112,8 +112,13 @@ def mean_log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def reward_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """How often the chosen answer has the higher reward, and by how much on average. Not read from the device yet."""
+    """How often the chosen answer has the higher reward, and by how much on average; and the mean of each, since a margin
+    grows too where both become less likely. Not read from the device yet.
+    """
+    chosen, rejected = chosen.detach(), rejected.detach()
     return {
+        "reward_chosen": chosen.mean(),
+        "reward_rejected": rejected.mean(),
         "reward_accuracy": (chosen > rejected).float().mean(),
-        "reward_margin": (chosen - rejected).detach().mean(),
+        "reward_margin": (chosen - rejected).mean(),
     }

@@ -97,7 +97,7 @@ class Recipe(Written):
     lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
         "linear", exclude_if=lambda value: value == "linear", description="how learning_rate goes on after its warm-up"
     )
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="of max_steps, rounded up")
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     batch_size: int = Field(ge=1, le=MOST, description="packed sequences, or pairs, per micro-batch")

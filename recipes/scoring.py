@@ -86,7 +86,12 @@ def preferred(model: PreTrainedModel, pairs: Sequence[Pair]) -> float:
 def generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], max_new_tokens: int
 ) -> list[str]:
-    """Greedy answers, padded on the left so that every row of a batch ends where its answer begins."""
+    """Greedy answers, padded on the left so that every row of a batch ends where its answer begins.
+
+    They end with the tokenizer's end token or with one that the model states: Gemma's and Llama 3's end a turn with another.
+    """
+    stated = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
     answers: list[str] = []
     for start in range(0, len(prompts), GENERATION_BATCH):
         batch = prompts[start : start + GENERATION_BATCH]
@@ -98,7 +103,7 @@ def generate(
             do_sample=False,
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.eos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=sorted(ends),
         )
         answers += [text.strip() for text in tokenizer.batch_decode(out[:, longest:], skip_special_tokens=True)]
     return answers
@@ -151,7 +156,8 @@ def score(
     recipe, layout = parameters.recipe, records[0].layout
     found = likelihood(model, tokenizer, records, recipe)
     asked = records[: parameters.samples]
-    questions = [Record({"instruction": text, "answer": ""}, Layout.INSTRUCTION) for text in parameters.questions]
+    # Of which the answer is not read; there are templates that refuse an empty one.
+    questions = [Record({"instruction": text, "answer": "A"}, Layout.INSTRUCTION) for text in parameters.questions]
     prompts = prompts_of(tokenizer, [*asked, *questions], recipe.system_prompt)
     answers = generate(model, tokenizer, prompts, parameters.max_new_tokens)
     if layout is Layout.PREFERENCE:

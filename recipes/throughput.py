@@ -39,6 +39,8 @@ def flops_per_token(recipe: Recipe, shape: Architecture, *, recomputed: bool = T
     of the question: it takes time, but MFU counts it out.
 
     A frozen weight needs no gradient of its own, so that its backward pass costs as much as the forward pass, not twice.
+    Of a packed row, padding included, every token counts as one of a sequence as long as the row; what DPO reads of its
+    reference does not count.
     """
     head = shape.vocab_size * shape.hidden_size
     matrices = head + shape.num_hidden_layers * sum(t.total for t in shape.block if t.projection)

@@ -101,9 +101,21 @@ class ChatTemplate:
         self._shapes: dict[tuple[str, ...], Shape | None] = {}
 
     def around_question(self) -> tuple[str, str] | None:
-        """The two texts between which every plain question is put, if that is what the template does."""
+        """The two texts between which the template puts every plain question, if it does, and if an answer follows as it
+        stands, with the end token.
+
+        Else a question with its answer is a conversation like any other: the end token alone did not teach Gemma, Phi-3 and
+        base models of Qwen and Llama how their turns end.
+        """
         before, found, after = self._prompt(PROBE).partition(PROBE)
-        is_so = found and all(self._prompt(text) == text.join((before, after)) for text in OTHERS)
+        asked = [*self._system, {"role": "user", "content": PROBE}]
+        is_so = found and all(
+            self._prompt(text) == text.join((before, after))
+            and self._render([*asked, {"role": "assistant", "content": text}]).startswith(
+                before + PROBE + after + text + self._end_token
+            )
+            for text in OTHERS
+        )
         return (before, after) if is_so else None
 
     def question(self, text: str) -> str:
@@ -154,7 +166,7 @@ class ChatTemplate:
                 continue
             header, turn = render(given[:number], answer=True), render(given[: number + 1])
             if turn.startswith(header) and whole.startswith(turn):
-                end = turn.rfind(self._end_token, len(header))
+                end = turn.rfind(self._end_token, text_end(turn, message, len(header)))
                 spans.append(Span(len(header), len(turn) if end < 0 else end + len(self._end_token)))
             elif found := find_turn(render, given, number, whole, self._end_token):
                 spans.append(found)
@@ -179,6 +191,13 @@ class ChatTemplate:
         except Exception as error:  # whatever a template raises: jinja's own errors, or Python's on a value it lacks
             raise Unfit(f"is refused by the chat template: {' '.join(str(error).split())[:200]}") from None
         return str(rendered[0])
+
+
+def text_end(turn: str, message: Mapping[str, Any], header: int) -> int:
+    """Where the text of a message ends in its turn: it may itself hold the end token, and the template another one."""
+    text = (message.get("content") or "").strip()
+    place = turn.find(text, header)
+    return header if place < 0 else place + len(text)
 
 
 def said_by(speakers: Sequence[str], texts: Sequence[str]) -> list[dict[str, str]]:

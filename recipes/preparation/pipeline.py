@@ -167,7 +167,7 @@ def decide_all(plan: Plan) -> Prepared:
     lengths = [told(plan, encoding.STAGE, index).num_rows for index in ranges]
     if not any(lengths):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "the dataset is empty"
-        raise BadConfiguration(f"no record is left: {reasons}")
+        raise BadConfiguration(f"no record is left: {reasons}{first_of(plan.work / REJECTED)}")
     decided = decide(plan, lengths)
     masked, filled, retyped = Counter[str](), Counter[str](), set[str]()
     lines = truncated = size = 0
@@ -221,6 +221,16 @@ def find_duplicates(plan: Plan) -> None:
                 near.put(places, NEAR_DUPLICATE)
         for index, marks in enumerate(zip(equal.runs(lengths), near.runs(lengths), strict=True)):
             save_array(plan.place(DISTINCT, index, "npy"), np.maximum(*marks))
+
+
+def first_of(rejects: Path) -> str:
+    """What was wrong with the first record that was rejected, if one was: who is told that nothing is left has only this."""
+    with rejects.open(encoding="utf-8") as lines:
+        line = lines.readline()
+    if not line:
+        return ""
+    first = json.loads(line)
+    return f"; the first: {first['file']}, line {first['line']}: {first['detail']}"
 
 
 def all_rejects(plan: Plan) -> Iterator[tuple[int, list[Reject]]]:

@@ -2,6 +2,9 @@
 
 Training that starts from records makes its tokens here too (`recipes.examples`): a model can't tell whether its data was
 prepared or tokenized when training began.
+
+A text that holds the name of a special token, such as `<|im_end|>`, becomes that token, as it does with transformers, TRL
+and Axolotl; what stands behind it in a question is not learned for that.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,7 +21,7 @@ from tokenizers import Tokenizer
 
 from recipes.layouts import Layout, Unfit, tools_of
 from recipes.parameters import TokenizeParameters
-from recipes.preparation.conversation import ChatTemplate
+from recipes.preparation.conversation import ChatTemplate, said_by
 from recipes.preparation.pieces import BYTES, PieceTokenizer, packed
 from recipes.preparation.templates import template_of
 from recipes.preparation.tokenizer_files import TOKENIZER, read_frozen
@@ -77,6 +80,9 @@ class RecordTokenizer:
         self._pieces = PieceTokenizer(self._tokenizer)
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         self._head = packed(around[:1] if around and around[0] != frozen.eos else [])
+        # Those of Llama 2 and Mistral put a space before each text: what goes on from another would begin with two.
+        self._continues = self._ids("\n") + self._ids("a") == self._ids("\na")
+        self._answers_alone = frozen.around is not None and self._continues
 
     @property
     def template(self) -> ChatTemplate:
@@ -100,19 +106,19 @@ class RecordTokenizer:
         end = packed([self.eos])
         for number, (row, layout) in enumerate(zip(rows, layouts, strict=True)):
             try:
-                if layout is Layout.INSTRUCTION:
+                if layout is Layout.INSTRUCTION and self._answers_alone:
                     texts += (self.template.question(row["instruction"]), row["answer"])
                     owners.append((number, b"", 2, end))
+                elif layout is Layout.COMPLETION and not self._continues:
+                    found[number] = self._completion(row["prompt"], row["completion"])
                 elif layout is Layout.COMPLETION:
                     texts += (row["prompt"], row["completion"])
                     owners.append((number, self._head, 2, end))
                 elif layout is Layout.TEXT:
                     texts += ("", row["text"])
                     owners.append((number, self._head, 2, end))
-                elif layout is Layout.MESSAGES:
-                    tools = tools_of(row)
-                    template = self.tool_template if tools else self.template
-                    whole, spans = template.conversation(row["messages"], tools)
+                elif layout in (Layout.INSTRUCTION, Layout.MESSAGES):
+                    whole, spans = self._rendered(row, layout)
                     if parts := self._parted(whole, spans):
                         texts += parts
                         owners.append((number, b"", len(parts), b""))
@@ -125,9 +131,40 @@ class RecordTokenizer:
         encoded = iter(self._pieces.encode(texts))
         for number, head, count, tail in owners:
             ids = list(islice(encoded, count))
-            ids[0], ids[-1] = head + ids[0], ids[-1] + tail
+            # Texts that others prepared may hold both already.
+            if not (ids[0] or ids[1]).startswith(head):
+                ids[0] = head + ids[0]
+            if not ids[-1].endswith(tail):
+                ids[-1] += tail
             found[number] = Tokens(b"".join(ids), [len(part) // BYTES for part in ids])
         return found  # type: ignore[return-value]  # every place was filled above
+
+    def _rendered(self, row: Mapping[str, Any], layout: Layout) -> tuple[str, list[Span]]:
+        """A conversation as text. Of a question with its answer as much of it as teaches, and the end token in any case:
+        where the template ends a turn with another, whoever generates may know that one alone.
+        """
+        if layout is Layout.INSTRUCTION:
+            whole, (said,) = self.template.conversation(said_by(("user", "assistant"), (row["instruction"], row["answer"])))
+            end = str(self._frozen.special["eos_token"])
+            text = whole[: said.end].removesuffix(end) + end
+            return text, [Span(said.start, len(text))]
+        tools = tools_of(row)
+        template = self.tool_template if tools else self.template
+        return template.conversation(row["messages"], tools)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _completion(self, prompt: str, completion: str) -> Tokens:
+        """Of both as one text."""
+        text = prompt + completion
+        found = self._conversation(text, [Span(len(prompt), len(text))])
+        end = packed([self.eos])
+        head = b"" if found.packed.startswith(self._head) else self._head
+        tail = b"" if found.packed.endswith(end) else end
+        read, said, *_ = found.runs
+        return Tokens(head + found.packed + tail, [read + len(head) // BYTES, said + len(tail) // BYTES])
 
     def _parted(self, text: str, spans: Sequence[Span]) -> list[str] | None:
         """What is read only, what is learned, and so on; None where a token would reach from one to the next."""

@@ -7,12 +7,16 @@ What the template makes of them tells where those texts end; where it is the sam
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 from recipes.layouts import Unfit
 
 BEFORE, OWN, PLAIN = "\u25c71\u25c7", "\u25c72\u25c7", "\u25c73\u25c7"
 """What is put behind the text of the turn before and behind that of the turn itself, and in the place of the whole turn."""
+
+TAG_ENDS = (">", "]", "\n")
+"""What templates end their constant texts with: two of those may begin alike."""
 
 Message = Mapping[str, Any]
 
@@ -49,9 +53,9 @@ def find_turn(render: Render, given: Sequence[Message], number: int, whole: str,
         return None
     head, _, rest = text.rpartition(BEFORE)
     said, _, behind = rest.partition(OWN)
-    tail = render(told[: number + 1]).rpartition(OWN)[2]
     place = len(head + said)
-    if head + said + behind != whole or not whole.startswith(tail, place):
+    tail = common_end(render(told[: number + 1]).rpartition(OWN)[2], whole[place:])
+    if head + said + behind != whole or tail is None:
         return None
     header = render(told[:number], answer=True).rpartition(BEFORE)[2]
     if not said.startswith(header):
@@ -62,6 +66,16 @@ def find_turn(render: Render, given: Sequence[Message], number: int, whole: str,
         header = written
     end = tail.rfind(end_token)
     return Span(len(head + header), place + (len(tail) if end < 0 else end + len(end_token)))
+
+
+def common_end(last: str, followed: str) -> str | None:
+    """What ends a turn, of what stands behind it where it is the `last` one and where it is `followed` by others; None where
+    nothing does. Phi-3's ends a conversation with a token more.
+    """
+    if followed.startswith(last):
+        return last
+    common = last[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, followed, strict=False)))]
+    return common[: max(map(common.rfind, TAG_ENDS)) + 1] or None
 
 
 def marked(message: Message, mark: str) -> Message:

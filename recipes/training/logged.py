@@ -14,8 +14,12 @@ NAMES = {
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
     "eval_loss": "eval/loss",
+    "reward_chosen": "train/reward_chosen",
+    "reward_rejected": "train/reward_rejected",
     "reward_accuracy": "train/reward_accuracy",
     "reward_margin": "train/reward_margin",
+    "eval_reward_chosen": "eval/reward_chosen",
+    "eval_reward_rejected": "eval/reward_rejected",
     "eval_reward_accuracy": "eval/reward_accuracy",
     "eval_reward_margin": "eval/reward_margin",
 }

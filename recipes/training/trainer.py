@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -219,7 +220,7 @@ def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_fi
         gradient_accumulation_steps=recipe.gradient_accumulation // at_once,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=SCHEDULES[recipe.lr_scheduler],
-        warmup_steps=int(recipe.warmup_ratio * recipe.max_steps),
+        warmup_steps=ceil(recipe.warmup_ratio * recipe.max_steps),  # as transformers does: of a share, 0.29 of 100 was 28
         weight_decay=recipe.weight_decay,
         optim=OPTIMIZERS[recipe.optimizer],
         activation_checkpointing=recipe.gradient_checkpointing,

@@ -20,7 +20,7 @@ MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
 EVALUATIONS = "eval/"
 """How the metrics begin that training logs when it evaluates."""
-OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin")
+OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
 OF_TEXTS = ("eval/perplexity",)
 EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
 """All of them (`recipes.training.logged`)."""

@@ -31,6 +31,13 @@ def test_a_record_is_known_by_its_keys(row: dict[str, Any], layout: Layout, aske
     ("row", "reason"),
     [
         ({"foo": 1}, "has none of instruction/answer, prompt/completion, messages"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "text: rename 'output' to 'answer', and put 'input'"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "'from' to 'role' .human: user, gpt: assistant."),
+        ({"conversations": [], "chosen": {}, "rejected": {}}, "a pair has its 'prompt' as a text beside 'chosen' and"),
+        ({"question": "a", "answer": "b"}, "rename 'question' to 'instruction'"),
+        ({"prompt": [ASKED], "completion": [ANSWERED]}, "'prompt' is a list: join 'prompt' and 'completion' to one list"),
+        ({"prompt": "a", "chosen": [ANSWERED], "rejected": "b"}, "'chosen' is a list: a pair has texts, so write"),
+        ({"text": ["a"]}, "'text' is a list: make it a text"),
         ({"instruction": "", "answer": "x"}, "'instruction' must be a text that is not empty"),
         ({"text": 5}, "'text' must be a text that is not empty"),
         ({"messages": []}, "'messages' must be a list that is not empty"),

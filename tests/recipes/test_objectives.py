@@ -17,6 +17,7 @@ from recipes.records import record_of
 from recipes.schema import BadConfiguration
 from recipes.training.model import load_for_training
 from recipes.training.objectives import objective_of
+from recipes.training.objectives.dpo import Dpo
 from recipes.training.objectives.orpo import log_odds_of
 from recipes.training.objectives.sft import Sft
 from tests.recipes.tiny_training import COLOURS, FULL, LORA, TinyTraining, losses
@@ -82,18 +83,39 @@ def test_the_loss_of_dpo_is_that_of_the_paper(tiny: TinyTraining, method: dict[s
     base = AutoModelForCausalLM.from_pretrained(tiny.model, dtype=torch.float32).eval()
     pairs = pairs_of(tiny, recipe)
     expected, right = 0.0, 0
+    rewards: list[list[float]] = [[], []]
     for pair in pairs:
         chosen, rejected = map(sum, answer_log_probabilities(model, pair))
         base_chosen, base_rejected = map(sum, answer_log_probabilities(base, pair))
-        margin = 0.3 * ((chosen - base_chosen) - (rejected - base_rejected))
+        for of_all, reward in zip(rewards, (chosen - base_chosen, rejected - base_rejected), strict=True):
+            of_all.append(0.3 * reward)
+        margin = rewards[0][-1] - rewards[1][-1]
         expected += math.log1p(math.exp(-margin)) / len(pairs)
         right += margin > 0
     found = objective.loss(model, stack(pairs))
     assert found is not None
     assert float(found.value) == pytest.approx(expected, rel=1e-4)
     assert found.metrics["reward_accuracy"] == pytest.approx(right / len(pairs))
+    means = [sum(of_all) / len(pairs) for of_all in rewards]
+    assert [found.metrics[f"reward_{name}"] for name in ("chosen", "rejected")] == pytest.approx(means, rel=1e-2, abs=1e-4)
+    assert found.metrics["reward_margin"] == pytest.approx(means[0] - means[1], rel=1e-2, abs=1e-4)
     found.value.backward()
     assert all(tensor.grad is not None for tensor in model.parameters() if tensor.requires_grad)
+
+
+def test_the_reference_of_an_adapter_drops_nothing_out(tiny: TinyTraining) -> None:
+    """Of a base such as GPT-2 or Phi-2, which do in training: it was another one for each micro-batch."""
+    recipe = tiny.recipe(**LORA, objective="dpo")
+    model = load_for_training(tiny.model, recipe)
+    for layer in model.get_base_model().model.layers:
+        layer.mlp.register_forward_hook(lambda mlp, _, out: torch.nn.functional.dropout(out, 0.5, mlp.training))
+    objective = objective_of(recipe)
+    assert isinstance(objective, Dpo)
+    batch = stack(pairs_of(tiny, recipe))
+    expected = objective._reference(model.eval(), batch)
+    assert not model.training
+    assert objective._reference(model.train(), batch).equal(expected)
+    assert model.training
 
 
 def test_the_loss_of_orpo_is_that_of_the_paper(tiny: TinyTraining) -> None:

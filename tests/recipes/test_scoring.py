@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from recipes.examples import Example
 from recipes.pairs import Pair
@@ -72,6 +73,7 @@ class Elsewhere:
     """A model on another device, as on a GPU; it computes nothing there."""
 
     device = torch.device("meta")
+    generation_config = GenerationConfig()
 
     def __call__(self, **given: Any) -> Any:
         raise Computed({name: found.device.type for name, found in given.items() if isinstance(found, torch.Tensor)})
@@ -97,3 +99,16 @@ def test_what_a_model_computes_on_is_where_it_is(compute: Callable[[Any], Any], 
     with pytest.raises(Computed) as computed:
         compute(Elsewhere())
     assert computed.value.args[0] == dict.fromkeys(inputs, "meta")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_answer_ends_with_a_token_that_the_model_states(tuned: Tuned, several: bool) -> None:
+    """As Gemma's turns do, whose tokenizer has another end token: answers went on for as many tokens as they might have."""
+    tokenizer = make_tokenizer()
+    model = AutoModelForCausalLM.from_pretrained(tuned.model, dtype=torch.float32).eval()
+    (whole,) = generate(model, tokenizer, [[5, 6, 7]], 8)
+    ids = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=8)[0, 3:].tolist()
+    last = ids.index(next(token for token in ids[2:] if token not in ids[:2]))
+    model.generation_config.eos_token_id = [tokenizer.unk_token_id, ids[last]] if several else ids[last]
+    (answer,) = generate(model, tokenizer, [[5, 6, 7]], 8)
+    assert answer == tokenizer.decode(ids[: last + 1], skip_special_tokens=True).strip() != whole

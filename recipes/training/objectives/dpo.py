@@ -19,7 +19,11 @@ from recipes.training.objectives.objective import Batch, Loss, Objective
 
 
 class Dpo(Objective):
-    """The reference is the base: of an adapter the model with it switched off, of full training the base once more."""
+    """The reference is the base: of an adapter the model with it switched off, of full training the base once more.
+
+    It drops nothing out. What is trained does, where the recipe or the base model's configuration asks for it; the code of
+    the paper, and TRL, would not.
+    """
 
     padded_behind = True
     _frozen: Any = None
@@ -45,5 +49,10 @@ class Dpo(Objective):
         if self._frozen is not None:
             return log_probabilities(self._frozen, batch)
         plain = getattr(model, "module", model)  # inside of what shares it among processes
-        with plain.disable_adapter():
-            return log_probabilities(plain, batch)
+        trains = plain.training
+        plain.eval()
+        try:
+            with plain.disable_adapter():
+                return log_probabilities(plain, batch)
+        finally:
+            plain.train(trains)

@@ -23,7 +23,8 @@ class Orpo(Objective):
     """`beta` is the paper's lambda: the weight of the odds ratio beside the likelihood of the chosen answers.
 
     Both are means over pairs, as the paper's expectation is (equation 6): equal for every micro-batch of a step. A mean over
-    the tokens of a micro-batch would not be.
+    the tokens of a micro-batch would not be. Both are of answers alone (equations 1 to 3), where TRL's likelihood is of
+    prompts too. A reward is the mean log-probability of an answer; TRL tells `beta` times that.
     """
 
     padded_behind = True

@@ -405,9 +405,15 @@ def test_the_sizes_of_units_decide_nothing_but_the_files(tmp_path: Path) -> None
     assert made[0] == made[1] == made[2]
 
 
-@pytest.mark.parametrize("rows", [[], [{"foo": 1}] * 3])
-def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(BadConfiguration, match="no record is left: " + ("3 no layout" if rows else "the dataset is empty")):
+@pytest.mark.parametrize(
+    ("rows", "reasons"),
+    [
+        ([], "the dataset is empty$"),
+        ([{"instruction": "a", "output": "b"}] * 3, "3 no layout; the first: .*, line 1: has none of .* rename 'output'"),
+    ],
+)
+def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path, rows: list[dict[str, Any]], reasons: str) -> None:
+    with pytest.raises(BadConfiguration, match=f"no record is left: {reasons}"):
         Place(tmp_path, rows).prepare({})
 
 

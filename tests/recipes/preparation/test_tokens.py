@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
+from recipes.examples import prompt_of
 from recipes.layouts import Layout, Unfit
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.pieces import packed
@@ -13,8 +16,13 @@ from recipes.preparation.tokenizer import freeze
 from recipes.preparation.tokens import RecordTokenizer, Tokens
 from recipes.schema import BadConfiguration, StoreAddress
 from tests.recipes.preparation.place import BUCKETS
-from tests.recipes.tiny_model import CHAT_TEMPLATE, make_tokenizer
+from tests.recipes.tiny_model import CHAT_TEMPLATE, SENTENCES, make_tokenizer
 
+BEGIN = make_tokenizer().convert_tokens_to_ids("<|im_start|>")
+SPACED = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
 
 
@@ -23,6 +31,16 @@ def record_tokenizer(folder: Path, template: str | dict[str, str] = CHAT_TEMPLAT
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder / "source")
     asked = TokenizeParameters(tokenizer=(folder / "source").as_uri(), **parameters)
+    freeze(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
+    return RecordTokenizer(folder / "frozen", asked)
+
+
+def ending_with_text(folder: Path, template: str) -> RecordTokenizer:
+    """Of a tokenizer whose end token is not the one that templates end a turn with."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token, tokenizer.chat_template = "<|endoftext|>", template
+    tokenizer.save_pretrained(folder / "source")
+    asked = TokenizeParameters(tokenizer=(folder / "source").as_uri())
     freeze(asked, StoreAddress(root=folder.as_uri(), buckets=BUCKETS), folder, folder / "frozen")
     return RecordTokenizer(folder / "frozen", asked)
 
@@ -129,6 +147,112 @@ def test_texts_and_completions_end_with_the_end_token(tmp_path: Path) -> None:
     text, completion = record_tokenizer(tmp_path).tokenize(rows, [Layout.TEXT, Layout.COMPLETION])
     assert learned(text) == "The lamp burns.<|im_end|>"
     assert learned(completion) == " burns.<|im_end|>"
+
+
+def test_texts_that_hold_their_first_and_last_token_do_not_get_them_twice(tmp_path: Path) -> None:
+    """As they do that somebody else's chat template wrote; TRL leaves the end token out too."""
+    tokenizer = record_tokenizer(tmp_path)
+    tokenizer._head = packed([BEGIN])
+    rows = [
+        {"text": "<|im_start|>The lamp burns.<|im_end|>"},
+        {"prompt": "<|im_start|>The lamp", "completion": " burns.<|im_end|>"},
+        {"text": "The lamp burns."},
+        {"prompt": "The lamp", "completion": " burns."},
+    ]
+    found = tokenizer.tokenize(rows, [Layout.TEXT, Layout.COMPLETION] * 2)
+    text, completion, plain_text, plain_completion = found
+    assert isinstance(text, Tokens) and isinstance(completion, Tokens)
+    assert isinstance(plain_text, Tokens) and isinstance(plain_completion, Tokens)
+    assert text.ids == plain_text.ids == completion.ids == plain_completion.ids
+    assert completion.runs == plain_completion.runs
+    assert text.runs == [0, len(text)]
+    (asked,) = tokenizer.tokenize([{"instruction": "Who?", "answer": "She.<|im_end|>"}], [Layout.INSTRUCTION])
+    assert learned(asked) == "She.<|im_end|>"
+
+
+TURNS = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+ENDS: dict[str, tuple[str, str]] = {
+    "another end": (TURNS + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", "The keeper.<|im_end|>\n"),
+    "an end of all": (
+        TURNS + "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}",
+        "The keeper.<|im_end|>\n<|endoftext|>",
+    ),
+    "spaces": (
+        "{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]"
+        "{% else %} {{ message.content }} {{ eos_token }}{% endif %}{% endfor %}",
+        " The keeper. <|endoftext|>",
+    ),
+}
+"""As Gemma's and the base models' of Qwen and Llama; as Phi-3's; as Llama 2's."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_answer_ends_as_the_template_ends_it_whether_it_is_one_of_a_conversation_or_not(
+    tmp_path: Path, name: str
+) -> None:
+    """The end token alone was learned of an answer to an instruction, and the template's of the same as messages."""
+    template, expected = ENDS[name]
+    tokenizer = ending_with_text(tmp_path, template)
+    row = {"instruction": "Who keeps the lamp?", "answer": "The keeper."}
+    messages = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["answer"]}]
+    asked, told = tokenizer.tokenize([row, {"messages": messages}], [Layout.INSTRUCTION, Layout.MESSAGES])
+    assert learned(told) == expected
+    assert learned(asked) == expected.removesuffix("<|endoftext|>") + "<|endoftext|>"
+    own = make_tokenizer()
+    own.eos_token, own.chat_template = "<|endoftext|>", template
+    assert isinstance(asked, Tokens) and isinstance(told, Tokens)
+    assert asked.ids in (told.ids, [*told.ids, own.eos_token_id])
+    prompt = own.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompt_of(asked) == prompt
+
+
+def test_what_the_assistant_says_of_the_end_token_does_not_end_its_turn(tmp_path: Path) -> None:
+    tokenizer = ending_with_text(tmp_path, ENDS["another end"][0])
+    said = "A text ends with <|endoftext|> or not."
+    messages = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": said}]
+    (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert learned(found) == f"{said}<|im_end|>\n"
+
+
+def test_every_turn_is_learned_where_the_template_ends_a_conversation_with_a_token_of_its_own(tmp_path: Path) -> None:
+    """Phi-3's: of several turns all such conversations were refused."""
+    tokenizer = ending_with_text(tmp_path, ENDS["an end of all"][0])
+    messages = [
+        {"role": "user", "content": "Who keeps the lamp?"},
+        {"role": "assistant", "content": "The keeper."},
+        {"role": "user", "content": "And the book?"},
+        {"role": "assistant", "content": "She does."},
+    ]
+    (found,) = tokenizer.tokenize([{"messages": messages}], [Layout.MESSAGES])
+    assert learned(found) == "The keeper.<|im_end|>\nShe does.<|im_end|>\n<|endoftext|>"
+    (found,) = tokenizer.tokenize([{"messages": [*messages, messages[0]]}], [Layout.MESSAGES])
+    assert learned(found) == "The keeper.<|im_end|>\nShe does.<|im_end|>\n"
+
+
+def test_a_text_that_goes_on_from_another_gets_no_space_of_its_own(tmp_path: Path) -> None:
+    """Of tokenizers such as Llama 2's, which put one before each text: a completion began with two."""
+    spaced = Tokenizer(models.BPE(unk_token="<unk>"))
+    spaced.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    spaced.train_from_iterator(SENTENCES, trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    spaced.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fast: Any = PreTrainedTokenizerFast
+    own = fast(tokenizer_object=spaced, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=SPACED)
+    (tmp_path / "source").mkdir()
+    own.save_pretrained(tmp_path / "source")
+    asked = TokenizeParameters(tokenizer=(tmp_path / "source").as_uri())
+    freeze(asked, StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS), tmp_path, tmp_path / "frozen")
+    rows = [{"prompt": "the lamp", "completion": " burns."}, {"prompt": "<s>the lamp ", "completion": "burns.</s>"}]
+    rows.append({"instruction": "Who keeps the lamp?", "answer": "The keeper."})
+    layouts = [Layout.COMPLETION, Layout.COMPLETION, Layout.INSTRUCTION]
+    one, other, answer = RecordTokenizer(tmp_path / "frozen", asked).tokenize(rows, layouts)
+    assert isinstance(one, Tokens) and isinstance(other, Tokens) and isinstance(answer, Tokens)
+    assert one.ids == own("the lamp burns.</s>")["input_ids"]
+    assert one.ids[: one.runs[0]] == own("the lamp")["input_ids"]
+    assert other.ids == own("<s>the lamp burns.</s>", add_special_tokens=False)["input_ids"]
+    text = "user: Who keeps the lamp?</s>assistant: The keeper.</s>"
+    assert answer.ids == own(text, add_special_tokens=False)["input_ids"]
+    said = "".join(own.convert_ids_to_tokens(answer.ids[answer.runs[0] :]))
+    assert said.replace("\u2581", " ").strip() == "The keeper.</s>"
 
 
 def test_preference_data_is_refused_with_its_reason(tmp_path: Path) -> None:
