@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -48,12 +48,35 @@ def up(settings: Settings, console: Console) -> None:
     Raises:
         BadConfiguration: a port is taken, or a service did not come up; the message says what to do.
     """
-    started = time.monotonic()
-    wanted = services(settings)
-    missing = [service for service in wanted if not is_running(folder(settings, service.name))]
-    for service in missing:
+    for service in not_running(settings):
         check_port(service)
     settings.home.mkdir(parents=True, exist_ok=True)
+    with alone(settings, console):
+        start_missing(settings, console)
+
+
+@contextmanager
+def alone(settings: Settings, console: Console) -> Iterator[None]:
+    """Wait until no other `up` or `down` works on this state folder: one left half of what the other had just started."""
+    told = False
+    while True:
+        with lock(settings.home) as descriptor:
+            if descriptor is not None:
+                yield
+                return
+        if not told:
+            console.print("  another up or down works on it: waiting until that has ended")
+            told = True
+        time.sleep(0.1)
+
+
+def not_running(settings: Settings) -> list[Service]:
+    return [service for service in services(settings) if not is_running(folder(settings, service.name))]
+
+
+def start_missing(settings: Settings, console: Console) -> None:
+    started = time.monotonic()
+    wanted, missing = services(settings), not_running(settings)
     settings.run_workers.mkdir(exist_ok=True)
     Database(settings.database_url, settings.database.connect_seconds).migrate()
     migrate_dagster(settings, console)
@@ -219,19 +242,31 @@ def read_log(place: Path) -> str:
 
 def down(settings: Settings, console: Console) -> None:
     """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them."""
-    workers = [path for path in settings.run_workers.glob("*") if is_running(path)]
-    for worker in workers:
+    if settings.home.is_dir():
+        with alone(settings, console):
+            end_all(settings, console)
+
+
+def end_all(settings: Settings, console: Console) -> None:
+    # The daemon first, and wholly: a run worker that it starts meanwhile would be left, and the job that this one starts.
+    end([("dagster-daemon", folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
+    for worker in settings.run_workers.glob("*"):
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
-        send(worker, signal.SIGKILL)
+        while is_running(worker):
+            send(worker, signal.SIGKILL)
+            time.sleep(0.01)
     jobs = settings.home / "jobs"
     # No deeper: below its own folder, a command leaves files of any name.
     locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]
     running = [path.parent for path in locks if is_running(path.parent)]
     ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
-    for service in reversed(services(settings)):
-        place = folder(settings, service.name)
-        if is_running(place):
-            ending.append((service.name, place, GRACE_SECONDS))
+    ending += [(each.name, folder(settings, each.name), GRACE_SECONDS) for each in reversed(services(settings))]
+    end(ending, console)
+
+
+def end(named: Sequence[tuple[str, Path, float]], console: Console) -> None:
+    """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time."""
+    ending = [each for each in named if is_running(each[1])]
     for _, place, _ in ending:
         send(place, signal.SIGTERM)
     for name, place, grace in ending:

@@ -11,11 +11,13 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
-from resources.detached import LOG, is_running
+from resources.detached import LOG, is_running, lock, stop
 from resources.services import SOURCE, Service, importable, not_through_a_proxy
-from resources.stack import answers, launch
+from resources.settings import Settings
+from resources.stack import answers, down, folder, launch
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
 
@@ -116,6 +118,55 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
     done = program(tmp_path / "file" / "home", *command)
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
+
+
+STARTS_A_WORKER_AS_IT_ENDS = """
+import os, signal, sys
+from pathlib import Path
+from resources.detached import lock, start
+
+def end(number, frame):
+    work = Path(sys.argv[1])
+    work.mkdir(parents=True)
+    with lock(work) as descriptor:
+        start(["sleep", "600"], work, descriptor, cwd=None, env={})
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It worked for its job on, of a stack that was down."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "late"
+    daemon = Service("dagster-daemon", (sys.executable, "-c", STARTS_A_WORKER_AS_IT_ENDS, str(worker)))
+    monkeypatch.setattr("resources.stack.services", lambda settings: [daemon])
+    place = folder(settings, daemon.name)
+    launch(daemon, place, {})
+    while "ready" not in (place / LOG).read_text():
+        assert is_running(place)
+        time.sleep(0.01)
+    try:
+        down(settings, Console())
+        assert worker.is_dir() and not is_running(worker)
+    finally:
+        stop(worker, 0)
+
+
+def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:
+    """What that one was about to start went on, and `up` failed for what was ended beneath it."""
+    command, env = [sys.executable, "-m", "resources.stack", "down"], {**os.environ, "HANZO_ML_HOME": str(tmp_path)}
+    with lock(tmp_path):
+        waiting = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None and "another up or down" in waiting.stdout.readline()
+        assert waiting.poll() is None
+    waiting.communicate()
+    assert waiting.returncode == 0
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
