@@ -54,3 +54,8 @@ def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limi
     if types:
         query = query.where(events.c.type.in_(types))
     return [Event(**row) for row in connection.execute(query).mappings()]
+
+
+def time_of(connection: Connection, seq: int) -> int | None:
+    """When an event was written, in milliseconds; None where there is none of that number."""
+    return connection.execute(select(events.c.created_at).where(events.c.seq == seq)).scalar_one_or_none()

@@ -23,7 +23,7 @@ from resources.ingest.create import create_version
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
-from resources.metadata.outbox import now_ms, read_after
+from resources.metadata.outbox import emit, now_ms, read_after
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.registered_models import RegisteredModels
@@ -37,6 +37,7 @@ from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.event_cursor import Position
 from sensors.failed_runs import is_tried_again
 from sensors.retries import FAILURE_REASON, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
@@ -586,10 +587,13 @@ def test_one_whose_model_was_renamed_since_is_not_evaluated_once_more(house: Hou
 
 def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
     sensors = (split_new_versions, evaluate_completed_jobs, deploy_promotions, stop_cancelled_jobs)
-    house.cursors = {sensor.name: "41" for sensor in sensors}
+    with house.plane.database.write() as connection:
+        newest = emit(connection, "models", "model.updated", "m", {})
+        cursor = str(Position().after(read_after(connection, newest - 1)[0]))
+    house.cursors = {sensor.name: cursor for sensor in sensors}
     for sensor in sensors:
         assert house.tick(sensor) == []
-        assert house.cursors[sensor.name] == "41"
+        assert house.cursors[sensor.name] == cursor
 
 
 @pytest.mark.slow
