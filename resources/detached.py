@@ -47,7 +47,7 @@ def lock(folder: Path) -> Iterator[int | None]:
 def is_running(folder: Path) -> bool:
     """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDWR)
+        descriptor = os.open(folder / "lock", os.O_RDONLY)  # also where the disk has become one that is read alone
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -243,7 +243,8 @@ def read_log(place: Path) -> str:
 def down(settings: Settings, console: Console) -> None:
     """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them."""
     if settings.home.is_dir():
-        with alone(settings, console):
+        # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
+        with alone(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
             end_all(settings, console)
 
 

@@ -194,6 +194,19 @@ def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
         looking.wait()
 
 
+def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) -> None:
+    """A broken disk becomes such a one: the stack on it could not be ended."""
+    launch(folder, WAITS)
+    look = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    look += "print(is_running(Path(sys.argv[1])))"
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/new" 2>&- && exec "$@"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", read_only, str(folder), sys.executable, "-c", look]
+    done = subprocess.run([*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no namespace of its own: {done.stderr.strip()}")
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
     write_json(folder / "x.json", {"a": 1})
     with pytest.raises(TypeError):
