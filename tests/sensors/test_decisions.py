@@ -37,7 +37,6 @@ from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.event_cursor import Position
 from sensors.failed_runs import is_tried_again
 from sensors.retries import FAILURE_REASON, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
@@ -564,7 +563,7 @@ def test_a_cancelled_job_that_has_no_run_yet_is_passed_over(house: House) -> Non
     house.submit("job-1")
     house.plane.jobs.cancel("job-1")
     assert house.tick(stop_cancelled_jobs) == []
-    assert house.cursors["stop_cancelled_jobs"] not in (None, "0")
+    assert not str(house.cursors["stop_cancelled_jobs"]).startswith("0")
 
 
 # All of them.
@@ -589,11 +588,11 @@ def test_a_cursor_never_goes_back_when_nothing_is_new(house: House) -> None:
     sensors = (split_new_versions, evaluate_completed_jobs, deploy_promotions, stop_cancelled_jobs)
     with house.plane.database.write() as connection:
         newest = emit(connection, "models", "model.updated", "m", {})
-        cursor = str(Position().after(read_after(connection, newest - 1)[0]))
-    house.cursors = {sensor.name: cursor for sensor in sensors}
-    for sensor in sensors:
-        assert house.tick(sensor) == []
-        assert house.cursors[sensor.name] == cursor
+    house.cursors = {sensor.name: str(newest) for sensor in sensors}
+    for _ in range(2):
+        for sensor in sensors:
+            assert house.tick(sensor) == []
+            assert str(house.cursors[sensor.name]).split("/")[0] == str(newest)
 
 
 @pytest.mark.slow

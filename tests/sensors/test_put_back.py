@@ -13,6 +13,7 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.failed_runs import AGAIN_TAG, NO
 from sensors.go_on_with_put_back_jobs import go_on_with_put_back_jobs
 from sensors.retries import RETRY_OF
+from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from tests.sensors.test_broken_off_jobs import FAILURE, run_of
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
@@ -35,21 +36,28 @@ def lost(house: House) -> Iterator[None]:
     shutil.copy(copy, file)
 
 
-def test_what_is_evaluated_and_split_after_it_is_what_the_database_does_not_know_of(house: House) -> None:
-    house.submit("job-1")
-    house.complete("job-1")
+def test_what_the_database_does_not_know_of_any_more_is_done_once_more(house: House) -> None:
+    """Of two jobs that had completed, one was registered before the backup, and one after it."""
+    for job in ("job-1", "job-2"):
+        house.submit(job)
+        house.complete(job)
     house.register("job-1")
-    house.submit("job-2")
+    version = house.dataset(split=False)
+    sensors = (evaluate_completed_jobs, split_new_versions)
     with lost(house):
-        house.complete("job-2")
-        version = house.dataset(split=False)
-        known = [*house.tick(evaluate_completed_jobs), *house.tick(split_new_versions)]
-        assert [request.run_key for request in known] == ["evaluate-job-2", f"split-{version.id}"]
-    version = house.dataset(split=False)  # as many events as there were before
-    house.complete("job-2")
-    again = [*house.tick(evaluate_completed_jobs), *house.tick(split_new_versions)]
-    assert [request.run_key for request in again] == ["evaluate-job-2-again-1", f"split-{version.id}-again-1"]
-    assert house.tick(evaluate_completed_jobs) == house.tick(split_new_versions) == []
+        assert run_keys(house, *sensors) == ["evaluate-job-2", f"split-{version.id}"]
+        house.register("job-2")
+        house.split(version)
+        assert run_keys(house, *sensors) == []
+    house.submit("job-3")  # as a number, a cursor had passed over it
+    house.complete("job-3")
+    known = ["evaluate-job-2-again-1", "evaluate-job-3-again-1", f"split-{version.id}-again-1"]
+    assert run_keys(house, *sensors) == known
+    assert run_keys(house, *sensors) == []
+
+
+def run_keys(house: House, *sensors: Sensor) -> list[str | None]:
+    return [request.run_key for sensor in sensors for request in house.tick(sensor)]
 
 
 @pytest.mark.parametrize(("status", "tags"), [(SUCCESS, {}), (FAILURE, {AGAIN_TAG: NO})])
