@@ -4,6 +4,7 @@ Whether one runs is a question to its lock file: the process inherits the lock f
 breath. So there is no moment at which a starter could die between starting and remembering, and never two of the same.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -21,8 +22,10 @@ ASKED = "asked_to_stop"
 """As old as the SIGTERM that the process got from somebody who did not wait for it."""
 FLOCK = "hhqqi"
 """struct flock: type, whence, start, length, process id."""
-WRITE_OWN_PID = 'echo $$ > "$0"; exec "$@"'
-"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so."""
+WRITE_OWN_PID = 'echo $$ > "$0" && exec "$@"'
+"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so. One that
+could not, on a full disk, would never be ended: it does nothing.
+"""
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def start(
 ) -> None:
     """Start a command in a session of its own; it inherits the lock and those `besides`. The folder's log has its output.
 
-    Returns when the process has said who it is.
+    Returns when the process has said who it is. Raises OSError where it could not.
     """
     (folder / PID).unlink(missing_ok=True)
     (folder / ASKED).unlink(missing_ok=True)
@@ -86,6 +89,8 @@ def start(
         )
     while process.poll() is None and not read_pid(folder):
         time.sleep(0.001)
+    if (process.returncode or 0) > 0 and read_pid(folder) is None:  # it was not killed
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / PID))
 
 
 def read_pid(folder: Path) -> int | None:
