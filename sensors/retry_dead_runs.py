@@ -34,13 +34,12 @@ SETTLED = timedelta(seconds=1)
 )
 def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     instance, now = context.instance, datetime.now(UTC)
-    filters = dg.RunsFilter(
-        statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK, updated_before=now - SETTLED
-    )
+    filters = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK)
     requests = []
     for record in instance.get_run_records(filters):
-        run, waited = record.dagster_run, now - record.update_timestamp.replace(tzinfo=UTC)
-        due = is_due(instance, run, waited, control_plane)
+        # Where the clock was put back, it ended later than now: to wait until then cost an hour.
+        run, waited = record.dagster_run, abs(now - record.update_timestamp.replace(tzinfo=UTC))
+        due = waited >= SETTLED and is_due(instance, run, waited, control_plane)
         if due and not was_retried(instance, run) and is_wanted(instance, run, control_plane):
             requests.append(retry(run))
     return dg.SensorResult(run_requests=requests)

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +155,21 @@ def test_a_dead_run_goes_on_but_for_a_job_that_was_cancelled(house: House) -> No
     run_of(house, "before-its-job", FAILURE)
     run_of(house, "completed", FAILURE, "evaluation")
     assert sorted(retried(house)) == ["before-its-job", "completed", "completed", "runs"]
+
+
+def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left until the clock had come again to when it died."""
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE)
+
+    class AnHourAgo(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr("sensors.retry_dead_runs.datetime", AnHourAgo)
+    assert [request.partition_key for request in house.tick(retry_dead_runs)] == ["job-1"]
 
 
 def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:
