@@ -139,7 +139,16 @@ def ask_to_stop(folder: Path, grace_seconds: float) -> None:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a file whole or not at all: a cancel once cut a state file in half."""
+    write_whole(path, json.dumps(document))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a cancel once cut a state file in half, a full disk emptied one, and a loss of power
+    leaves a name without what it names, unless that is on the disk before.
+    """
     scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(document))
-    scratch.replace(path)
+    with scratch.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -24,7 +24,7 @@ from rich.console import Console
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.devices import POOL, jobs_at_once
 from resources.configuration import no_home
-from resources.detached import LOG, is_running, lock, send, start, stop
+from resources.detached import LOG, is_running, lock, send, start, stop, write_json, write_whole
 from resources.last_words import last_words
 from resources.metadata.database import Database
 from resources.services import SOURCE, Service, environment, services
@@ -166,7 +166,8 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
     at_once = jobs_at_once(settings.scheduler)
-    (home / "dagster.yaml").write_text(instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
+    # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
+    write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
     marker = home / "migrated.json"
     wanted = {"dagster": version("dagster"), POOL: at_once}
     known = json.loads(marker.read_text()) if marker.is_file() else {}
@@ -179,7 +180,7 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
             change_instance(settings, "migrate")
         if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
             change_instance(settings, "concurrency", "set", POOL, str(at_once))
-    marker.write_text(json.dumps(wanted))
+    write_json(marker, wanted)
 
 
 def instance_configuration(text: str, home: Path, at_once: int) -> str:

@@ -227,3 +227,22 @@ def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
     with pytest.raises(TypeError):
         write_json(folder / "x.json", {"a": object()})
     assert json.loads((folder / "x.json").read_text()) == {"a": 1}
+
+
+def test_a_document_is_on_the_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power, the number of a job's attempts was an empty file, which nobody could read."""
+    done: list[str] = []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append(f"flushed {os.fstat(descriptor).st_size} bytes")
+        flush(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append(f"renamed to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_json(folder / "attempt.json", 12)
+    assert done == ["flushed 2 bytes", "renamed to attempt.json"]
