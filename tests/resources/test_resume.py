@@ -152,7 +152,7 @@ class Pruned(Store):
 
     def list(self, uri: str) -> list[str]:
         found = super().list(uri)
-        self.delete(found[0])
+        self.remove(found[0])
         return found
 
 
