@@ -14,7 +14,7 @@ from resources.compute.local import LocalCompute
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.retries import FAILURE_REASON
+from sensors.retries import FAILURE_REASON, RETRIES
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -155,6 +155,30 @@ def test_a_dead_run_goes_on_but_for_a_job_that_was_cancelled(house: House) -> No
     run_of(house, "before-its-job", FAILURE)
     run_of(house, "completed", FAILURE, "evaluation")
     assert sorted(retried(house)) == ["before-its-job", "completed", "completed", "runs"]
+
+
+@pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
+def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, saved: bool, retries: str) -> None:
+    """A training of weeks failed, as its stack was ended for the twenty-first time."""
+    house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/4/manifest.json", b"{}")
+    time.sleep(1.1)  # the times of objects are in seconds
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    time.sleep(1.1)
+    if saved:
+        house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/8/manifest.json", b"{}")
+    (request,) = house.tick(retry_dead_runs)
+    assert request.tags[RETRIES] == retries
+
+
+def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    time.sleep(SETTLED.total_seconds() + 0.1)
+    (request,) = house.tick(retry_dead_runs)
+    assert is_running(program) and request.tags[RETRIES] == "1"
 
 
 def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
