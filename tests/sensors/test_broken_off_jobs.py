@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import dagster as dg
 import pytest
 
 from resources.compute.local import LocalCompute
+from resources.compute.run_launcher import ProcessRunLauncher
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
@@ -95,6 +97,23 @@ def test_a_program_that_is_followed_is_its_follower_s_to_end(
     house.tick(stop_cancelled_jobs)
     time.sleep(0.2)
     assert is_running(program)
+
+
+@pytest.mark.parametrize(("alive", "status"), [(True, dg.DagsterRunStatus.CANCELING), (False, CANCELED)])
+def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool, status: dg.DagsterRunStatus) -> None:
+    """Who had resumed its job waited for five minutes for a worker that was not there any more."""
+    house.submit("job-1")
+    house.plane.jobs.cancel("job-1")
+    resume(house, "job-1")
+    launcher = ProcessRunLauncher(str(house.folder))
+    launcher.register_instance(house.instance)
+    house.instance._run_launcher = launcher
+    run = run_of(house, "job-1", dg.DagsterRunStatus.CANCELING)
+    (house.folder / run).mkdir()
+    with lock(house.folder / run) if alive else nullcontext():
+        assert house.tick(start_submitted_jobs) == []
+    found = house.instance.get_run_by_id(run)
+    assert found is not None and found.status == status
 
 
 def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house: House) -> None:
