@@ -20,6 +20,7 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.devices import POOL, jobs_at_once
@@ -78,7 +79,11 @@ def start_missing(settings: Settings, console: Console) -> None:
     started = time.monotonic()
     wanted, missing = services(settings), not_running(settings)
     settings.run_workers.mkdir(exist_ok=True)
-    Database(settings.database_url, settings.database.connect_seconds).migrate()
+    try:
+        Database(settings.database_url, settings.database.connect_seconds).migrate()
+    except SQLAlchemyError as problem:
+        reason = str(getattr(problem, "orig", problem)).partition("\n")[0]
+        raise BadConfiguration(f"the metadata database was left as it was: {reason}") from None
     migrate_dagster(settings, console)
     ready: dict[str, float] = {}
     with console.status("starting") as status:

@@ -32,13 +32,13 @@ VARIABLES = (
 )
 
 
-def up(home: Path, ports: dict[str, int]) -> subprocess.CompletedProcess[str]:
+def up(home: Path, ports: dict[str, int], **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
     variables = {name: str(port) for name, port in ports.items()}
     return subprocess.run(
         [sys.executable, "-m", "resources.stack", "up"],
         cwd=REPOSITORY,
-        env={**clean, **variables, "HANZO_ML_HOME": str(home)},
+        env={**clean, **variables, **more, "HANZO_ML_HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,
@@ -65,6 +65,15 @@ def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert "HANZO_ML_SERVER_PROT" in done.stderr
     assert not (tmp_path / "home").exists()
+
+
+def test_a_database_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:
+    """Of up, as a database was not there yet, there was a traceback of a hundred lines."""
+    ports = {name: free_port() for name in VARIABLES}
+    address = f"postgresql://ann:secret@127.0.0.1:{free_port()}/none"
+    done = up(tmp_path / "home", ports, HANZO_ML_DATABASE_URL=address)
+    assert (done.returncode, done.stderr.count("\n")) == (EXIT_BAD_CONFIGURATION, 1), done.stderr
+    assert "the metadata database was left as it was: " in done.stderr and "secret" not in done.stderr
 
 
 TELLS = "import signal; print([repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)])"
