@@ -11,6 +11,7 @@ from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.check_versions_again import check_versions_again
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
+from sensors.go_on_with_put_back_jobs import go_on_with_put_back_jobs
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.run_sweeps import run_sweeps
 from sensors.split_new_versions import split_new_versions
@@ -36,6 +37,7 @@ def definitions() -> dg.Definitions:
         retry_dead_runs,
         stop_cancelled_jobs,
         cancel_terminated_jobs,
+        go_on_with_put_back_jobs,
         account_ended_jobs,
         watch_training,
         withdraw_deployments,

@@ -4,6 +4,7 @@ Whether one runs is a question to its lock file: the process inherits the lock f
 breath. So there is no moment at which a starter could die between starting and remembering, and never two of the same.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -21,8 +22,10 @@ ASKED = "asked_to_stop"
 """As old as the SIGTERM that the process got from somebody who did not wait for it."""
 FLOCK = "hhqqi"
 """struct flock: type, whence, start, length, process id."""
-WRITE_OWN_PID = 'echo $$ > "$0"; exec "$@"'
-"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so."""
+WRITE_OWN_PID = 'echo $$ > "$0" && exec "$@"'
+"""The process itself says who it is, before it does anything: a starter can be killed before it would have said so. One that
+could not, on a full disk, would never be ended: it does nothing.
+"""
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def lock(folder: Path) -> Iterator[int | None]:
 def is_running(folder: Path) -> bool:
     """Whether a process holds the lock. Looks without taking it: a starter at this moment must not hear "taken"."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDWR)
+        descriptor = os.open(folder / "lock", os.O_RDONLY)  # also where the disk has become one that is read alone
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -69,7 +72,7 @@ def start(
 ) -> None:
     """Start a command in a session of its own; it inherits the lock and those `besides`. The folder's log has its output.
 
-    Returns when the process has said who it is.
+    Returns when the process has said who it is. Raises OSError where it could not.
     """
     (folder / PID).unlink(missing_ok=True)
     (folder / ASKED).unlink(missing_ok=True)
@@ -86,6 +89,8 @@ def start(
         )
     while process.poll() is None and not read_pid(folder):
         time.sleep(0.001)
+    if (process.returncode or 0) > 0 and read_pid(folder) is None:  # it was not killed
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / PID))
 
 
 def read_pid(folder: Path) -> int | None:
@@ -134,7 +139,16 @@ def ask_to_stop(folder: Path, grace_seconds: float) -> None:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a file whole or not at all: a cancel once cut a state file in half."""
+    write_whole(path, json.dumps(document))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a cancel once cut a state file in half, a full disk emptied one, and a loss of power
+    leaves a name without what it names, unless that is on the disk before.
+    """
     scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(document))
-    scratch.replace(path)
+    with scratch.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -6,6 +6,7 @@ steps are logged once more (`recipes.sent_back`).
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -145,8 +146,12 @@ def checkpoints_below(way: str, store: Store) -> dict[int, Found]:
     paths = (uri.removeprefix(f"{way}/") for uri in store.list(way))
     names = (path.removesuffix(f"/{MANIFEST}") for path in paths if path.endswith(f"/{MANIFEST}"))
     steps = sorted(int(name) for name in names if name.isdigit())
-    losses = {step: standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss for step in steps}
-    return {step: Found(step, f"{way}/{step}", loss) for step, loss in losses.items()}
+    found = {}
+    for step in steps:
+        with suppress(FileNotFoundError):  # the program that was told to end keeps the last few, and saved one more
+            loss = standing_of(store.get_bytes(f"{way}/{step}/{MANIFEST}")).loss
+            found[step] = Found(step, f"{way}/{step}", loss)
+    return found
 
 
 def chosen(there: Mapping[int, Found], wish: Literal["best"] | int) -> Found:

@@ -13,18 +13,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.devices import POOL, jobs_at_once
 from resources.configuration import no_home
-from resources.detached import LOG, is_running, lock, send, start, stop
+from resources.detached import LOG, is_running, lock, send, start, stop, write_json, write_whole
 from resources.last_words import last_words
 from resources.metadata.database import Database
 from resources.orphans import end_orphans
@@ -49,14 +50,41 @@ def up(settings: Settings, console: Console) -> None:
     Raises:
         BadConfiguration: a port is taken, or a service did not come up; the message says what to do.
     """
-    started = time.monotonic()
-    wanted = services(settings)
-    missing = [service for service in wanted if not is_running(folder(settings, service.name))]
-    for service in missing:
+    for service in not_running(settings):
         check_port(service)
     settings.home.mkdir(parents=True, exist_ok=True)
+    with alone(settings, console):
+        start_missing(settings, console)
+
+
+@contextmanager
+def alone(settings: Settings, console: Console) -> Iterator[None]:
+    """Wait until no other `up` or `down` works on this state folder: one left half of what the other had just started."""
+    told = False
+    while True:
+        with lock(settings.home) as descriptor:
+            if descriptor is not None:
+                yield
+                return
+        if not told:
+            console.print("  another up or down works on it: waiting until that has ended")
+            told = True
+        time.sleep(0.1)
+
+
+def not_running(settings: Settings) -> list[Service]:
+    return [service for service in services(settings) if not is_running(folder(settings, service.name))]
+
+
+def start_missing(settings: Settings, console: Console) -> None:
+    started = time.monotonic()
+    wanted, missing = services(settings), not_running(settings)
     settings.run_workers.mkdir(exist_ok=True)
-    Database(settings.database_url, settings.database.connect_seconds).migrate()
+    try:
+        Database(settings.database_url, settings.database.connect_seconds).migrate()
+    except SQLAlchemyError as problem:
+        reason = str(getattr(problem, "orig", problem)).partition("\n")[0]
+        raise BadConfiguration(f"the metadata database was left as it was: {reason}") from None
     migrate_dagster(settings, console)
     ready: dict[str, float] = {}
     with console.status("starting") as status:
@@ -144,7 +172,8 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
     at_once = jobs_at_once(settings.scheduler)
-    (home / "dagster.yaml").write_text(instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
+    # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
+    write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
     marker = home / "migrated.json"
     wanted = {"dagster": version("dagster"), POOL: at_once}
     known = json.loads(marker.read_text()) if marker.is_file() else {}
@@ -157,7 +186,7 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
             change_instance(settings, "migrate")
         if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
             change_instance(settings, "concurrency", "set", POOL, str(at_once))
-    marker.write_text(json.dumps(wanted))
+    write_json(marker, wanted)
 
 
 def instance_configuration(text: str, home: Path, at_once: int) -> str:
@@ -220,10 +249,20 @@ def read_log(place: Path) -> str:
 
 def down(settings: Settings, console: Console) -> None:
     """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them."""
-    workers = [path for path in settings.run_workers.glob("*") if is_running(path)]
-    for worker in workers:
+    if settings.home.is_dir():
+        # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
+        with alone(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
+            end_all(settings, console)
+
+
+def end_all(settings: Settings, console: Console) -> None:
+    # The daemon first, and wholly: a run worker that it starts meanwhile would be left, and the job that this one starts.
+    end([("dagster-daemon", folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
+    for worker in settings.run_workers.glob("*"):
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
-        send(worker, signal.SIGKILL)
+        while is_running(worker):
+            send(worker, signal.SIGKILL)
+            time.sleep(0.01)
     for path in settings.run_workers.glob("*"):
         end_orphans(path)
     jobs = settings.home / "jobs"
@@ -231,10 +270,13 @@ def down(settings: Settings, console: Console) -> None:
     locks = [*jobs.glob("*/lock"), *jobs.glob("*/*/lock")]
     running = [path.parent for path in locks if is_running(path.parent)]
     ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
-    for service in reversed(services(settings)):
-        place = folder(settings, service.name)
-        if is_running(place):
-            ending.append((service.name, place, GRACE_SECONDS))
+    ending += [(each.name, folder(settings, each.name), GRACE_SECONDS) for each in reversed(services(settings))]
+    end(ending, console)
+
+
+def end(named: Sequence[tuple[str, Path, float]], console: Console) -> None:
+    """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time."""
+    ending = [each for each in named if is_running(each[1])]
     for _, place, _ in ending:
         send(place, signal.SIGTERM)
     for name, place, grace in ending:

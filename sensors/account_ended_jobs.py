@@ -36,9 +36,9 @@ LONGEST_MS = 2 * GRACE_SECONDS * 1000
     requests_runs=False,
 )
 def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        events = new_events(context, connection, "job.failed", "job.cancelled")
+        cursor = position(context, connection)
+        events = new_events(cursor, connection, "job.failed", "job.cancelled")
     for event in events:
         if now_ms() - event.created_at < LONGEST_MS and not is_gone(context.instance, event.key):
             break
@@ -46,7 +46,7 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
             account(event, control_plane)
         except (HanzoError, BrokenArtifact) as error:  # its run was deleted, or its record changed
             context.log.warning(f"job {event.key}: {error}")
-        cursor = event.seq
+        cursor = cursor.after(event)
     return dg.SensorResult(cursor=str(cursor))
 
 

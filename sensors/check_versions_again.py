@@ -15,10 +15,10 @@ from sensors.sensor import sensor
 @sensor(interval=SELDOM_SECONDS, description="Checks dataset versions again on request.")
 def check_versions_again(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, CHECK_REQUESTED):
-            cursor = event.seq
+        cursor = position(context, connection)
+        for event in new_events(cursor, connection, CHECK_REQUESTED):
+            cursor = cursor.after(event)
             try:
                 version = control_plane.datasets.get(event.payload["dataset_id"], connection)
             except HanzoError:  # deleted since
@@ -26,7 +26,7 @@ def check_versions_again(context: dg.SensorEvaluationContext, control_plane: Con
             home = home_of_version(context, version)
             requests.append(
                 dg.RunRequest(
-                    run_key=f"check-{event.seq}",
+                    run_key=cursor.run_key(f"check-{event.seq}"),
                     asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
                     tags=tags_of(version),
                 )

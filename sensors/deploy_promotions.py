@@ -15,10 +15,10 @@ from sensors.sensor import sensor
 def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
     promotions = []
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, PROMOTED, LOST):
-            cursor = event.seq
+        cursor = position(context, connection)
+        for event in new_events(cursor, connection, PROMOTED, LOST):
+            cursor = cursor.after(event)
             name, run_id, promoted = event.key, event.payload["run_id"], event.type == PROMOTED
             # A client may promote a mere pointer, as in MLflow: nothing of it can be deployed, and no run made it here.
             if promoted and (event.payload["stage"] != "production" or not event.payload.get("servable", True)):
@@ -41,7 +41,7 @@ def deploy_promotions(context: dg.SensorEvaluationContext, control_plane: Contro
                 )
             requests.append(
                 dg.RunRequest(
-                    run_key=f"deploy-{event.seq}",
+                    run_key=cursor.run_key(f"deploy-{event.seq}"),
                     partition_key=run_id,
                     asset_selection=[dg.AssetKey(["models", home, "deployment"])],
                 )

@@ -22,10 +22,10 @@ STEPS = ("evaluation", "version", "merged", "gguf")
 @sensor(interval=INTERVAL_SECONDS, description="Evaluates, registers and exports each completed training run.")
 def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, "job.completed", "sweep.completed"):
-            cursor = event.seq
+        cursor = position(context, connection)
+        for event in new_events(cursor, connection, "job.completed", "sweep.completed"):
+            cursor = cursor.after(event)
             of_sweep = event.type == "sweep.completed"
             job = control_plane.jobs.get(best_of(event) if of_sweep else event.key, connection)
             if job.type != TRAINING or job.replay_of is not None or of_sweep != (SWEEP_KEY in job.config):
@@ -39,7 +39,7 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                 continue
             requests.append(
                 dg.RunRequest(
-                    run_key=f"evaluate-{job.id}",
+                    run_key=cursor.run_key(f"evaluate-{job.id}"),
                     partition_key=job.id,
                     asset_selection=[dg.AssetKey(["models", home, step]) for step in STEPS],
                 )

@@ -14,14 +14,16 @@ OF_DATA = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
 """Tags by which a run without a partition knows what it works on."""
 
 
-def retry(run: dg.DagsterRun) -> dg.RunRequest:
-    """Programs go on from what is there, and work that is done is not done again."""
+def retry(run: dg.DagsterRun, *, got_on: bool = False) -> dg.RunRequest:
+    """Programs go on from what is there, and work that is done is not done again. A run that `got_on` is none of those that
+    failed in vain, which end at `MAX_RETRIES`.
+    """
     kept = {tag: run.tags[tag] for tag in OF_DATA if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
         partition_key=run.tags.get(PARTITION_TAG),
-        tags={**kept, RETRY_OF: run.run_id, RETRIES: str(retries_of(run) + 1)},
+        tags={**kept, RETRY_OF: run.run_id, RETRIES: str(1 if got_on else retries_of(run) + 1)},
     )
 
 

@@ -12,6 +12,9 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import newest_promotion
 from hanzo_ml_assets.preparation import PREPARATION_TAG
+from recipes.buckets import StoreUnavailable
+from recipes.store import MANIFEST
+from resources.metadata.jobs import COMMAND, TRAINING, WORK_FOLDERS
 from resources.metadata.registry.deployments import is_being_deployed, of_promotion
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.failed_runs import LOOK_BACK, PROGRAMS, is_tried_again
@@ -34,16 +37,33 @@ SETTLED = timedelta(seconds=1)
 )
 def retry_dead_runs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     instance, now = context.instance, datetime.now(UTC)
-    filters = dg.RunsFilter(
-        statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK, updated_before=now - SETTLED
-    )
+    filters = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - LOOK_BACK)
     requests = []
     for record in instance.get_run_records(filters):
-        run, waited = record.dagster_run, now - record.update_timestamp.replace(tzinfo=UTC)
-        due = is_due(instance, run, waited, control_plane)
+        # Where the clock was put back, it ended later than now: to wait until then cost an hour.
+        run, waited = record.dagster_run, abs(now - record.update_timestamp.replace(tzinfo=UTC))
+        due = waited >= SETTLED and is_due(instance, run, waited, control_plane)
         if due and not was_retried(instance, run) and is_wanted(instance, run, control_plane):
-            requests.append(retry(run))
+            requests.append(retry(run, got_on=has_got_on(record, control_plane)))
     return dg.SensorResult(run_requests=requests)
+
+
+def has_got_on(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
+    """Whether the program of a run works on, or saved a checkpoint since the run began: who follows it may die as often as
+    somebody likes. A training of weeks failed, as its stack was ended for the twenty-first time.
+    """
+    run, store = record.dagster_run, control_plane.store
+    if PARTITION_TAG not in run.tags or not steps_of(run) & PROGRAMS:
+        return False
+    job_id, type = run.tags[PARTITION_TAG], COMMAND if COMMAND in steps_of(run) else TRAINING
+    if control_plane.compute.is_left(control_plane.work_dir(job_id, WORK_FOLDERS[type])):
+        return True
+    began = record.create_timestamp.replace(tzinfo=UTC).timestamp() * 1000
+    try:
+        saved = store.list(f"s3://hanzo-ml/checkpoints/{job_id}")
+        return any(store.modified(uri) > began for uri in saved if uri.endswith(f"/{MANIFEST}"))
+    except (FileNotFoundError, StoreUnavailable):  # one that is deleted just now, or nobody can say
+        return False
 
 
 def is_due(instance: dg.DagsterInstance, run: dg.DagsterRun, waited: timedelta, control_plane: ControlPlane) -> bool:

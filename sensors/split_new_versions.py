@@ -18,10 +18,10 @@ from sensors.sensor import sensor
 @sensor(interval=INTERVAL_SECONDS, description="Checks and splits each new dataset version.")
 def split_new_versions(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
     requests = []
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        for event in new_events(context, connection, "dataset.created"):
-            cursor = event.seq
+        cursor = position(context, connection)
+        for event in new_events(cursor, connection, "dataset.created"):
+            cursor = cursor.after(event)
             try:
                 version = control_plane.datasets.get(event.payload["dataset_id"], connection)
             except HanzoError:  # deleted since
@@ -32,7 +32,7 @@ def split_new_versions(context: dg.SensorEvaluationContext, control_plane: Contr
             home = home_of_version(context, version)
             requests.append(
                 dg.RunRequest(
-                    run_key=f"split-{version.id}",
+                    run_key=cursor.run_key(f"split-{version.id}"),
                     asset_selection=[dg.AssetKey(["datasets", home, step]) for step in ("version", *SPLITS)],
                     tags=tags_of(version),
                 )

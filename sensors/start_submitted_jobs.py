@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import dagster as dg
+from dagster._core.launcher import WorkerStatus
 from sqlalchemy import Connection
 
 from hanzo_ml_assets.command import KEY, PARTITIONS
@@ -127,12 +128,23 @@ def goes_on_still(instance: dg.DagsterInstance, job: JobRecord, control_plane: C
     runs = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: job.id}))
     if any(run.tags.get(RUN_KEY_TAG) == run_key(job) for run in runs):
         return False
-    if any(not run.is_finished for run in runs):
+    unfinished = [run for run in runs if not run.is_finished]
+    if unfinished:
+        end_without_workers(instance, unfinished)
         return True
     folder = control_plane.work_dir(job.id, WORK_FOLDERS[job.type])
     if left := control_plane.compute.is_left(folder):
         control_plane.compute.end_left(folder)
     return left
+
+
+def end_without_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:
+    """Of a worker that died as it was ending its run nobody hears: Dagster waits for it for as long as that may take."""
+    if instance.run_launcher.supports_check_run_worker_health:
+        for run in runs:
+            ending = run.status == dg.DagsterRunStatus.CANCELING
+            if ending and instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.FAILED:
+                instance.report_run_canceled(run)
 
 
 def place_of(job: JobRecord) -> tuple[str, dg.AssetKey]:

@@ -21,12 +21,12 @@ LOOK_BACK = timedelta(days=7)
 
 @sensor(interval=INTERVAL_SECONDS, description="Ends the run of each cancelled job.", requests_runs=False)
 def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
-    cursor = position(context)
     with control_plane.database.read() as connection:
-        events = new_events(context, connection, "job.cancelled")
+        cursor = position(context, connection)
+        events = new_events(cursor, connection, "job.cancelled")
         jobs = {event.key: control_plane.jobs.find(event.key, connection) for event in events}
     for event in events:
-        cursor = event.seq
+        cursor = cursor.after(event)
         job = jobs[event.key]
         for run in runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
             context.instance.run_coordinator.cancel_run(run.run_id)

@@ -54,3 +54,14 @@ def read_after(connection: Connection, seq: int, types: Sequence[str] = (), limi
     if types:
         query = query.where(events.c.type.in_(types))
     return [Event(**row) for row in connection.execute(query).mappings()]
+
+
+def time_of(connection: Connection, seq: int) -> int | None:
+    """When an event was written, in milliseconds; None where there is none of that number."""
+    return connection.execute(select(events.c.created_at).where(events.c.seq == seq)).scalar_one_or_none()
+
+
+def newest(connection: Connection) -> tuple[int, int]:
+    """`seq` and time of the newest event; twice 0 where there is none."""
+    found = connection.execute(select(events.c.seq, events.c.created_at).order_by(events.c.seq.desc()).limit(1)).first()
+    return (found.seq, found.created_at) if found else (0, 0)

@@ -198,6 +198,34 @@ def test_looking_does_not_keep_anybody_from_starting(folder: Path) -> None:
         looking.wait()
 
 
+def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) -> None:
+    """A broken disk becomes such a one: the stack on it could not be ended."""
+    launch(folder, WAITS)
+    look = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    look += "print(is_running(Path(sys.argv[1])))"
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && ! touch "$0/new" 2>&- && exec "$@"'
+    assert with_mounts_of_its_own(read_only, folder, look) == "True\n"
+
+
+def test_what_cannot_say_who_it_is_on_a_full_disk_does_not_run(folder: Path) -> None:
+    """Nobody could end it, and whoever had started it waited for ever."""
+    three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
+    begin = "import sys; from pathlib import Path; from tests.resources.test_detached import is_running, launch\n"
+    begin += "try: launch(Path(sys.argv[1]), ['sleep', '600'])\nexcept OSError as error: print(error.strerror)\n"
+    begin += "print(is_running(Path(sys.argv[1])))"
+    assert with_mounts_of_its_own(three_files, folder, begin) == "No space left on device\nFalse\n"
+
+
+def with_mounts_of_its_own(mount: str, folder: Path, program: str) -> str:
+    """What a program prints that is given a folder, after a shell has mounted something there, which none but it sees."""
+    shell = ["unshare", "--mount", "--map-root-user", "--pid", "--fork", "--kill-child", "sh", "-c", mount, str(folder)]
+    command = [*shell, sys.executable, "-c", program, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no namespace of its own: {done.stderr.strip()}")
+    return done.stdout + done.stderr
+
+
 def test_a_document_is_written_whole_or_not_at_all(folder: Path) -> None:
     write_json(folder / "x.json", {"a": 1})
     with pytest.raises(TypeError):
@@ -246,3 +274,22 @@ def lives(process_id: int) -> bool:
     """Whether a process does something: one that ended may wait for somebody to ask how."""
     status = Path(f"/proc/{process_id}/stat")
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def test_a_document_is_on_the_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power, the number of a job's attempts was an empty file, which nobody could read."""
+    done: list[str] = []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append(f"flushed {os.fstat(descriptor).st_size} bytes")
+        flush(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append(f"renamed to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_json(folder / "attempt.json", 12)
+    assert done == ["flushed 2 bytes", "renamed to attempt.json"]

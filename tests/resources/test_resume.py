@@ -147,6 +147,24 @@ def test_a_step_without_a_checkpoint_is_told_those_there_are(house: House) -> No
     assert house.jobs.read("j").status == "cancelled"
 
 
+class Pruned(Store):
+    """One whose oldest object is deleted by somebody else as soon as it was listed."""
+
+    def list(self, uri: str) -> list[str]:
+        found = super().list(uri)
+        self.remove(found[0])
+        return found
+
+
+def test_a_checkpoint_that_goes_as_they_are_looked_at_is_none(house: House) -> None:
+    """The program that was told to end saves one more, and keeps the last few: who resumed at once was told of a fault."""
+    house.submit()
+    for step in (4, 8):
+        house.checkpoint(step)
+    house.store = Pruned(house.store.address)
+    assert house.refusal(resume_from=4)[1].endswith("there are checkpoints of steps 8")
+
+
 def test_the_best_is_a_step_from_then_on_and_what_was_known_after_it_is_done_anew(house: House) -> None:
     house.submit()
     house.record()

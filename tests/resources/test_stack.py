@@ -1,5 +1,6 @@
 """What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
 
+import json
 import os
 import signal
 import socket
@@ -8,14 +9,18 @@ import sys
 import threading
 import time
 from http.server import HTTPServer, SimpleHTTPRequestHandler
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION
-from resources.detached import LOG, is_running
+from resources.compute.devices import POOL, jobs_at_once
+from resources.detached import LOG, is_running, lock, stop
 from resources.services import SOURCE, Service, importable, not_through_a_proxy
-from resources.stack import answers, launch
+from resources.settings import Settings
+from resources.stack import answers, down, folder, launch, migrate_dagster
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
 
@@ -27,13 +32,13 @@ VARIABLES = (
 )
 
 
-def up(home: Path, ports: dict[str, int]) -> subprocess.CompletedProcess[str]:
+def up(home: Path, ports: dict[str, int], **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
     variables = {name: str(port) for name, port in ports.items()}
     return subprocess.run(
         [sys.executable, "-m", "resources.stack", "up"],
         cwd=REPOSITORY,
-        env={**clean, **variables, "HANZO_ML_HOME": str(home)},
+        env={**clean, **variables, **more, "HANZO_ML_HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,
@@ -60,6 +65,15 @@ def test_an_unknown_setting_is_refused_before_anything_is_made(tmp_path: Path) -
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert "HANZO_ML_SERVER_PROT" in done.stderr
     assert not (tmp_path / "home").exists()
+
+
+def test_a_database_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> None:
+    """Of up, as a database was not there yet, there was a traceback of a hundred lines."""
+    ports = {name: free_port() for name in VARIABLES}
+    address = f"postgresql://ann:secret@127.0.0.1:{free_port()}/none"
+    done = up(tmp_path / "home", ports, HANZO_ML_DATABASE_URL=address)
+    assert (done.returncode, done.stderr.count("\n")) == (EXIT_BAD_CONFIGURATION, 1), done.stderr
+    assert "the metadata database was left as it was: " in done.stderr and "secret" not in done.stderr
 
 
 TELLS = "import signal; print([repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)])"
@@ -116,6 +130,69 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
     done = program(tmp_path / "file" / "home", *command)
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
+
+
+def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Path) -> None:
+    """It was emptied and then written: a daemon that read it in between was another one."""
+    settings = Settings(home=tmp_path)
+    settings.dagster_home.mkdir()
+    known = {"dagster": version("dagster"), POOL: jobs_at_once(settings.scheduler)}
+    (settings.dagster_home / "migrated.json").write_text(json.dumps(known))
+    file = settings.dagster_home / "dagster.yaml"
+    file.write_text("as: it was\n")
+    with file.open() as reader:
+        migrate_dagster(settings, Console())
+        assert reader.read() == "as: it was\n"
+    assert "run_launcher" in file.read_text()
+
+
+STARTS_A_WORKER_AS_IT_ENDS = """
+import os, signal, sys
+from pathlib import Path
+from resources.detached import lock, start
+
+def end(number, frame):
+    work = Path(sys.argv[1])
+    work.mkdir(parents=True)
+    with lock(work) as descriptor:
+        start(["sleep", "600"], work, descriptor, cwd=None, env={})
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It worked for its job on, of a stack that was down."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "late"
+    daemon = Service("dagster-daemon", (sys.executable, "-c", STARTS_A_WORKER_AS_IT_ENDS, str(worker)))
+    monkeypatch.setattr("resources.stack.services", lambda settings: [daemon])
+    place = folder(settings, daemon.name)
+    launch(daemon, place, {})
+    while "ready" not in (place / LOG).read_text():
+        assert is_running(place)
+        time.sleep(0.01)
+    try:
+        down(settings, Console())
+        assert worker.is_dir() and not is_running(worker)
+    finally:
+        stop(worker, 0)
+
+
+def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:
+    """What that one was about to start went on, and `up` failed for what was ended beneath it."""
+    command, env = [sys.executable, "-m", "resources.stack", "down"], {**os.environ, "HANZO_ML_HOME": str(tmp_path)}
+    with lock(tmp_path):
+        waiting = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None and "another up or down" in waiting.stdout.readline()
+        assert waiting.poll() is None
+    waiting.communicate()
+    assert waiting.returncode == 0
 
 
 @pytest.mark.parametrize("command", ["status", "down"])

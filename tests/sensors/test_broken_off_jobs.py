@@ -3,6 +3,8 @@
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import dagster as dg
 import pytest
 
 from resources.compute.local import LocalCompute
+from resources.compute.run_launcher import ProcessRunLauncher
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.retries import FAILURE_REASON
+from sensors.retries import FAILURE_REASON, RETRIES
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -96,6 +99,23 @@ def test_a_program_that_is_followed_is_its_follower_s_to_end(
     assert is_running(program)
 
 
+@pytest.mark.parametrize(("alive", "status"), [(True, dg.DagsterRunStatus.CANCELING), (False, CANCELED)])
+def test_a_run_whose_worker_dies_as_it_ends_has_ended(house: House, alive: bool, status: dg.DagsterRunStatus) -> None:
+    """Who had resumed its job waited for five minutes for a worker that was not there any more."""
+    house.submit("job-1")
+    house.plane.jobs.cancel("job-1")
+    resume(house, "job-1")
+    launcher = ProcessRunLauncher(str(house.folder))
+    launcher.register_instance(house.instance)
+    house.instance._run_launcher = launcher
+    run = run_of(house, "job-1", dg.DagsterRunStatus.CANCELING)
+    (house.folder / run).mkdir()
+    with lock(house.folder / run) if alive else nullcontext():
+        assert house.tick(start_submitted_jobs) == []
+    found = house.instance.get_run_by_id(run)
+    assert found is not None and found.status == status
+
+
 def test_a_program_that_does_not_heed_it_is_killed_when_its_grace_is_over(house: House) -> None:
     compute = house.plane.compute
     assert isinstance(compute, LocalCompute)
@@ -154,6 +174,45 @@ def test_a_dead_run_goes_on_but_for_a_job_that_was_cancelled(house: House) -> No
     run_of(house, "before-its-job", FAILURE)
     run_of(house, "completed", FAILURE, "evaluation")
     assert sorted(retried(house)) == ["before-its-job", "completed", "completed", "runs"]
+
+
+@pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
+def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, saved: bool, retries: str) -> None:
+    """A training of weeks failed, as its stack was ended for the twenty-first time."""
+    house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/4/manifest.json", b"{}")
+    time.sleep(1.1)  # the times of objects are in seconds
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    time.sleep(1.1)
+    if saved:
+        house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/8/manifest.json", b"{}")
+    (request,) = house.tick(retry_dead_runs)
+    assert request.tags[RETRIES] == retries
+
+
+def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path) -> None:
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
+    time.sleep(SETTLED.total_seconds() + 0.1)
+    (request,) = house.tick(retry_dead_runs)
+    assert is_running(program) and request.tags[RETRIES] == "1"
+
+
+def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left until the clock had come again to when it died."""
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", FAILURE)
+
+    class AnHourAgo(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr("sensors.retry_dead_runs.datetime", AnHourAgo)
+    assert [request.partition_key for request in house.tick(retry_dead_runs)] == ["job-1"]
 
 
 def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:

@@ -1,0 +1,44 @@
+"""A job goes on, and its run has ended -> the database was put back to a day before that: the run is done once more.
+
+Its end was recorded before the run ended, so that this is so at no other time. What its program made is still in the store,
+and is taken from there; a job whose run key is used up was never started again, and was queued or ran for ever.
+"""
+
+import dagster as dg
+
+from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.preparation import PREPARATION_TAG
+from resources.metadata.jobs import ACTIVE, PREPARATION, JobRecord
+from sensors.event_cursor import SELDOM_SECONDS
+from sensors.failed_runs import AGAIN_TAG, NO, PROGRAMS
+from sensors.retries import retry, steps_of, was_retried
+from sensors.runs_of_jobs import PARTITION_TAG, time_of
+from sensors.sensor import sensor
+
+
+@sensor(interval=SELDOM_SECONDS, description="Goes on with each job whose end the database does not know any more.")
+def go_on_with_put_back_jobs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> dg.SensorResult:
+    instance, jobs = context.instance, control_plane.jobs
+    with control_plane.database.read() as connection:
+        active = [(job, jobs.resumed_at(job.id, connection)) for job in jobs.active(connection)]
+    requests = []
+    for job, resumed_at in active:
+        run = newest_of_program(instance, job, resumed_at)
+        if run is None or not has_told_its_job(run) or was_retried(instance, run):
+            continue
+        if jobs.read(job.id).status in ACTIVE:  # it has not ended since it was looked at, and its run with it
+            requests.append(retry(run))
+    return dg.SensorResult(run_requests=requests)
+
+
+def newest_of_program(instance: dg.DagsterInstance, job: JobRecord, resumed_at: int) -> dg.DagsterRun | None:
+    """The newest run that worked for a job since it was resumed last, and not for what the job has left."""
+    if job.type == PREPARATION:
+        return next(iter(instance.get_runs(dg.RunsFilter(tags={PREPARATION_TAG: job.id}), limit=1)), None)
+    filters = dg.RunsFilter(tags={PARTITION_TAG: job.id}, created_after=time_of(resumed_at))
+    return next((run for run in instance.get_runs(filters) if steps_of(run) & PROGRAMS), None)
+
+
+def has_told_its_job(run: dg.DagsterRun) -> bool:
+    """Whether a run has ended, and what became of it was recorded."""
+    return bool(run.status == dg.DagsterRunStatus.SUCCESS or run.tags.get(AGAIN_TAG) == NO)
