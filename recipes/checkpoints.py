@@ -54,7 +54,6 @@ class Checkpoints:
         self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
         self._newest: Future[None] | None = None
-        self._scratch: Path | None = None
 
     def below(self, name: str, left_at: int = 0) -> "Checkpoints":
         """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
@@ -74,14 +73,11 @@ class Checkpoints:
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        self._scratch = scratch
         try:
             yield scratch
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        finally:
-            self._scratch = None
         self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying)
 
     def _seal(self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None) -> None:
@@ -224,13 +220,11 @@ class Checkpoints:
         return None
 
     def _sweep(self) -> None:
-        """Remove what a process that was killed left half written or half downloaded, but not what is being written.
+        """Remove what a process that was killed left half written or half downloaded: nothing is being written meanwhile.
 
         What was whole and lacked nothing but its name gets it.
         """
         for path in (*self.folder.glob(".*.tmp"), self.folder / DOWNLOAD):
-            if path == self._scratch:
-                continue
             step = path.name[1 : -len(".tmp")]
             if step.isdigit() and finish(path, self.folder / step):
                 say(f"checkpoint {step} was whole, and has its name now")

@@ -14,7 +14,7 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.errors import HanzoError
 from resources.metadata.jobs import ACTIVE
 from sensors.failures import Failure, read_failure
-from sensors.retries import another_goes_on, may_be_retried, retries_of, steps_of
+from sensors.retries import another_goes_on, retries_of, steps_of
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 
 AGAIN_TAG = "hanzo_ml/again"
@@ -56,8 +56,7 @@ def is_given_up(record: dg.RunRecord, now: datetime) -> bool:
     """Whether nobody tries the work of a failed run again; not where that is still to be decided."""
     if now - record.update_timestamp.replace(tzinfo=UTC) > LOOK_BACK:
         return True
-    run = record.dagster_run
-    return not may_be_retried(run) and str(run.tags.get(AGAIN_TAG)) == NO
+    return str(record.dagster_run.tags.get(AGAIN_TAG)) == NO
 
 
 def decide(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:

@@ -270,6 +270,14 @@ def test_other_types_need_a_command_and_the_refusal_says_so(http: TestClient, ty
     assert (answer.status_code, "needs a `command`" in answer.json()["message"]) == (400, True)
 
 
+def test_a_job_of_the_sandbox_has_a_name_that_a_model_may_have(http: TestClient) -> None:
+    """Its version is registered under it, hours later; that of a definition has the definition's."""
+    job = {"name": "mine/1", "recipe": "smollm2-135m-lora"}
+    answer = http.post("/v1/jobs", json={**job, "dataset": "d"})
+    assert (answer.status_code, "Invalid model name 'mine/1'" in answer.json()["message"]) == (400, True)
+    assert http.post("/v1/jobs", json={**job, "model": "mine"}).status_code == 201
+
+
 @pytest.mark.parametrize("body", [None, [], "text", 3])
 def test_what_is_no_job_is_told_what_one_is(http: TestClient, body: Any) -> None:
     answer = http.post("/v1/jobs", json=body)

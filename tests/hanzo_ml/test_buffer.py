@@ -167,14 +167,19 @@ def test_an_upload_has_the_name_that_was_asked_for(server: ServerProcess) -> Non
     assert where.read_bytes() == path.read_bytes()
 
 
-def test_a_lost_answer_is_sent_again_in_order(fake: FakeServer) -> None:
+def test_a_lost_answer_is_sent_again_in_order(fake: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """And said once each time: a server that is away for an hour must not fill the log."""
     fake.lose_answers = 2
     buffer = MetricBuffer("", "run", fake)
     for step in range(2500):
         buffer.add("loss", float(step), step, timestamp=step)
+    assert buffer.flush(LONG)
+    fake.lose_answers = 1
+    buffer.add("loss", 2500.0, 2500, timestamp=2500)
     assert buffer.close(LONG) == []
-    assert [point.step for point in fake.stored] == list(range(2500))
+    assert [point.step for point in fake.stored] == list(range(2501))
     assert max(fake.batches) <= 1000
+    assert [record.message for record in caplog.records] == ["metrics wait for the tracking server: the answer was lost"] * 2
 
 
 def test_adding_goes_on_while_the_server_is_away(fake: FakeServer) -> None:
@@ -221,10 +226,12 @@ def test_nothing_is_sent_before_the_server_said_what_it_has(fake: FakeServer) ->
     fake.newest = {"loss": 12}
     buffer = MetricBuffer("", "run", fake)
     buffer.skip_until(10, pending=[Point("loss", 10.0, 10, 9), Point("eval", 9.0, 10, 9)])
-    for step in range(11, 15):
-        buffer.add("loss", float(step), step)
+    buffer.add("loss", 11.0, 11)
     assert fake.asked.wait(LONG)
     fake.away.clear()
+    assert buffer.flush(LONG)
+    for step in range(12, 15):
+        buffer.add("loss", float(step), step)
     assert buffer.close(LONG) == []
     assert [(point.key, point.step) for point in fake.stored] == [("eval", 10), ("loss", 13), ("loss", 14)]
 

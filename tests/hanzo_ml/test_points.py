@@ -84,7 +84,10 @@ def test_delays_grow_to_a_limit() -> None:
     ("status", "code", "refused"),
     [
         (400, "INVALID_PARAMETER_VALUE", True),
-        (404, "RESOURCE_DOES_NOT_EXIST", True),
+        (409, "RESOURCE_CONFLICT", True),
+        (413, "", True),
+        (422, "", True),
+        *[(404, code, True) for code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "BAD_REQUEST")],
         (404, "", False),
         (404, "ENDPOINT_NOT_FOUND", False),
         (401, "UNAUTHENTICATED", False),

@@ -520,17 +520,22 @@ def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
 
 
 def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was on one machine alone for the rest of the run: had that died, another one would have been published."""
+    """It was on one machine alone for the rest of the run: had that died, another one would have been published.
+
+    The store answers for the next one, and once more not for it: then it comes with the one after.
+    """
     monkeypatch.setattr("recipes.stored_checkpoints.time.sleep", lambda seconds: None)
-    checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path, keep_last=1)
+    checkpoints = opened(Flaky(store.address, step=1, times=4), tmp_path, keep_last=1)
     write(checkpoints, 1, 0.1)
     with pytest.raises(ConnectionError):
         checkpoints.wait()
-    write(checkpoints, 2, 0.5)
-    checkpoints.wait()
-    assert checkpoints.stored_steps() == [2, 1]
+    for step, arrived in ((2, [2]), (3, [3, 1])):
+        write(checkpoints, step, 0.5)
+        checkpoints.wait()
+        assert checkpoints.stored_steps() == arrived
+        assert ("upload of checkpoint 1 failed again: ConnectionError" in capfd.readouterr().out) == (step == 2)
 
 
 def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_it(

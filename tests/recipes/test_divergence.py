@@ -3,7 +3,7 @@
 import math
 import random
 
-from recipes.divergence import Band, Divergence, DivergencePolicy
+from recipes.divergence import WARM, Band, Divergence, DivergencePolicy
 
 LEARNING = [2.0 + 8.0 * math.exp(-step / 60) + random.Random(step).gauss(0, 0.3) for step in range(1, 401)]
 
@@ -17,6 +17,15 @@ def test_learning_is_no_divergence_and_a_few_high_losses_are_none() -> None:
     assert first_found(LEARNING, DivergencePolicy()) is None
     high = [*LEARNING[:200], *[20.0] * 19, *LEARNING[200:]]
     assert first_found(high, DivergencePolicy()) is None
+
+
+def test_there_is_no_band_before_there_are_enough_losses_to_make_one() -> None:
+    band = Band(DivergencePolicy())
+    limits = []
+    for step in range(1, WARM + 1):
+        limits.append(band.limit)
+        band.add(step, 1.0)
+    assert limits == [math.inf] * WARM and math.isfinite(band.limit)
 
 
 def test_a_smooth_low_loss_that_wobbles_is_no_divergence() -> None:

@@ -1,6 +1,6 @@
 """What a run was healed of, from which step on that holds, and for a run that repeats it."""
 
-from recipes.incidents import Diverged, Incidents, NotDeterministic, OutOfMemory
+from recipes.incidents import Diverged, Incidents, NotDeterministic, OutOfMemory, ends_of
 
 HALVED = OutOfMemory(step=11, batch_size=4, gradient_accumulation=2)
 HALVED_AGAIN = OutOfMemory(step=21, batch_size=2, gradient_accumulation=4)
@@ -10,6 +10,14 @@ ENDED = Diverged(step=40, noticed=41, reason="r", rolled_back_to=35)
 
 def after(incidents: Incidents) -> list[int | None]:
     return [entry.after for entry in incidents.out_of_memory]
+
+
+def test_each_kind_says_its_own() -> None:
+    all_but_one = Incidents(entries=(HALVED, SKIPPED, ENDED))
+    assert all_but_one.not_deterministic == [], "nothing else makes a run compute otherwise each time"
+    assert ends_of(all_but_one.entries) == [ENDED]
+    assert all_but_one.skipped == ((232, 248),)
+    assert all_but_one.steps_done_anew == ((range(29, 32), None),), "with the update before the first bad loss"
 
 
 def test_smaller_parts_hold_from_where_the_run_goes_on_and_from_where_it_goes_back_to() -> None:

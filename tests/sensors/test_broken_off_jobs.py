@@ -16,7 +16,7 @@ from resources.compute.run_launcher import ProcessRunLauncher
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
-from sensors.retries import FAILURE_REASON, RETRIES
+from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
@@ -162,11 +162,12 @@ def retried(house: House) -> list[str]:
     return [str(request.partition_key) for request in house.tick(retry_dead_runs)]
 
 
-def test_a_dead_run_goes_on_but_for_a_job_that_was_cancelled(house: House) -> None:
-    for job in ("runs", "cancelled", "resumed", "completed"):
+def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) -> None:
+    for job in ("runs", "cancelled", "resumed", "completed", "goes-on"):
         house.submit(job)
         house.plane.jobs.start(job)
-        run_of(house, job, FAILURE)
+        dead = run_of(house, job, FAILURE)
+    run_of(house, "goes-on", dg.DagsterRunStatus.STARTED, **{RETRY_OF: dead})
     house.complete("completed")
     for job in ("cancelled", "resumed"):
         house.plane.jobs.cancel(job)
@@ -213,6 +214,17 @@ def test_a_dead_run_goes_on_where_the_clock_was_put_back(house: House, monkeypat
 
     monkeypatch.setattr("sensors.retry_dead_runs.datetime", AnHourAgo)
     assert [request.partition_key for request in house.tick(retry_dead_runs)] == ["job-1"]
+
+
+def test_a_run_whose_worker_died_too_often_fails_its_job(house: House) -> None:
+    """What kills each of its workers would be begun anew for ever."""
+    for job, tried in (("last", MAX_RETRIES - 1), ("often", MAX_RETRIES)):
+        house.submit(job)
+        house.plane.jobs.start(job)
+        run_of(house, job, FAILURE, **{RETRIES: str(tried)})
+    assert retried(house) == ["last"]
+    job = house.plane.jobs.read("often")
+    assert job.status == "failed" and job.reason.startswith("its run failed: its worker died (run ")
 
 
 def test_a_run_that_fails_before_its_job_begins_leaves_none_queued(house: House) -> None:

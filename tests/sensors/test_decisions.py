@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import MetricPoint
 from resources.validation.judge import Verdict
 from resources.validation.policy import Check
+from sensors import retry_dead_runs as dead_runs
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.failed_runs import is_tried_again
-from sensors.retries import FAILURE_REASON, RETRY_OF
+from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
@@ -527,7 +529,13 @@ def test_going_back_to_an_earlier_version_is_a_deployment_of_its_own(house: Hous
 # A run that failed for good says so of its job.
 
 
-def failed_run(house: House, steps: tuple[str, ...], partition: str, **tags: str) -> str:
+def failed_run(
+    house: House,
+    steps: tuple[str, ...],
+    partition: str,
+    status: dg.DagsterRunStatus = dg.DagsterRunStatus.FAILURE,
+    **tags: str,
+) -> str:
     """A run that ended in an error of its own, seen after Dagster has settled its tags."""
     job = house.repository.get_implicit_job_def_for_assets([dg.AssetKey(["models", MODEL, step]) for step in steps])
     assert job is not None
@@ -535,7 +543,7 @@ def failed_run(house: House, steps: tuple[str, ...], partition: str, **tags: str
         job,
         asset_selection=frozenset(dg.AssetKey(["models", MODEL, step]) for step in steps),
         tags={"dagster/partition": partition, FAILURE_REASON: "STEP_FAILURE", **tags},
-        status=dg.DagsterRunStatus.FAILURE,
+        status=status,
     )
     return str(run.run_id)
 
@@ -556,14 +564,15 @@ def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str,
     assert [event.payload["error"] for event in told] == [job.reason]
 
 
-def test_a_failed_run_says_nothing_while_another_goes_on(house: House) -> None:
+@pytest.mark.parametrize("failed", ["older", "newer"])
+def test_a_failed_run_says_nothing_while_another_goes_on(house: House, failed: str) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
-    failed_run(house, ("checkpoint",), "job-1")
-    newer = house.instance.get_run_by_id(failed_run(house, ("checkpoint",), "job-1"))
-    older = house.instance.get_runs()[-1]
-    assert newer is not None
-    assert not is_tried_again(house.instance, older, house.plane)
+    other = dg.DagsterRunStatus.STARTED if failed == "newer" else dg.DagsterRunStatus.FAILURE
+    runs = [failed_run(house, ("checkpoint",), "job-1", status) for status in (other, dg.DagsterRunStatus.FAILURE)]
+    run = house.instance.get_run_by_id(runs[failed == "newer"])
+    assert run is not None
+    assert not is_tried_again(house.instance, run, house.plane)
     assert house.plane.jobs.read("job-1").status == "running"
 
 
@@ -721,16 +730,28 @@ def test_a_checkpoint_is_late_by_the_interval_that_the_job_has(
     assert told(2 * minutes + 1) == late * 2
 
 
-@pytest.mark.parametrize(("status", "tried"), [("", 1), ("deploying", 1), ("failed", 0), ("serving", 0)])
+@pytest.mark.parametrize(
+    ("status", "before", "pause", "tried"),
+    [
+        ("", 0, 60, 1),
+        ("deploying", 0, 60, 1),
+        ("failed", 0, 60, 0),
+        ("serving", 0, 60, 0),
+        ("deploying", 1, 60, 0),  # not yet
+        ("deploying", MAX_RETRIES - 1, 0, 1),
+        ("deploying", MAX_RETRIES, 0, 0),
+    ],
+)
 def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_decided_is_not(
-    house: House, status: str, tried: int
+    house: House, monkeypatch: pytest.MonkeyPatch, status: str, before: int, pause: int, tried: int
 ) -> None:
     """The store was away while the weights were fetched, or the database as it began or when the engine had swapped them."""
     house.submit("job-1")
     promotion = house.promote(house.register("job-1").version)
     if status:
         house.begin_deployment(1, promotion, status)
-    run = failed_run(house, ("deployment",), "job-1")
-    time.sleep(SETTLED.total_seconds() + 0.1)
+    monkeypatch.setattr(dead_runs, "PAUSE", timedelta(minutes=pause))
+    monkeypatch.setattr(dead_runs, "SETTLED", timedelta(0))
+    run = failed_run(house, ("deployment",), "job-1", **{RETRIES: str(before)})
     requests = house.tick(retry_dead_runs)
     assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried

@@ -23,8 +23,7 @@ scheduler:
 
 @pytest.fixture
 def limited(house: House) -> House:
-    (house.plane.settings.home / "config.yaml").write_text(QUOTAS)
-    del house.plane.__dict__["settings"]  # read before there was the file
+    set_quotas(house, QUOTAS)
     return house
 
 
@@ -84,10 +83,11 @@ def test_other_organizations_are_not_held_up(limited: House) -> None:
 
 def test_a_recipe_s_gpus_count_and_one_that_never_fits_fails_with_what_to_do(limited: House) -> None:
     limited.dataset()
+    limited.submit("lost", recipe="nowhere")  # it fails as it is started, and holds up no other
     limited.submit("fits", parameters={"hardware": {"gpus": 1}})
     limited.submit("waits", parameters={"hardware": {"gpus": 1}})
     limited.submit("never", parameters={"hardware": {"gpus": 2}})
-    assert started(limited) == {"fits"}
+    assert started(limited) == {"lost", "fits"}
     assert reason(limited, "waits") == "waits for its organization's quota: 1 of 1 GPUs are taken, and it asks for 1"
     never = limited.plane.jobs.read("never")
     assert never.status == "failed"
@@ -100,6 +100,28 @@ def test_one_that_goes_on_with_more_gpus_is_counted_with_them(limited: House) ->
     limited.submit("resumed", parameters=on_one, resumed={"times": 1, "gpus": 2})
     assert started(limited) == set()
     assert limited.plane.jobs.read("resumed").status == "failed"
+
+
+def set_quotas(house: House, quotas: str) -> None:
+    (house.folder / "home" / "config.yaml").write_text(quotas)
+    house.plane.__dict__.pop("settings", None)
+
+
+def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limited: House) -> None:
+    """It gets one: two of an organization that may have one had two."""
+    set_quotas(limited, QUOTAS.replace("devices: []", "devices: ['0', '1']"))
+    first, second = (submit(limited, name, "default") for name in ("first", "second"))
+    assert started(limited) == {first}
+    assert reason(limited, second) == "waits for its organization's quota: 1 of 1 GPUs are taken, and it asks for 1"
+
+
+def test_one_whose_run_has_begun_does_not_fail_for_a_quota_that_was_lowered_since(limited: House) -> None:
+    set_quotas(limited, QUOTAS.replace("default: {max_gpus: 1}", "default: {max_gpus: 2}"))
+    job = submit(limited, "two", "default", gpus=2)
+    assert started(limited) == {job}
+    set_quotas(limited, QUOTAS)
+    started(limited)
+    assert limited.plane.jobs.read(job).status == "queued"
 
 
 def test_without_quotas_all_start(house: House) -> None:

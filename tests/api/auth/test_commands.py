@@ -1,9 +1,13 @@
 """Where people sign in, nobody has this server run a command with the rights of its own user."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
+from api.v1.new_job import allow_base_model, allow_image
+from recipes.recipe import Recipe
+from resources.settings import Settings
 from tests.api.auth.conftest import SignedIn
 
 
@@ -35,3 +39,12 @@ def test_an_image_of_one_s_own_is_refused_to_who_signs_in(signed_in: SignedIn) -
     job = {"name": "mine", "dataset": "d", "parameters": {"image": "me/mine:1"}}
     answer = signed_in.acme.admin.post("/v1/jobs", json=job)
     assert (answer.status_code, "none may name where people sign in" in answer.text) == (403, True), answer.text
+
+
+def test_what_the_operator_wrote_into_a_recipe_is_everybody_s(tmp_path: Path) -> None:
+    settings = Settings.load({"HANZO_ML_HOME": str(tmp_path)})
+    signing_in = settings.model_copy(update={"auth": settings.auth.model_copy(update={"verify_tokens": True})})
+    base = {"uri": tmp_path.as_uri(), "sha256": "0" * 64}
+    recipe = Recipe.named("smollm2-135m-lora").changed({"base_model": base, "image": "ours:1"})
+    allow_base_model(signing_in, recipe.changed({"max_steps": 3}), recipe)
+    allow_image(signing_in, recipe.changed({"max_steps": 3}), recipe)

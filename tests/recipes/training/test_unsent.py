@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from hanzo_ml import buffer
+from hanzo_ml.anew import Anew
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
-from recipes.train import METRICS_GRACE_SECONDS
+from recipes.train import METRICS_GRACE_SECONDS, left
 from recipes.training.metrics import PENDING_METRICS, open_metrics
 from recipes.unsent_metrics import UnsentPoint, read_unsent, write_unsent
 from tests.recipes.training.place import Place, facts
@@ -36,6 +37,13 @@ def test_what_is_not_finite_comes_back_as_it_was_and_an_earlier_end_is_replaced(
     *plain, nan = read_unsent(place.store, folder)
     assert [point.value for point in plain] == list(values[:3]) and math.isnan(nan.value)
     assert {(point.key, point.step, point.timestamp) for point in (*plain, nan)} == {("é x", 2, 3)}
+
+
+def test_a_point_of_a_step_that_was_done_anew_says_since_when() -> None:
+    """Without that, one that had arrived though nobody said so would be logged a second time."""
+    anew = (Anew(range(5, 9), 1500), Anew.told(range(8, 9), None))
+    told = [left(Point("train/loss", 0.5, step, 2000), anew) for step in (4, 5, 8)]
+    assert [(point.anew, point.since) for point in told] == [(False, None), (True, 1500), (True, None)]
 
 
 class Ahead:

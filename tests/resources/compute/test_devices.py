@@ -17,7 +17,7 @@ from resources.compute import devices, local
 from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
 from resources.compute.devices import Devices, jobs_at_once, names_of
 from resources.compute.local import BEGAN, FAULTS, WAITS, LocalCompute, Start
-from resources.detached import PID, write_json
+from resources.detached import PID, lock, write_json
 from resources.settings import Settings
 from resources.settings_sections import Scheduler
 from tests.resources.compute.test_local import BUCKETS, ROOT, go_on, until
@@ -345,6 +345,20 @@ def test_a_start_that_cannot_be_granted_its_credentials_is_none(
         away = False
         assert there.compute.observe(second) == Observation(Phase.RUNNING, 1)
         there.end(second)
+
+
+def test_one_asks_at_a_time_and_who_is_cancelled_meanwhile_waits_for_nothing(tmp_path: Path, source: Path) -> None:
+    """Two that ask at once would each take half of what both need."""
+    with house(tmp_path, source, "0") as there:
+        job, folder = there.job("mine"), there.devices.folder
+        folder.mkdir()
+        (folder / "cancelled.waits").symlink_to("gone")  # listed, and not there by the time that it is read
+        with lock(folder) as descriptor:
+            assert descriptor is not None
+            with there.devices.take(job) as granted:
+                assert granted is None
+        with there.devices.take(job) as granted:
+            assert granted is not None and granted.names == ("0",)
 
 
 def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,18 @@ def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
     assert world.end is not None and world.end.end is not None and world.end.end.reason == ""
 
 
+@pytest.mark.parametrize("ended", ["failed", "cancelled"])
+def test_no_trial_is_judged_by_itself_nor_by_one_that_ends_without_a_model_at_the_same_look(ended: str) -> None:
+    """Of those five that are left, one in three goes on; the last has not logged anything yet."""
+    changes = {"max_trials": 8, "max_concurrent_trials": 8, "successive_halving": {"min_steps": RUNG}}
+    config = sweep(strategy="successive_halving", **changes)
+    trials = next_step(SWEEP_ID, config, [], {}, 1).asked
+    looks = {at: Observation("running" if at > 1 else ended, "", (Point(RUNG, float(at)),)) for at in range(7)}
+    step = next_step(SWEEP_ID, config, trials, {**looks, 7: Observation("running")}, 2)
+    assert [trial.number for trial in step.changed if trial.status == "pruning"] == [3, 4, 5, 6]
+    assert {trial.number for trial in trials} - {trial.number for trial in step.changed} == {2, 7}
+
+
 def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
     """The rung is where the sweep says, and not where its trials evaluate first."""
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})

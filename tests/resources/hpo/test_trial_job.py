@@ -64,6 +64,21 @@ def test_a_schedule_that_is_none_is_refused(given: Any) -> None:
         trial_job(sweep(base_config={**BASE, "schedule": given}), {})
 
 
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"recipe": None, "model": "zen-7b"}, ("sandbox", "zen-7b-lora", None)),
+        ({"recipe": None, "model": "ellarin-assistant", "method": "full"}, ("ellarin-assistant", None, "full")),
+        ({"method": "full"}, ("sandbox", "smollm2-135m-lora", "full")),
+    ],
+)
+def test_a_method_is_a_part_of_a_recipe_s_name_or_else_one_of_its_keys(
+    base: dict[str, Any], expected: tuple[str, str | None, str | None]
+) -> None:
+    job = trial_job(sweep(base_config={**BASE, **base}), {})
+    assert (job["model"], job.get("recipe"), job["parameters"].get("method")) == expected
+
+
 def test_after_the_largest_seed_comes_the_smallest() -> None:
     """No recipe has a larger one: all trials of the second generation failed of it."""
     config = sweep(base_config={**BASE, "seed": 2**32 - 1}, **PBT)
