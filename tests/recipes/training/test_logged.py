@@ -4,8 +4,13 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from recipes.training.logged import NAMES
+import pytest
+from transformers import TrainerState
+
+from recipes.training.logged import NAMES, LogToTracking
 from recipes.training.metrics import PENDING_METRICS
 from resources.hpo.refusals import EVALUATED, OF_TEXTS
 from tests.recipes.training.place import Place
@@ -23,6 +28,24 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
         assert math.isfinite(point["value"]), point
         steps[point["key"]].append(point["step"])
     assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
+
+
+def test_the_time_of_a_step_is_not_that_of_an_evaluation_or_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a step that took 2 seconds: 10 after what came between, and 100 tokens later."""
+    now, told = [0.0], list[tuple[int, float]]()
+    monkeypatch.setattr("recipes.training.logged.time.monotonic", lambda: now[0])
+    work: Any = SimpleNamespace(speed=lambda tokens, seconds: told.append((tokens, seconds)) or {})
+    meter, metrics = SimpleNamespace(newest_stall=None), SimpleNamespace(add=lambda *point: None)
+    log, state = LogToTracking(metrics, work, meter, has_perplexity=False), TrainerState(max_steps=4)
+    state.num_input_tokens_seen = 700  # of the steps before the checkpoint that it goes on from
+    for between in (log.on_train_begin, log.on_evaluate, log.on_save, None):
+        if between:
+            now[0] += 10
+            between(None, state, None)
+        now[0] += 2
+        state.num_input_tokens_seen += 100
+        log.on_log(None, state, None, {"loss": 1.0})
+    assert told == [(100, 2.0)] * 4
 
 
 def test_a_sweep_may_ask_for_each_number_of_an_evaluation_and_for_no_other() -> None:
