@@ -3,7 +3,9 @@
 import math
 import random
 
-from recipes.divergence import WARM, Band, Divergence, DivergencePolicy
+import pytest
+
+from recipes.divergence import FIRST, LEAST_SHARE, WARM, WIDER, Band, Divergence, DivergencePolicy
 
 LEARNING = [2.0 + 8.0 * math.exp(-step / 60) + random.Random(step).gauss(0, 0.3) for step in range(1, 401)]
 
@@ -19,13 +21,15 @@ def test_learning_is_no_divergence_and_a_few_high_losses_are_none() -> None:
     assert first_found(high, DivergencePolicy()) is None
 
 
-def test_there_is_no_band_before_there_are_enough_losses_to_make_one() -> None:
+def test_there_is_no_band_before_there_are_enough_losses_and_a_wider_one_until_they_make_their_own() -> None:
     band = Band(DivergencePolicy())
-    limits = []
+    limits: list[object] = []
     for step in range(1, WARM + 1):
         limits.append(band.limit)
         band.add(step, 1.0)
-    assert limits == [math.inf] * WARM and math.isfinite(band.limit)
+    wider = pytest.approx(1.0 + WIDER * 3.0 * LEAST_SHARE)
+    assert limits == [math.inf] * FIRST + [wider] * (WARM - FIRST)
+    assert band.limit == pytest.approx(1.0 + 3.0 * LEAST_SHARE)
 
 
 def test_a_smooth_low_loss_that_wobbles_is_no_divergence() -> None:
