@@ -23,15 +23,15 @@ def show(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Rows as a table; `empty` says what to do where there are none."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
+    """Rows as a table; `empty` says what to do where there are none. What one compares `across` columns stays side by side."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FOR_PROGRAMS
     console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
     lines = [[str(cell) for cell in row] for row in rows]
     if not lines:
         console.print(empty)
         return
-    if narrowest(columns, lines) > console.width:
+    if not across and narrowest(columns, lines) > console.width:
         for line in lines:
             console.print("\n".join((f"{columns[0]} {line[0]}", *below(columns[1:], line[1:]))))
         return

@@ -67,7 +67,7 @@ def compare(
     runs = found["runs"]
     wanted = [key.strip() for key in metrics.split(",")]
     rows = [[name, *("-" if cell is None else cell for cell in cells)] for name, cells in lines(found, wanted)]
-    table(("run", *(run["id"] for run in runs)), rows, "no run")
+    table(("run", *(run["id"] for run in runs)), rows, "no run", across=True)
     logged = sorted({key for run in runs for key in run["metrics"]})
     for key in wanted if logged and metrics != METRICS else ():
         if key not in logged:

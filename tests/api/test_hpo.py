@@ -295,7 +295,7 @@ def test_what_no_trial_could_train_with_is_refused_and_nothing_is_recorded(
     ("dimension", "told"),
     [
         ("{type: uniform, min: 0.1, max: 0.3, log: true}", "line 5: unknown key 'search_space.learning_rate.log'"),
-        ("{type: uniform, max: 0.3}", "line 5: Missing value for required parameter 'search_space.learning_rate.min'"),
+        ("{type: uniform, max: 0.3}", "line 5: 'search_space.learning_rate.min' is missing or empty: give it a value"),
         ("{type: uniform, min: a, max: 0.3}", "line 5: Invalid value \"a\" for parameter 'search_space.learning_rate.min'"),
         ("{type: uniform, min: 3, max: 1}", "line 5: 'search_space.learning_rate': min must be less than max"),
         ("\n    type: choice\n    values: []", "line 7: Invalid value [] for parameter 'search_space.learning_rate.values'"),

@@ -87,9 +87,9 @@ def test_a_blocked_version_is_marked_in_the_list_and_says_why(server: ServerProc
         facts = ValidationFacts(violations=Violations())
         Validations(database).set_version(connection, version, version.artifact, facts, [found])
     database.close()
-    lines = [line.split() for line in run(server.url, "dataset", "list").stdout.splitlines()]
-    listed = {line[0]: line[-1] for line in lines}
-    assert (listed["dataset"], listed["d@1"], listed["leaky@1"]) == ("checks", "pending", "blocked")
+    listed = run(server.url, "dataset", "list").stdout.split("dataset ")
+    checks = {lines.split()[0]: lines.split()[-2:] for lines in listed if lines}
+    assert (checks["d@1"], checks["leaky@1"]) == (["checks", "pending"], ["checks", "blocked"])
     shown = json.loads(run(server.url, "dataset", "show", "leaky").stdout)
     assert shown["checks"] == {
         "status": "blocked",

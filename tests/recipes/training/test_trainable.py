@@ -27,6 +27,7 @@ def test_gpus_that_torch_was_not_built_for_are_not_passed_over(tmp_path: Path, m
     begun: list[str] = []
     monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
     monkeypatch.setattr(dist, "init_process_group", begun.append)
+    monkeypatch.setattr(dist, "all_reduce", lambda nothing: None)
     monkeypatch.setattr(dist, "get_node_local_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
