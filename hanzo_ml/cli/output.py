@@ -24,7 +24,7 @@ def show(document: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
-    """Rows as a table; `empty` says what to do where there are none. What one compares `across` columns stays side by side."""
+    """Rows as a table; `empty` says what to do where there are none. What is read `across` stays side by side."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FOR_PROGRAMS
     console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
     lines = [[str(cell) for cell in row] for row in rows]
