@@ -1,49 +1,33 @@
 """The checkpoint asset: one partition is one tracking run; materializing it again resumes that run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, JsonValue
+from pydantic import Field
 
-from hanzo_ml_assets.control_plane import SOURCE, ControlPlane, follow
+from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.machine_tags import machine_tags
+from hanzo_ml_assets.run_params import log_params
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import Plan, make_plan
 from hanzo_ml_assets.unsent import log_unsent
 from hanzo_ml_assets.used import tell_used
 from hanzo_ml_assets.version_tag import group_name
-from recipes.architecture import Architecture
 from recipes.incidents import read_incidents
-from recipes.manifest import Artifact
-from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
-from recipes.schema import BadConfiguration, Job, Program, Result, Tracking
-from recipes.store import BrokenArtifact, Store
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.devices import POOL
-from resources.errors import HanzoError
-from resources.estimate.admission import admit, admit_dataset
-from resources.estimate.shapes import shape_of_base
 from resources.lineage.record import record
-from resources.lineage.run_record import (
-    NO_COMMIT,
-    Environment,
-    RunRecord,
-    as_logged,
-    read_environment,
-    read_record,
-    write_record,
-)
-from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
-from resources.metadata.sweeps import START_KEY
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.run_alerts import tell_incidents
-from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.resume import settle
 
 DATASET_METADATA, RECIPE_METADATA = "hanzo_ml/dataset", "hanzo_ml/recipe"
@@ -60,17 +44,6 @@ class TrainingConfig(dg.Config):  # type: ignore[misc]
     @property
     def given(self) -> dict[str, Any]:
         return {key: value for key, value in self.model_dump().items() if value}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a training job works with, once its names are resolved."""
-
-    job: JobRecord
-    version: DatasetVersion
-    record: RunRecord
-    run: Artifact
-    splits: Mapping[str, Artifact]
 
 
 def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
@@ -166,158 +139,6 @@ def as_given(job: JobRecord, given: Mapping[str, Any]) -> str | None:
     return name if name == given.get(DATASET) else reference
 
 
-def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:
-    """Resolve dataset, recipe and environment; of a run that was started before, from its record.
-
-    Raises:
-        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
-            that a check blocks, or whose records its objective cannot learn from; a record that was changed since.
-    """
-    job = control_plane.jobs.read(run_id)
-    known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
-    if known is not None:
-        try:
-            found = read_record(control_plane.store, known)
-        except BrokenArtifact as broken:
-            raise BadConfiguration(str(broken)) from None
-        reference, recipe = found.dataset, found.recipe
-    else:
-        reference, recipe = wanted(model, job.config)
-        asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
-        refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
-    version = control_plane.datasets.read(reference, job.organization)
-    if known is None:
-        refuse_what_cannot_be_learned(recipe, version)
-    if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
-        raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
-    return plan_of(model, job, version, recipe, control_plane.store)
-
-
-def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
-    """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
-
-    Raises:
-        BadConfiguration: unknown recipe or a parameter that does not fit it.
-    """
-    recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
-    return str(config.get("dataset") or model.dataset), recipe
-
-
-def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None:
-    """What is refused at submission where the recipe is known there: here also that of a definition, and after a click.
-
-    Raises:
-        BadConfiguration: with the nearest recipe that fits.
-    """
-    try:
-        admit(recipe, shape)
-    except HanzoError as refused:
-        raise BadConfiguration(refused.message) from None
-
-
-def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> None:
-    """Raises BadConfiguration: the objective takes other records than the dataset has."""
-    try:
-        admit_dataset(recipe, version)
-    except HanzoError as refused:
-        raise BadConfiguration(refused.message) from None
-
-
-def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> Plan:
-    """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
-    splits = {name: version.split(name) for name in ("train", "validation", "test")}
-    described = RunRecord(
-        run_id=job.id,
-        model=model.name,
-        dataset=version.reference,
-        recipe=recipe,
-        seed=recipe.seed,
-        environment=read_environment(SOURCE),
-    )
-    run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
-    return Plan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
-
-
-def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
-    """What compute is handed. Raises BadConfiguration: the recipe cannot be trained on as many GPUs as are asked for."""
-    run_id, recipe, resumed = plan.record.run_id, plan.record.recipe, plan.job.resumed
-    shape = recipe.on(resumed.gpus) if resumed.gpus else recipe
-    return Job(
-        id=run_id,
-        program=Program.TRAIN,
-        inputs={
-            "run": plan.run,
-            "train": plan.splits["train"],
-            "validation": plan.splits["validation"],
-            **start_of(plan.job),
-        },
-        parameters={"recipe": recipe.model_dump(mode="json")} | repeats_of(plan.record) | sent_back_of(plan.job),
-        outputs={
-            "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
-            recipe.trained_role: f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/{recipe.trained_role}",
-        },
-        result_uri=f"s3://hanzo-ml/runs/{run_id}/train.json",
-        store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(run_id, "train"),
-        cache_dir=control_plane.cache_dir,
-        tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
-        hardware=plan.record.hardware.model_copy(update={"gpus": shape.hardware.gpus}),
-        distributed=shape.distributed,
-        checkpoint=recipe.checkpoint.under(plan.job.schedule),
-        schedule=plan.job.schedule,
-    )
-
-
-def repeats_of(record: RunRecord) -> dict[str, JsonValue]:
-    """The parameter of a replay. Jobs that repeat nothing keep their digests."""
-    return {"repeats": [incident.model_dump(mode="json") for incident in record.repeats]} if record.repeats else {}
-
-
-def sent_back_of(job: JobRecord) -> dict[str, JsonValue]:
-    """A part of the work: what the program had made before it was sent back is no result of this."""
-    back = job.resumed.sent_back
-    return {"sent_back": [each.model_dump(mode="json") for each in back]} if back else {}
-
-
-def start_of(job: JobRecord) -> dict[str, Artifact]:
-    """The weights that a run starts from where it is given any: those of another trial of its sweep."""
-    return {START_KEY: Artifact.model_validate(job.config[START_KEY])} if START_KEY in job.config else {}
-
-
-def log_params(plan: Plan, control_plane: ControlPlane) -> None:
-    """The run's parameters under the specification's names (row E2), and those that its job gave; its code (row E11)."""
-    recipe, commit = plan.record.recipe, plan.record.environment.git_commit
-    given = plan.job.config.get("parameters") or {}
-    values = {
-        **{key: value for key in given if is_plain(value := getattr(recipe, key))},
-        "model": recipe.base_model.uri,
-        "method": recipe.method,
-        "objective": recipe.objective,
-        "recipe": recipe.name,
-        "learning_rate": recipe.learning_rate,
-        "batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation,
-        "max_steps": recipe.max_steps,
-        "lora_rank": recipe.lora_rank,
-        "lora_alpha": recipe.lora_alpha,
-        "seed": recipe.seed,
-        "dataset": plan.version.name,
-        "dataset_version": plan.version.version,
-        "git_commit": commit,
-    }
-    RunData(control_plane.database).log_batch(
-        plan.record.run_id,
-        params=[(key, as_logged(value)) for key, value in values.items()],
-        tags=[*([] if commit == NO_COMMIT else [(COMMIT_TAG, commit)]), *code_tags(plan.record.environment)],
-    )
-
-
-def is_plain(value: object) -> bool:
-    """Whether it is a scalar, or a list of them."""
-    values = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(each, bool | int | float | str | None) for each in values)
-
-
 def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:
     """Job, run, what it used, lineage and events in one transaction; before it, what the tracking server did not get."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
@@ -341,14 +162,6 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
         tell_incidents(connection, job.id, facts.incidents)
         RunData(control_plane.database).log_batch(job.id, tags=machine_tags(result.machine), connection=connection)
         control_plane.jobs.complete(connection, job.id, made, usage.seconds, usage.gpu_hours)
-
-
-def code_tags(environment: Environment) -> list[tuple[str, str]]:
-    """What the run page shows of the code, from the start on: of a run that fails one wants to know it most. The record has
-    the whole of it.
-    """
-    code = {"lock_sha256": environment.lock_sha256, "git_dirty": str(environment.git_dirty).lower()}
-    return [(f"environment/{key}", value) for key, value in code.items()]
 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:

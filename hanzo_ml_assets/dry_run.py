@@ -19,17 +19,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import hanzo_ml_assets
-from hanzo_ml_assets.checkpoint import (
-    Plan,
-    plan_of,
-    refuse_what_cannot_be_learned,
-    refuse_what_does_not_fit,
-    training_job,
-    wanted,
-)
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import Plan, plan_of, refuse_what_cannot_be_learned, refuse_what_does_not_fit, wanted
 from recipes.first_problem import first_problem
 from recipes.frozen import Frozen
 from recipes.known_architectures import known_shape

@@ -11,9 +11,12 @@ import pytest
 from sqlalchemy import select
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import build_checkpoint, complete, ensure_job, log_params, make_plan, training_job
+from hanzo_ml_assets.checkpoint import build_checkpoint, complete, ensure_job
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.run_params import log_params
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import make_plan
 from recipes import recipe as recipes
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.results import TrainingFacts

@@ -13,8 +13,9 @@ import yaml
 from api.v1.new_job import NewJob
 from hanzo_ml.cli import main as command_line
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import make_plan, training_job
 from hanzo_ml_assets.control_plane import ControlPlane
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import make_plan
 from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.compute.kubernetes.render import render

@@ -17,9 +17,11 @@ import httpx
 import pytest
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import complete, make_plan, training_job
+from hanzo_ml_assets.checkpoint import complete
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
+from hanzo_ml_assets.training_job import training_job
+from hanzo_ml_assets.training_plan import make_plan
 from recipes.base_model import folder_digest
 from recipes.schema import MEMORY_RAN_OUT
 from resources.compute.base import Follower

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from hanzo_ml_assets import dry_run
-from hanzo_ml_assets.checkpoint import make_plan
+from hanzo_ml_assets.training_plan import make_plan
 from recipes.command.job import CommandJob
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.schema import Machine

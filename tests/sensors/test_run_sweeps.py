@@ -9,7 +9,7 @@ import pytest
 import yaml
 from sqlalchemy import event
 
-from hanzo_ml_assets.checkpoint import start_of
+from hanzo_ml_assets.training_job import start_of
 from recipes.manifest import Artifact
 from resources.hpo.advance import advance, cancel
 from resources.hpo.config import SweepConfig

@@ -8,7 +8,7 @@ from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
-from resources.compute.local import ENVIRONMENT
+from resources.compute.local_command import ENVIRONMENT
 from resources.job_credentials import TOKEN
 
 USER_ID = 10001

@@ -16,7 +16,7 @@ import pytest
 from recipes import train as program
 from recipes.runner import main
 from recipes.schema import EXIT_PREEMPTED, Job, Result
-from resources.compute.local import ENVIRONMENT, TOGETHER
+from resources.compute.local_command import ENVIRONMENT, TOGETHER
 from tests.ports import free_port
 from tests.recipes.training.place import NOBODY, Place
 from tests.recipes.training.runs import LONG, step_of

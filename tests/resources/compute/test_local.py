@@ -20,7 +20,7 @@ import pytest
 from recipes.assignment import SPLITS
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
-from resources.compute import base, local
+from resources.compute import base, local, local_command
 from resources.compute.base import Follower, JobFailed, Observation, Phase
 from resources.compute.local import BEGAN, LocalCompute
 from resources.compute.memory_kills import memory_kills
@@ -462,11 +462,11 @@ def test_several_processes_have_all_of_the_grace_but_what_torchrun_needs_to_end(
     """Told nothing, torchrun kills them after 30 s: with the checkpoint that they save of the step that was broken off."""
     assert LocalCompute(source=tmp_path).grace_seconds == 300
     alone = job_that("ends").model_copy(update={"program": Program.TRAIN})
-    assert "recipes.torchrun" not in local.command(alone, tmp_path / "job.json")
+    assert "recipes.torchrun" not in local_command.command(alone, tmp_path / "job.json")
     together = alone.model_copy(update={"distributed": Distributed(gpus_per_node=2)})
     for said in (
-        [each for each in local.command(together, tmp_path / "job.json") if each.startswith("--shutdown-timeout=")],
-        [f"--shutdown-timeout={local.OF_A_COMMAND['PET_SHUTDOWN_TIMEOUT']}"],
+        [each for each in local_command.command(together, tmp_path / "job.json") if each.startswith("--shutdown-timeout=")],
+        [f"--shutdown-timeout={local_command.OF_A_COMMAND['PET_SHUTDOWN_TIMEOUT']}"],
     ):
         (flag,) = said
         assert 240 <= int(flag.removeprefix("--shutdown-timeout=")) < 300

@@ -1,0 +1,104 @@
+"""What a training job works with: its names resolved, to a version of a dataset, a recipe and the code; of a run that was
+started before, as its record has them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
+from hanzo_ml_assets.definition import ModelDefinition
+from recipes.architecture import Architecture
+from recipes.manifest import Artifact
+from recipes.recipe import Recipe
+from recipes.schema import BadConfiguration
+from recipes.store import BrokenArtifact, Store
+from resources.errors import HanzoError
+from resources.estimate.admission import admit, admit_dataset
+from resources.estimate.shapes import shape_of_base
+from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
+from resources.metadata.datasets import DatasetVersion
+from resources.metadata.jobs import JobRecord
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training job works with, once its names are resolved."""
+
+    job: JobRecord
+    version: DatasetVersion
+    record: RunRecord
+    run: Artifact
+    splits: Mapping[str, Artifact]
+
+
+def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) -> Plan:
+    """Resolve dataset, recipe and environment; of a run that was started before, from its record.
+
+    Raises:
+        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
+            that a check blocks, or whose records its objective cannot learn from; a record that was changed since.
+    """
+    job = control_plane.jobs.read(run_id)
+    known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
+    if known is not None:
+        try:
+            found = read_record(control_plane.store, known)
+        except BrokenArtifact as broken:
+            raise BadConfiguration(str(broken)) from None
+        reference, recipe = found.dataset, found.recipe
+    else:
+        reference, recipe = wanted(model, job.config)
+        asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
+        refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
+    version = control_plane.datasets.read(reference, job.organization)
+    if known is None:
+        refuse_what_cannot_be_learned(recipe, version)
+    if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
+        raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
+    return plan_of(model, job, version, recipe, control_plane.store)
+
+
+def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """The dataset reference and the recipe that a job asks for; the definition's own where it does not say.
+
+    Raises:
+        BadConfiguration: unknown recipe or a parameter that does not fit it.
+    """
+    recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
+    return str(config.get("dataset") or model.dataset), recipe
+
+
+def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None:
+    """What is refused at submission where the recipe is known there: here also that of a definition, and after a click.
+
+    Raises:
+        BadConfiguration: with the nearest recipe that fits.
+    """
+    try:
+        admit(recipe, shape)
+    except HanzoError as refused:
+        raise BadConfiguration(refused.message) from None
+
+
+def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> None:
+    """Raises BadConfiguration: the objective takes other records than the dataset has."""
+    try:
+        admit_dataset(recipe, version)
+    except HanzoError as refused:
+        raise BadConfiguration(refused.message) from None
+
+
+def plan_of(model: ModelDefinition, job: JobRecord, version: DatasetVersion, recipe: Recipe, store: Store) -> Plan:
+    """The plan of a run whose names are resolved. Its record is written to `store`, the only thing that changes."""
+    splits = {name: version.split(name) for name in ("train", "validation", "test")}
+    described = RunRecord(
+        run_id=job.id,
+        model=model.name,
+        dataset=version.reference,
+        recipe=recipe,
+        seed=recipe.seed,
+        environment=read_environment(SOURCE),
+    )
+    run = write_record(store, described, {name: splits[name].digest for name in ("train", "validation")})
+    return Plan(job=job, version=version, record=read_record(store, run), run=run, splits=splits)
