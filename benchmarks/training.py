@@ -91,7 +91,7 @@ def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command
         return {OURS: measured(sys.executable, "recipes.train", str(job))}
     peer = next(peer for peer in PEERS if peer.name == name)
     python = python_of(peer, cache)
-    module = f"benchmarks.training.{peer.module}"
+    module = f"benchmarks.trainers.{peer.module}"
     return {f"{name}, {variant}": measured(python, module, work.folder, variant) for variant in VARIANTS}
 
 
