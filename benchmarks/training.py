@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a file that is run finds o
 
 from benchmarks.tracking.servers import Place, Server, free_port
 from benchmarks.trainers.ours import job_of, new_run
-from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, python_of
+from benchmarks.trainers.peers import PEERS, VARIANTS, DoesNotRun, last_line, program_of, python_of
 from benchmarks.trainers.shapes import METHODS, SHAPES, Work
 from benchmarks.trainers.work import make_work
 from recipes.architecture import Architecture
@@ -91,8 +91,8 @@ def commands(name: str, work: Work, job: Path, cache: Path) -> dict[str, Command
         return {OURS: measured(sys.executable, "recipes.train", str(job))}
     peer = next(peer for peer in PEERS if peer.name == name)
     python = python_of(peer, cache)
-    module = f"benchmarks.trainers.{peer.module}"
-    return {f"{name}, {variant}": measured(python, module, work.folder, variant) for variant in VARIANTS}
+    program = program_of(peer)
+    return {f"{name}, {variant}": measured(python, program, work.folder, variant) for variant in VARIANTS}
 
 
 def main() -> None:
