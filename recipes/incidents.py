@@ -81,7 +81,22 @@ class NotDeterministic(Frozen):
         )
 
 
-Incident = Annotated[OutOfMemory | Diverged | NotDeterministic, Field(discriminator="kind")]
+class NotCompiled(Frozen):
+    """A compiler of this machine cannot do a block of the model; from here on the run computes without compiled blocks."""
+
+    kind: Literal["not_compiled"] = "not_compiled"
+    step: int = Field(description="the step that came to it")
+    reason: str
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{words_of(self.step)} came to a block that cannot be compiled here ({self.reason}): on without, which takes "
+            "longer, and rounds otherwise"
+        )
+
+
+Incident = Annotated[OutOfMemory | Diverged | NotDeterministic | NotCompiled, Field(discriminator="kind")]
 
 
 class Incidents(Frozen):
@@ -100,6 +115,10 @@ class Incidents(Frozen):
     @property
     def not_deterministic(self) -> list[NotDeterministic]:
         return [entry for entry in self.entries if isinstance(entry, NotDeterministic)]
+
+    @property
+    def not_compiled(self) -> list[NotCompiled]:
+        return [entry for entry in self.entries if isinstance(entry, NotCompiled)]
 
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
@@ -131,9 +150,10 @@ class Incidents(Frozen):
         """Of a run that goes on after `step`, and repeats what is left of another one, which was healed of `others`.
 
         Samples are left out from the beginning on: of the steps that came to them, or behind them, none was left. A
-        micro-batch gets smaller where it did then. Whether its GPU has a form of an operation, the run finds out itself.
+        micro-batch gets smaller where it did then. Whether its GPU has a form of an operation, and its compiler one of a
+        block, the run finds out itself.
         """
-        others = [entry for entry in others if not isinstance(entry, NotDeterministic)]
+        others = [entry for entry in others if not isinstance(entry, NotDeterministic | NotCompiled)]
         hold = (
             entry
             for entry in others

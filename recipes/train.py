@@ -29,15 +29,14 @@ from recipes.schema import Job, Result
 from recipes.store import Store
 from recipes.training.compilation import are_compiled, compile_blocks
 from recipes.training.course import Course, take_up
-from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
+from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is
 from recipes.training.facts import facts_of
-from recipes.training.healing import restart_less_strictly, restart_smaller, roll_back
+from recipes.training.healing import restart_after, roll_back
 from recipes.training.logged import LogToTracking
 from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
 from recipes.training.model import load_for_training
 from recipes.training.objective_trainer import ObjectiveTrainer
-from recipes.training.out_of_memory import is_out_of_memory
 from recipes.training.packed_attention import attend_where_it_fits
 from recipes.training.packed_rows import PackedRows
 from recipes.training.pipeline_trainer import PipelineTrainer
@@ -68,7 +67,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     Raises:
         BadConfiguration: the recipe does not fit the model or the data, or asks for what this program cannot do.
         Preempted: SIGTERM came; a checkpoint was saved, where the job wants one then.
-        Restart: memory ran out, the loss diverged, or an operation was refused, and the run can go on otherwise.
+        Restart: memory ran out, the loss diverged, an operation was refused, or a block was not to be compiled, and the run
+            can go on otherwise.
     """
     began = time.monotonic()
     compute_alike_each_time()
@@ -103,7 +103,9 @@ def build_model(job: Job, course: Course, material: Material, store: Store) -> A
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if material.objective.packed or material.objective.padded_behind:
         attend_where_it_fits(base, course.recipe)
-    if material.objective.packed and computes_whole_blocks(course.recipe):
+    if failed := course.incidents.not_compiled:
+        say(failed[0].words)
+    elif material.objective.packed and computes_whole_blocks(course.recipe):
         compile_blocks(base, Path(job.cache_dir))
     if course.resume is None and (start := job.inputs.get("start")):
         start_from(start, model, course.recipe, course.group, store, Path(job.cache_dir))
@@ -160,22 +162,19 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     """Train until the run is over or something ends it.
 
     Raises:
-        Restart: a step did not fit into memory, or came to an operation that cannot be computed the same each time.
+        Restart: a step did not fit into memory, or came to what cannot be computed the same each time, or not be compiled.
     """
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
     except Exception as error:
-        operation = None if course.incidents.not_deterministic else refused_operation(error)
         try:
             if trainer.metrics:  # of what fails for good too: what it logged last, and that it has cost something
                 trainer.metrics.close(timeout=STOPPED_GRACE_SECONDS)
                 write_usage(store, folder, trainer.meter.read(trainer.state))
-            if operation is None and not is_out_of_memory(error):
-                raise
             step = trainer.state.global_step + 1
-            if operation is not None:
-                raise restart_less_strictly(store, course.uri, operation, step) from error
-            raise restart_smaller(store, course.uri, course.recipe, step) from error
+            if restart := restart_after(error, course.incidents, store, course.uri, course.recipe, step):
+                raise restart from error
+            raise
         finally:
             # What happened is written down by now: the other processes wait for this one, and end it after minutes. An
             # upload that is cut off would be on this machine alone until the next start.

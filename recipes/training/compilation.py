@@ -42,6 +42,16 @@ def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
         block.compile(dynamic=False)
 
 
+def failed_to_compile(error: Exception) -> str | None:
+    """What a compiler says that it fails at, if that is what went wrong: Triton has faults, and does not know every GPU."""
+    from torch._dynamo.exc import TorchDynamoException  # takes seconds to load, and here it is loaded
+
+    if not isinstance(error, TorchDynamoException):
+        return None
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return said[0] if said else type(error).__name__
+
+
 def are_compiled(model: torch.nn.Module) -> bool:
     """Whether any part of a model is, or will be when it is called."""
     return any(module._compiled_call_impl is not None for module in model.modules())

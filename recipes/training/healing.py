@@ -1,5 +1,5 @@
-"""What a run does about memory that ran out, a loss that diverged, and an operation that has no form which computes the same
-each time: written down first, then started again.
+"""What a run does about memory that ran out, a loss that diverged, an operation that has no form which computes the same
+each time, and a block that cannot be compiled: written down first, then started again.
 """
 
 import time
@@ -13,6 +13,7 @@ from recipes.incidents import (
     Diverged,
     Incident,
     Incidents,
+    NotCompiled,
     NotDeterministic,
     ends_of,
     put_incidents,
@@ -23,8 +24,31 @@ from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
 from recipes.store import Store
-from recipes.training.out_of_memory import smaller
+from recipes.training.compilation import failed_to_compile
+from recipes.training.determinism import refused_operation
+from recipes.training.out_of_memory import is_out_of_memory, smaller
 from recipes.training.samples import SamplesOfRun
+
+
+def restart_after(
+    error: Exception, incidents: Incidents, store: Store, uri: str, recipe: Recipe, step: int
+) -> Restart | None:
+    """The restart that is the remedy for what went wrong in `step`; None where we know of none. `uri` is of the checkpoints.
+
+    Raises:
+        BadConfiguration: memory ran out, and there is nothing smaller to start again with.
+    """
+    if is_out_of_memory(error):  # also of a compiler, which tries a kernel
+        return restart_smaller(store, uri, recipe, step)
+    incident: NotDeterministic | NotCompiled
+    if not incidents.not_deterministic and (operation := refused_operation(error)):
+        incident = NotDeterministic(step=step, operation=operation)
+    elif not incidents.not_compiled and (reason := failed_to_compile(error)):
+        incident = NotCompiled(step=step, reason=reason)
+    else:
+        return None
+    write_incident(store, uri, incident)
+    return Restart(incident.words)
 
 
 def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restart:
@@ -34,13 +58,6 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
         BadConfiguration: there is nothing smaller to start again with.
     """
     incident = smaller(recipe, read_incidents(store, uri), step)
-    write_incident(store, uri, incident)
-    return Restart(incident.words)
-
-
-def restart_less_strictly(store: Store, uri: str, operation: str, step: int) -> Restart:
-    """The restart after `step` came to an operation that PyTorch refuses where all is to be computed the same each time."""
-    incident = NotDeterministic(step=step, operation=operation)
     write_incident(store, uri, incident)
     return Restart(incident.words)
 

@@ -11,7 +11,7 @@ class Unrepeated(Frozen):
     """An incident of the run `of`. `step` is null where the kernel ended the program, which says none."""
 
     of: Literal["run", "replay"]
-    kind: Literal["out_of_memory", "diverged", "not_deterministic"]
+    kind: Literal["out_of_memory", "diverged", "not_deterministic", "not_compiled"]
     step: int | None
     what: str
 

@@ -1,6 +1,6 @@
 """What a run was healed of, from which step on that holds, and for a run that repeats it."""
 
-from recipes.incidents import Diverged, Incidents, NotDeterministic, OutOfMemory, ends_of
+from recipes.incidents import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, ends_of
 
 HALVED = OutOfMemory(step=11, batch_size=4, gradient_accumulation=2)
 HALVED_AGAIN = OutOfMemory(step=21, batch_size=2, gradient_accumulation=4)
@@ -15,6 +15,7 @@ def after(incidents: Incidents) -> list[int | None]:
 def test_each_kind_says_its_own() -> None:
     all_but_one = Incidents(entries=(HALVED, SKIPPED, ENDED))
     assert all_but_one.not_deterministic == [], "nothing else makes a run compute otherwise each time"
+    assert all_but_one.not_compiled == []
     assert ends_of(all_but_one.entries) == [ENDED]
     assert all_but_one.skipped == ((232, 248),)
     assert all_but_one.steps_done_anew == ((range(29, 32), None),), "with the update before the first bad loss"
@@ -40,9 +41,11 @@ def test_a_run_that_repeats_another_leaves_out_its_samples_at_once_and_takes_its
     assert own.without(first.entries).steps_done_anew == ()
 
 
-def test_whether_an_operation_is_the_same_each_time_a_repetition_finds_out_on_its_own_gpu() -> None:
+def test_what_a_gpu_and_its_compiler_can_do_a_repetition_finds_out_on_its_own() -> None:
     refused = NotDeterministic(step=1, operation="index_fold_cuda_")
-    first = Incidents().grown(refused).going_on(10)
+    failed = NotCompiled(step=1, reason="PassManager::run failed")
+    first = Incidents().grown(refused).grown(failed).going_on(10)
     assert first.not_deterministic == [refused]
+    assert first.not_compiled == [failed]
     assert Incidents().repeating(first.entries, 10).entries == ()
     assert first.repeating(first.entries, 10) == first

@@ -41,7 +41,7 @@ class UnrepeatedIncident(Message):
     """An incident that only one of the two runs had."""
 
     of: Literal["run", "replay"]
-    kind: Literal["out_of_memory", "diverged", "not_deterministic"]
+    kind: Literal["out_of_memory", "diverged", "not_deterministic", "not_compiled"]
     step: int | None
     what: str
 

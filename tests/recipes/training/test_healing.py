@@ -4,19 +4,25 @@ import json
 import os
 import resource
 from collections.abc import Iterator
+from inspect import currentframe
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from functorch.compile import nop
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.exc import InductorError
+from transformers import PreTrainedModel
 
 from recipes import schema
 from recipes import train as program
-from recipes.incidents import Diverged, NotDeterministic, OutOfMemory, read_incidents, write_incident
+from recipes.incidents import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
+from recipes.training.healing import restart_after
 from recipes.training.logged import LogToTracking
 from recipes.training.out_of_memory import is_out_of_memory
 from tests.api.server_process import ServerProcess
@@ -153,6 +159,42 @@ def test_an_operation_that_is_never_the_same_is_found_out_and_the_run_goes_on_wi
     assert found.resumed_from == 2 and len(found.losses) == 4
     assert found.incidents == (NotDeterministic(step=3, operation="index_fold_cuda_"),)
     assert found.incidents[0].words in capsys.readouterr().out
+
+
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU whose compiler fails at the backward pass of the first block, and has the others' programs."""
+
+    def fail(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        raise InductorError(RuntimeError("PassManager::run failed"), currentframe())
+
+    def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
+        backend = aot_autograd(fw_compiler=nop, bw_compiler=fail)
+        model.get_decoder().layers[0].compile(dynamic=False, backend=backend)
+
+    monkeypatch.setattr(program, "compile_blocks", compile_blocks)
+
+
+def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
+    place: Place, tmp_path: Path, not_compiled: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen of Triton 3.6, in float16 with dropout and recomputed activations."""
+    work = tmp_path / "uncompiled"
+    with pytest.raises(Restart, match=r"step 1 came to a block that cannot be compiled here \(RuntimeError: PassM"):
+        place.train(work, max_steps=2)
+    capsys.readouterr()
+    found = facts(place.train(work, max_steps=2))
+    assert [*map(type, found.incidents)] == [NotCompiled] and len(found.losses) == 2
+    assert found.incidents[0].words in capsys.readouterr().out
+
+
+def test_memory_that_a_compiler_runs_out_of_is_memory_all_the_same(place: Place, tmp_path: Path) -> None:
+    error = InductorError(RuntimeError("CUDA out of memory"), currentframe())
+    uri = CHECKPOINTS.format(tmp_path.name)
+    assert "did not fit into memory" in str(restart_after(error, Incidents(), place.store, uri, place.recipe, 1))
+    other = InductorError(RuntimeError("PassManager::run failed"), currentframe())
+    known = Incidents(entries=(NotCompiled(step=1, reason="r"),))
+    assert restart_after(other, known, place.store, uri, place.recipe, 2) is None, "nothing is compiled any more"
 
 
 def test_on_a_gpu_what_has_a_form_that_computes_the_same_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from recipes import evaluate
 from recipes.gpus import GPUS
 from recipes.incidents import OutOfMemory
 from recipes.results import EvaluationReport
+from recipes.schema import EXIT_BAD_CONFIGURATION, Job, Result
 from recipes.training import packed_attention
 from recipes.training.random_states import RandomStates
 from resources.detached import read_pid
 from tests.recipes.tiny_training import LORA as ADAPTER
 from tests.recipes.tiny_training import TinyTraining
+from tests.recipes.training.gang import NODES, Gang
 from tests.recipes.training.place import Place, facts
 from tests.recipes.training.runs import Runs, children, install, losses_of, step_of
 from tests.recipes.training.test_nothing_waits import trainer_of
@@ -213,6 +216,59 @@ def test_a_run_on_two_gpus_whose_process_is_killed_ends_as_if_nobody_had(
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
     }, victim
+
+
+def on_one_gpu(runs: Runs, name: str, job: Job, tmp_path: Path, kill_after: int = 0) -> Result:
+    """The result of two nodes that both have this machine's GPU, the second of which may be killed after that step.
+
+    NCCL takes them for two machines, and goes over their network; of one machine it refuses a GPU that two processes have.
+    """
+    variables = [{"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"} for rank in range(NODES)]
+    if kill_after:
+        gang = Gang(job, tmp_path / f"{name}-killed", variables)
+        gang.until(kill_after)
+        gang.kill(1)
+        assert gang.wait()[0] not in (0, EXIT_BAD_CONFIGURATION), gang.said()
+    gang = Gang(job, tmp_path / name, variables)
+    assert gang.wait() == [0] * NODES, gang.said()
+    return Result.model_validate_json(runs.place.store.get_bytes(job.result_uri))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "tolerance"),
+    [
+        ("ddp", {"base_dtype": "bfloat16"}, 1e-2),
+        ("ddp", QLORA | {"lora_dropout": 0.0}, 1e-2),
+        ("fsdp", FULL, 1e-4),
+        ("fsdp", HALF, 1e-2),
+        ("fsdp", {"base_dtype": "bfloat16"}, 1e-2),
+        ("pipeline", FULL | {"gradient_accumulation": 2}, 1e-4),
+        ("deepspeed_zero2", FULL, 1e-4),
+        ("deepspeed_zero3", HALF, 2e-2),
+    ],
+)
+def test_two_nodes_on_one_gpu_compute_what_one_does_and_lose_nothing(
+    runs: Runs, tmp_path: Path, strategy: str, method: dict[str, Any], tolerance: float
+) -> None:
+    """Their gradients travel over NCCL, and between stages what one computes for the next. One is killed in between."""
+    one = on_gpus(1) | {"max_steps": 16}
+    shape = {"strategy": strategy, "num_nodes": NODES, "gpus_per_node": 1, "backend": "nccl"}
+    name = f"gpu-nodes-{strategy}-{method.get('method', 'lora')}-{method.get('dtype', method.get('base_dtype'))}"
+    single = {name: value for name, value in method.items() if name != "gradient_accumulation"}
+    both = method | one | {"batch_size": 2, "distributed": shape}
+    with ThreadPoolExecutor() as at_once:
+        found = (
+            at_once.submit(runs.train, runs.job(f"{name}-alone", **single, **one, batch_size=4)),
+            at_once.submit(on_one_gpu, runs, "whole", runs.job(f"{name}-whole", **both), tmp_path),
+            at_once.submit(on_one_gpu, runs, "lost", runs.job(f"{name}-lost", **both), tmp_path, kill_after=3),
+        )
+    alone, whole, lost = (run.result() for run in found)
+    assert losses_of(whole) == pytest.approx(losses_of(alone), rel=tolerance)
+    assert facts(lost).resumed_from
+    assert losses_of(lost) == losses_of(whole)
+    assert {role: made.digest for role, made in lost.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }
 
 
 def test_memory_that_runs_out_on_one_of_two_gpus_ends_the_wait_of_the_other(
