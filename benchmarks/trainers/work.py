@@ -101,5 +101,5 @@ def make_model(folder: Path, shape: Shape, corpus: Path) -> None:
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config).to(getattr(torch, shape.dtype))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="5GB")  # as they come: its files are hashed at once
     tokenizer.save_pretrained(folder)

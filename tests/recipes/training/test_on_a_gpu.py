@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipes import evaluate
 from recipes.gpus import GPUS
-from recipes.incidents import OutOfMemory
+from recipes.incidents import NotCompiled, OutOfMemory
 from recipes.results import EvaluationReport
 from recipes.schema import EXIT_BAD_CONFIGURATION, Job, Result
 from recipes.training import packed_attention
@@ -91,7 +91,7 @@ def on_gpus(count: int, strategy: str = "ddp") -> dict[str, Any]:
 )
 def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, method: dict[str, Any]) -> None:
     """With dropout, whose random numbers are the GPU's. Blocks are compiled, once more where the first kill was on a machine
-    that is gone with its cache.
+    that is gone with its cache; where they cannot be, a run finds it out once.
     """
     settings = {"max_steps": 20, **method, **on_gpus(1)}
     whole = runs.train(runs.job(f"gpu-{name}-whole", **settings))
@@ -113,7 +113,8 @@ def test_a_run_that_is_killed_ends_as_if_nobody_had(runs: Runs, name: str, metho
             killed[pid] = due.pop(0)
 
     result = runs.train(job, kill)
-    assert len(killed) == 2 and len(compiled) == 3, (killed, compiled)
+    starts = 1 if any(isinstance(incident, NotCompiled) for incident in facts(whole).incidents) else 3
+    assert len(killed) == 2 and len(compiled) == starts, (killed, compiled)
     assert losses_of(result) == losses_of(whole), killed
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
