@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recipes.schema import EXIT_BAD_CONFIGURATION
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from resources.compute.devices import POOL, jobs_at_once
-from resources.detached import LOG, is_running, lock, stop
+from resources.detached import LOG, is_running, lock, read_pid, stop
 from resources.services import SOURCE, Service, importable, not_through_a_proxy
 from resources.settings import Settings
 from resources.stack import answers, down, folder, launch, migrate_dagster
@@ -182,6 +182,41 @@ def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
         assert worker.is_dir() and not is_running(worker)
     finally:
         stop(worker, 0)
+
+
+OUT_OF_REACH = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_down_ends_where_a_run_worker_cannot_be_ended_and_says_which_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever for one that the kernel held. Here its lock is held by what no signal to the worker reaches."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "stuck"
+    worker.mkdir(parents=True)
+    monkeypatch.setattr("resources.stack.services", lambda settings: [])
+    monkeypatch.setattr("resources.stack.KILL_SECONDS", 0.1)
+    launch(Service("stuck", (sys.executable, "-c", OUT_OF_REACH)), worker, {})
+    while not (said := (worker / LOG).read_text()).endswith("\n"):
+        assert is_running(worker)
+        time.sleep(0.01)
+    try:
+        with pytest.raises(
+            BadConfiguration, match=rf"^run worker stuck \(process {read_pid(worker)}\): not ended by SIGKILL"
+        ):
+            down(settings, Console())
+    finally:
+        os.kill(int(said), signal.SIGKILL)
+    while is_running(worker):
+        time.sleep(0.01)
+    down(settings, Console())
 
 
 def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:
