@@ -18,6 +18,7 @@ from hanzo_ml_assets.run_params import log_params
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
 from recipes import recipe as recipes
+from recipes.base_model_folder import folder_digest
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Machine, Result
@@ -36,6 +37,7 @@ from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
 from resources.metadata.tracking_rules import metric_point
 from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
+from tests.recipes.tiny_model import make_tiny_model
 
 __all__ = ["home"]
 
@@ -105,6 +107,23 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
         make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
     assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
+    control_plane.database.close()
+
+
+def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_started(home: Path, tmp_path: Path) -> None:
+    """The program found out, with the GPU in its hands."""
+    control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
+    planned = {}
+    for name, sha256 in (("other", "0" * 64), ("same", folder_digest(folder))):
+        base = {"base_model": {"uri": folder.as_uri(), "sha256": sha256}}
+        config = {**ASSISTANT, "parameters": {**base, "sequence_length": 64}}
+        control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=name)
+        try:
+            planned[name] = make_plan(dry_run.definition("ellarin-assistant"), name, control_plane)
+        except BadConfiguration as refused:
+            assert f"has SHA-256 {folder_digest(folder)}, the recipe pins {'0' * 64}" in str(refused)
+    assert list(planned) == ["same"]
+    assert control_plane.store.find("s3://hanzo-ml/runs/other/record") is None
     control_plane.database.close()
 
 

@@ -81,6 +81,13 @@ def test_so_has_one_that_does_not_say_how_large_its_heads_are(family: str) -> No
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_an_adapter_can_be_put_on_the_modules_that_its_shape_names(family: str) -> None:
+    model = build(tiny(family), device="meta")
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    assert {name for name, module in model.named_modules() if isinstance(module, kinds)} == set(tiny(family).modules)
+
+
 @pytest.mark.parametrize("name", [*ASSUMED, *STATED])
 def test_so_has_every_base_model_of_the_tables(name: str) -> None:
     shape = (ASSUMED | STATED)[name]

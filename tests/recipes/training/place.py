@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes import train as program
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident
 from recipes.recipe import PREFERENCES, Recipe
