@@ -8,24 +8,21 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.compute.devices import POOL, jobs_at_once
 from resources.configuration import no_home
-from resources.detached import LOG, is_running, kill, lock, read_pid, send, start, stop, write_json, write_whole
+from resources.dagster_instance import migrate_dagster
+from resources.detached import LOG, is_running, kill, lock, read_pid, send, start, stop
 from resources.last_words import last_words
 from resources.metadata.database import Database
 from resources.orphans import end_orphans
@@ -167,53 +164,6 @@ def interrupts_heeded() -> Iterator[None]:
     finally:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def migrate_dagster(settings: Settings, console: Console) -> None:
-    """Make the instance once, before anything else opens it: sixteen processes that did it at once broke it (#27390)."""
-    home = settings.dagster_home
-    home.mkdir(parents=True, exist_ok=True)
-    at_once = jobs_at_once(settings.scheduler)
-    # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
-    write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
-    marker = home / "migrated.json"
-    wanted = {"dagster": version("dagster"), POOL: at_once}
-    known = json.loads(marker.read_text()) if marker.is_file() else {}
-    if isinstance(known, str):  # of a release before this one
-        known = {"dagster": known}
-    if known == wanted:
-        return
-    with console.status("preparing the Dagster instance"):
-        if known.get("dagster") != wanted["dagster"]:
-            change_instance(settings, "migrate")
-        if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
-            change_instance(settings, "concurrency", "set", POOL, str(at_once))
-    write_json(marker, wanted)
-
-
-def instance_configuration(text: str, home: Path, at_once: int) -> str:
-    """`dagster.yaml` of an instance in `home` where that many jobs run at the same time: what they wait for must find room
-    beside them.
-    """
-    document = yaml.safe_load(text)
-    kept = {"module": "resources.dagster_storage", "class": "KeptSqliteStorage", "config": {"base_dir": str(home)}}
-    document["storage"] = {"custom": kept}
-    document["concurrency"]["runs"]["max_concurrent_runs"] += at_once - 1
-    return yaml.safe_dump(document, sort_keys=False)
-
-
-def change_instance(settings: Settings, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dagster", "instance", *arguments],
-        env={**os.environ, **environment(settings)},
-        cwd=SOURCE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        home, reason = settings.dagster_home, done.stderr.strip().splitlines()[-1]
-        raise BadConfiguration(f"the Dagster instance in {home} can't be prepared: {reason}")
 
 
 def check_port(service: Service) -> None:

@@ -1,6 +1,5 @@
 """What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
 
-import json
 import os
 import signal
 import socket
@@ -9,18 +8,16 @@ import sys
 import threading
 import time
 from http.server import HTTPServer, SimpleHTTPRequestHandler
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.compute.devices import POOL, jobs_at_once
 from resources.detached import LOG, is_running, lock, read_pid, stop
 from resources.services import SOURCE, Service, importable, not_through_a_proxy
 from resources.settings import Settings
-from resources.stack import answers, down, folder, launch, migrate_dagster
+from resources.stack import answers, down, folder, launch
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
 
@@ -130,20 +127,6 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
     done = program(tmp_path / "file" / "home", *command)
     assert done.returncode == EXIT_BAD_CONFIGURATION
     assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
-
-
-def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Path) -> None:
-    """It was emptied and then written: a daemon that read it in between was another one."""
-    settings = Settings(home=tmp_path)
-    settings.dagster_home.mkdir()
-    known = {"dagster": version("dagster"), POOL: jobs_at_once(settings.scheduler)}
-    (settings.dagster_home / "migrated.json").write_text(json.dumps(known))
-    file = settings.dagster_home / "dagster.yaml"
-    file.write_text("as: it was\n")
-    with file.open() as reader:
-        migrate_dagster(settings, Console())
-        assert reader.read() == "as: it was\n"
-    assert "run_launcher" in file.read_text()
 
 
 STARTS_A_WORKER_AS_IT_ENDS = """
