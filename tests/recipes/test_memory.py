@@ -17,7 +17,8 @@ from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
 from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
-from recipes.recipe import PAIR_OBJECTIVES, Recipe
+from recipes.objective_names import PAIR_OBJECTIVES
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.low_rank import compute_in_the_type_of_inputs
 from resources.estimate.estimate import DatasetTokens, tokens_of
