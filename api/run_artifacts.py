@@ -8,7 +8,6 @@ organization's. What belongs here: that mapping, and what may be a name. What do
 
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -16,10 +15,10 @@ from urllib.parse import quote, unquote
 from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised
+from api.published_files import ARTIFACTS, keys_of, published_folders, published_uri, run_place
 from api.verified_files import Uploaded, VerifiedFile, VerifiedFiles
-from recipes.retention import from_the_best, standing_of
-from recipes.store import MANIFEST, Store
-from resources.errors import HanzoError, invalid, not_found
+from recipes.store import Store
+from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
 """Characters that some URI, shell or decoder reads as structure; U+FFFD is what bytes that are no UTF-8 are decoded to."""
@@ -104,11 +103,14 @@ class OwnedArtifacts:
         return entries_below(self._store, self.uri(owner, folder), f"{folder}/" if folder else "")
 
     def open(self, owner: str, path: str) -> VerifiedFile:
-        """The file, verified. Raises a 404 where there is none, a 409 where its bytes are not the uploaded ones."""
+        """The file, verified. Raises a 404 where there is none, a 409 where its bytes are not the recorded ones."""
+        return self._open(self.uri(owner, checked_path(path)), owner, path)
+
+    def _open(self, uri: str, owner: str, path: str) -> VerifiedFile:
         try:
-            return self._files.open(self.uri(owner, checked_path(path)), owner)
+            return self._files.open(uri, owner)
         except FileNotFoundError:
-            raise (is_folder(path) if any(self._store.below(self.uri(owner, path))) else no_artifact(path)) from None
+            raise (is_folder(path) if any(self._store.below(uri)) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
@@ -134,45 +136,53 @@ class OwnedArtifacts:
 
 
 class RunArtifacts(OwnedArtifacts):
-    """Files of runs and of logged models."""
+    """Files of runs and of logged models: what was uploaded, and beside it what a run's job published. Of two by the same
+    name the uploaded one counts.
+    """
 
     def __init__(self, files: VerifiedFiles) -> None:
         super().__init__(files, run_folder)
 
-    def published(self, owner: str) -> list[dict[str, Any]]:
-        """Everything that a run has in the store, as the specification's {key, path} (row E4) and its size; an artifact with
-        a manifest is one.
-        """
-        root = f"s3://hanzo-ml/runs/{owner}"
-        found = [(uri.removeprefix(f"{root}/").removeprefix("artifacts/"), uri, size) for uri, size in self._below(root)]
-        found += self._checkpoints(f"s3://hanzo-ml/checkpoints/{owner}")
-        return [{"key": key.rstrip("/"), "path": uri, "size": size} for key, uri, size in found]
+    def keys(self, owner: str) -> list[dict[str, Any]]:
+        """Everything that a run has in the store, for `/v1`."""
+        return keys_of(self._store, owner)
 
-    def _checkpoints(self, root: str) -> list[tuple[str, str, int]]:
-        """Those that training keeps, by their steps, and the best of them by a name of its own (row I7).
+    def entries(self, owner: str, folder: str) -> list[Entry]:
+        folder = checked_folder(folder)
+        found = {entry.path: entry for entry in (*self._published(owner, folder), *super().entries(owner, folder))}
+        return [found[path] for path in sorted(found)]
 
-        What came after the run was sent back to a step lies below `from-STEP` (`recipes.sent_back`), and so does its key.
-        """
-        below = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in self._below(root)]
-        saved = sorted((int(step), way, uri, size) for (*way, step), uri, size in below if step.isdecimal())
-        losses = {}
-        for place, (_, _, uri, _) in enumerate(saved):
-            with suppress(FileNotFoundError):  # retention took it meanwhile
-                losses[place] = standing_of(self._store.get_bytes(uri + MANIFEST)).loss
-        named = [("/".join(["checkpoint", *way, f"step-{step}"]), uri, size) for step, way, uri, size in saved]
-        best = [(f"best_model_step_{saved[place][0]}", *saved[place][2:]) for place in from_the_best(losses)[:1]]
-        return [*(named[place] for place in losses), *best]
+    def open(self, owner: str, path: str) -> VerifiedFile:
+        try:
+            return super().open(owner, path)
+        except HanzoError as refused:
+            absent = refused.code == ErrorCode.RESOURCE_DOES_NOT_EXIST
+            if not absent or (uri := published_uri(self._store, owner, path)) is None:
+                raise
+        return self._open(uri, owner, path)
 
-    def _below(self, root: str) -> list[tuple[str, int]]:
-        """Artifacts with a manifest, and files of none, by their names; with their sizes."""
-        entries = self._store.entries(root)
-        artifacts = {entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)}
-        sizes: dict[str, int] = {}
-        for entry in entries:
-            ends = (found.end() for found in re.finditer("/", entry.uri))
-            place = next((folder for end in ends if (folder := entry.uri[:end]) in artifacts), entry.uri)
-            sizes[place] = sizes.get(place, 0) + entry.size
-        return sorted(sizes.items())
+    def delete(self, owner: str, path: str) -> None:
+        """As of any owner's files, but what the job published stays: 400 where it is named."""
+        if path and not self._store.exists(self.uri(owner, checked_folder(path))) and self._is_published(owner, path):
+            raise invalid(f"'{path}' was made by the run's job, not uploaded: it stays")
+        super().delete(owner, path)
+
+    def _is_published(self, owner: str, path: str) -> bool:
+        folder = checked_folder(path)
+        uri = published_uri(self._store, owner, folder)
+        return self._store.exists(uri) if uri else bool(published_folders(self._store, owner, folder))
+
+    def _published(self, owner: str, folder: str) -> list[Entry]:
+        names = published_folders(self._store, owner, folder)
+        if names is not None:
+            return [Entry(f"{folder}/{name}", True) for name in names]
+        if (uri := published_uri(self._store, owner, folder)) is None:
+            return []
+        found = entries_below(self._store, uri, f"{folder}/" if folder else "")
+        if folder:
+            return found
+        at_root = [Entry("checkpoint", True)] if published_folders(self._store, owner, "checkpoint") else []
+        return [*at_root, *(entry for entry in found if entry.path != ARTIFACTS)]
 
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
@@ -188,7 +198,7 @@ def name_of(uri: str) -> str:
 
 
 def run_folder(run_id: str) -> str:
-    return f"s3://hanzo-ml/runs/{run_id}/artifacts"
+    return f"{run_place(run_id)}/{ARTIFACTS}"
 
 
 def organization_folder(organization: str) -> str:

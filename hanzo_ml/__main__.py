@@ -1,5 +1,20 @@
-"""`python -m hanzo_ml`: the same as `hanzo-ml`, where the environment is on no PATH."""
+"""The `hanzo-ml` command, and the same as `python -m hanzo_ml` where the environment is on no PATH."""
 
-from hanzo_ml.cli import main
+import sys
 
-main()
+INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended."""
+
+
+def main() -> None:
+    """Run a command. Ctrl-C prints no traceback also in the second in which all commands are imported."""
+    try:
+        from hanzo_ml.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

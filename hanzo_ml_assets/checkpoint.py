@@ -9,6 +9,7 @@ from pydantic import Field
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.loss_plot import loss_plot
+from hanzo_ml_assets.lost_losses import log_lost
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.run_params import log_params
 from hanzo_ml_assets.training_job import training_job
@@ -140,11 +141,12 @@ def as_given(job: JobRecord, given: Mapping[str, Any]) -> str | None:
 
 
 def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) -> None:
-    """Job, run, what it used, lineage and events in one transaction; before it, what the tracking server did not get."""
+    """Job, run, what it used, lineage and events in one transaction; before it, what the tracker never got, or has lost."""
     made = {"run": plan.run, **plan.splits, **result.artifacts}
     facts = TrainingFacts.model_validate(result.facts)
     if facts.unsent_metrics:
         log_unsent(job.id, folder_of(job), control_plane)
+    log_lost(job.id, facts.losses, control_plane)
     usage = Usage(
         seconds=facts.train_seconds,
         gpus=job.gpus if facts.gpus is None else facts.gpus,

@@ -9,6 +9,8 @@ from typing import Any
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
 from recipes.architecture import Architecture
+from recipes.base_model_folder import checked_folder, folder_of
+from recipes.base_model_ref import BaseModelRef
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
@@ -36,8 +38,9 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
-        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, or a dataset
-            that a check blocks, or whose records its objective cannot learn from; a record that was changed since.
+        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, a dataset
+            that a check blocks, or whose records its objective cannot learn from, or a base model of other bytes than it
+            pins; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
@@ -56,6 +59,8 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
         refuse_what_cannot_be_learned(recipe, version)
     if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
         raise BadConfiguration(f"{blocked}: see `hanzo-ml dataset check {version.reference}`")
+    if known is None:
+        refuse_another_base(recipe.base_model, control_plane.store)
     return plan_of(model, job, version, recipe, control_plane.store)
 
 
@@ -79,6 +84,18 @@ def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None
         admit(recipe, shape)
     except HanzoError as refused:
         raise BadConfiguration(refused.message) from None
+
+
+def refuse_another_base(reference: BaseModelRef, store: Store) -> None:
+    """Hash a folder of this machine that no job has used yet: the program would find out with the GPUs in its hands. A
+    package, and a folder that only pods see, it still does: their bytes are not here.
+
+    Raises:
+        BadConfiguration: the folder lacks something, or has other bytes than the recipe pins.
+    """
+    uri = reference.artifact_uri
+    if uri and reference.is_folder and folder_of(reference).is_dir() and store.find(uri) is None:
+        checked_folder(reference)
 
 
 def refuse_what_cannot_be_learned(recipe: Recipe, version: DatasetVersion) -> None:

@@ -4,7 +4,7 @@ Covers the families whose layers are q, k, v, o, gate, up and down projections w
 Names are those of a Hugging Face `config.json`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -16,6 +16,7 @@ from recipes.schema import MOST, BadConfiguration
 
 BIASED = {"qwen2": ("q_proj", "k_proj", "v_proj")}
 """Projections with a bias, by family (`modeling_qwen2.py` of transformers; the others have none by default)."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 NORMED_HEADS = ("qwen3",)
 """Families that normalize queries and keys for each head."""
 HEAD_DIM = {"qwen3": 128}
@@ -140,6 +141,15 @@ class Architecture(Written):
         shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
         parts = {name: -(-getattr(self, name) // processes) for name in shared}
         return self.model_copy(update=parts | {"head_dim": self.head_size})
+
+    @property
+    def modules(self) -> Iterator[str]:
+        """The names of the modules that an adapter can be put on: linear layers, and the embedding."""
+        yield "model.embed_tokens"
+        yield "lm_head"
+        for layer in range(self.num_hidden_layers):
+            for name in self.projections:
+                yield f"model.layers.{layer}.{'self_attn' if name in OF_ATTENTION else 'mlp'}.{name}"
 
     def adapter(self, rank: int, targets: tuple[str, ...]) -> tuple[Tensors, ...]:
         """The parameters of a LoRA adapter: A [rank, in] and B [out, rank] for each target (Hu et al. 2021, section 4.1).

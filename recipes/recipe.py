@@ -1,8 +1,6 @@
 """A recipe: one way to fine-tune, as a file in this folder (specification rows G8, L1-L6)."""
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import entry_points
 from math import gcd
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -17,28 +15,13 @@ from recipes.first_problem import first_of, first_problem
 from recipes.frozen import Written
 from recipes.gpus import requirement
 from recipes.image import pinned
+from recipes.objective_names import known_objective, learns_from_pairs
 from recipes.schema import MOST, MOST_STEPS, BadConfiguration, CheckpointPolicy, Distributed, Hardware
 from recipes.yaml_lines import line_of, named_in
 from recipes.yaml_mapping import read_mapping
 
 FOLDER = Path(__file__).resolve().parent
-OBJECTIVES = "hanzo_ml.objectives"
-"""Entry point group of the objectives that an operator has installed (`recipes.training.objectives`)."""
-PAIR_OBJECTIVES = "hanzo_ml.objectives.pairs"
-"""Of those that learn from pairs, both of whose answers go through the model: memory and tokens are reckoned where no torch
-is, which to import the class itself would need. So what installs it says so.
-"""
-PREFERENCES = ("dpo", "orpo")
-BUILT_IN_OBJECTIVES = ("sft", *PREFERENCES)
 PREFERENCE_BETA = 0.1
-
-
-@cache  # to look takes 14 ms, and a sweep has a thousand recipes
-def learns_from_pairs(objective: str) -> bool:
-    """Whether an objective, built in or installed, learns from pairs."""
-    if objective in BUILT_IN_OBJECTIVES:
-        return objective in PREFERENCES
-    return objective in entry_points(group=PAIR_OBJECTIVES).names
 
 
 def foreign_keys(method: str) -> frozenset[str]:
@@ -164,12 +147,7 @@ class Recipe(Written):
     @field_validator("objective")
     @classmethod
     def objective_is_known(cls, value: str) -> str:
-        if value in BUILT_IN_OBJECTIVES:  # to look for others takes 14 ms, of each of the thousand recipes of a sweep
-            return value
-        installed = sorted(entry_points(group=OBJECTIVES).names | entry_points(group=PAIR_OBJECTIVES).names)
-        if value not in installed:
-            raise ValueError(f"unknown objective: use {', '.join([*BUILT_IN_OBJECTIVES, *installed])}")
-        return value
+        return known_objective(value)
 
     @model_validator(mode="after")
     def beta_belongs_to_a_preference(self) -> Self:

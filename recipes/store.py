@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from recipes.addresses import BrokenArtifact
 from recipes.chunks import chunk_uri
-from recipes.local_artifact import MANIFEST, describe, lies_alone, sha256_of, what_is_broken
+from recipes.local_artifact import MANIFEST, describe, difference, lies_alone, sha256_of, what_is_broken
 from recipes.manifest import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.objects import Objects
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
@@ -158,13 +158,16 @@ class Store(Objects):
         local = self._lies_in_place(artifact, manifest, only)
         folder = local or cache / artifact.digest
         wanted = [file for file in manifest.files if only is None or file.path in only]
+        seen = [stamp(folder / file.path) for file in wanted]
         # One after the other, the files of a large model take longer to hash than to load: about 2 GB a second.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:
             problems = list(hashing.map(partial(what_is_broken, folder), wanted))
-        for file, problem in zip(wanted, problems, strict=True):
-            if problem and local is None and what_is_broken(folder, file):  # another may have fetched it by now
-                self._download(artifact.uri, file, folder / PurePosixPath(file.path))
-            if problem and (problem := what_is_broken(folder, file)):
+        for file, before, problem in zip(wanted, seen, problems, strict=True):
+            if problem and local is None:
+                # Another may have fetched it by now; as it was, it is not hashed again.
+                if stamp(folder / file.path) == before or what_is_broken(folder, file):
+                    self._download(artifact.uri, file, folder / PurePosixPath(file.path))
+            elif problem:
                 self.refuse_without_bucket(artifact.uri)
                 raise BrokenArtifact(f"{artifact.uri}/{problem}")
         return folder
@@ -181,9 +184,24 @@ class Store(Objects):
         return local if local and (only is not None or lies_alone(local, manifest)) else None
 
     def _download(self, artifact_uri: str, file: FileRecord, target: Path) -> None:
+        """Bring a file, hashed on its way: nothing comes to `target` that is not as the manifest says."""
+        digest, size = hashlib.sha256(), 0
         try:
             with put_when_whole(target) as out:
                 for piece in self.pieces(artifact_uri, file):
                     out.write(piece)
+                    digest.update(piece)
+                    size += len(piece)
+                if problem := difference(file, size, digest.hexdigest()):
+                    raise BrokenArtifact(f"{artifact_uri}/{problem}")
         except FileNotFoundError as error:
             raise BrokenArtifact(f"{artifact_uri}/{file.path} is missing: {error}") from None
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What is another number once a file was replaced or written to; None where there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -7,6 +7,7 @@ breath. So there is no moment at which a starter could die between starting and 
 import errno
 import fcntl
 import json
+import math
 import os
 import signal
 import struct
@@ -116,16 +117,29 @@ def send(folder: Path, number: signal.Signals) -> bool:
     return True
 
 
-def stop(folder: Path, grace_seconds: float) -> None:
-    """SIGTERM, and SIGKILL when the grace is over. Returns when the process is gone."""
+def stop(folder: Path, grace_seconds: float, kill_seconds: float = math.inf) -> bool:
+    """SIGTERM, and SIGKILL when the grace is over. Returns whether the process is gone, as `kill` does."""
     asked = False
     end = time.monotonic() + grace_seconds
     while is_running(folder):
-        if not asked:
-            asked = send(folder, signal.SIGTERM)
-        elif time.monotonic() > end:
-            send(folder, signal.SIGKILL)
+        asked = asked or send(folder, signal.SIGTERM)
         time.sleep(0.1)
+        if time.monotonic() > end:
+            return kill(folder, kill_seconds)
+    return True
+
+
+def kill(folder: Path, seconds: float) -> bool:
+    """SIGKILL. Returns whether the process is gone, or False where it is not after so many seconds: the kernel does not end
+    one that waits in it for a disk or a device that does not answer.
+    """
+    end = time.monotonic() + seconds
+    while is_running(folder):
+        send(folder, signal.SIGKILL)
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def ask_to_stop(folder: Path, grace_seconds: float) -> None:

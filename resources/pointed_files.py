@@ -24,10 +24,12 @@ from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
 from resources.metadata.artifacts.artifact_locations import is_proxied
 from resources.metadata.artifacts.artifact_owners import files_owner
 from resources.metadata.database import Database
+from resources.metadata.registry.download_uri import files_of_model
 from resources.metadata.registry.model_key import ModelKey
-from resources.metadata.registry.model_version_sources import LOGGED_MODEL, Sourced, files_of_model, is_stored
+from resources.metadata.registry.model_version_sources import Sourced
 from resources.metadata.registry.model_versions import LoggedFiles, ModelVersion, find_version
 from resources.metadata.registry.registry import Pointed
+from resources.metadata.registry.source_uris import LOGGED_MODEL, is_stored
 from resources.metadata.tables import model_versions as versions
 from resources.metadata.tables import runs
 from resources.metadata.tracking.run_search import RunSearch

@@ -8,24 +8,21 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
-from resources.compute.devices import POOL, jobs_at_once
 from resources.configuration import no_home
-from resources.detached import LOG, is_running, lock, send, start, stop, write_json, write_whole
+from resources.dagster_instance import migrate_dagster
+from resources.detached import LOG, is_running, kill, lock, read_pid, send, start, stop
 from resources.last_words import last_words
 from resources.metadata.database import Database
 from resources.orphans import end_orphans
@@ -35,6 +32,8 @@ from resources.settings import Settings
 START_SECONDS = 120.0
 GRACE_SECONDS = 20.0
 JOB_GRACE_SECONDS = 300.0
+KILL_SECONDS = 60.0
+"""For the kernel to end what was killed: of a job with hundreds of GB, or a GPU's, it takes seconds."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """To this machine itself, whatever proxy it has for others: asked by one, nothing of the stack came up in two minutes."""
 UNREACHABLE = "dagster._core.errors.DagsterUserCodeUnreachableError"
@@ -167,53 +166,6 @@ def interrupts_heeded() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def migrate_dagster(settings: Settings, console: Console) -> None:
-    """Make the instance once, before anything else opens it: sixteen processes that did it at once broke it (#27390)."""
-    home = settings.dagster_home
-    home.mkdir(parents=True, exist_ok=True)
-    at_once = jobs_at_once(settings.scheduler)
-    # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
-    write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), home, at_once))
-    marker = home / "migrated.json"
-    wanted = {"dagster": version("dagster"), POOL: at_once}
-    known = json.loads(marker.read_text()) if marker.is_file() else {}
-    if isinstance(known, str):  # of a release before this one
-        known = {"dagster": known}
-    if known == wanted:
-        return
-    with console.status("preparing the Dagster instance"):
-        if known.get("dagster") != wanted["dagster"]:
-            change_instance(settings, "migrate")
-        if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
-            change_instance(settings, "concurrency", "set", POOL, str(at_once))
-    write_json(marker, wanted)
-
-
-def instance_configuration(text: str, home: Path, at_once: int) -> str:
-    """`dagster.yaml` of an instance in `home` where that many jobs run at the same time: what they wait for must find room
-    beside them.
-    """
-    document = yaml.safe_load(text)
-    kept = {"module": "resources.dagster_storage", "class": "KeptSqliteStorage", "config": {"base_dir": str(home)}}
-    document["storage"] = {"custom": kept}
-    document["concurrency"]["runs"]["max_concurrent_runs"] += at_once - 1
-    return yaml.safe_dump(document, sort_keys=False)
-
-
-def change_instance(settings: Settings, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dagster", "instance", *arguments],
-        env={**os.environ, **environment(settings)},
-        cwd=SOURCE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        home, reason = settings.dagster_home, done.stderr.strip().splitlines()[-1]
-        raise BadConfiguration(f"the Dagster instance in {home} can't be prepared: {reason}")
-
-
 def check_port(service: Service) -> None:
     if service.port is None:
         return
@@ -248,21 +200,32 @@ def read_log(place: Path) -> str:
 
 
 def down(settings: Settings, console: Console) -> None:
-    """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them."""
-    if settings.home.is_dir():
-        # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
-        with alone(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
-            end_all(settings, console)
+    """End everything. Jobs get a signal and save a checkpoint; `up` goes on with them.
+
+    Raises:
+        BadConfiguration: the kernel does not end some process; the message says which. Everything else is ended.
+    """
+    if not settings.home.is_dir():
+        return
+    # On a disk that is read alone by now, which a broken one becomes, nobody can start anything.
+    with alone(settings, console) if os.access(settings.home, os.W_OK) else nullcontext():
+        left = end_all(settings, console)
+    if left:
+        raise BadConfiguration(
+            f"{', '.join(left)}: not ended by SIGKILL within {KILL_SECONDS:.0f} s, as what waits in the kernel for a disk "
+            "or a device that does not answer; once that does, say `hanzo-ml down` again, else restart the machine"
+        )
 
 
-def end_all(settings: Settings, console: Console) -> None:
+def end_all(settings: Settings, console: Console) -> list[str]:
+    """Returns what could not be ended."""
     # The daemon first, and wholly: a run worker that it starts meanwhile would be left, and the job that this one starts.
-    end([("dagster-daemon", folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
+    left = end([("dagster-daemon", folder(settings, "dagster-daemon"), GRACE_SECONDS)], console)
+    until = time.monotonic() + KILL_SECONDS
     for worker in settings.run_workers.glob("*"):
         # A run worker that is asked to end reports its run as cancelled for good. One that is killed is retried.
-        while is_running(worker):
-            send(worker, signal.SIGKILL)
-            time.sleep(0.01)
+        if not kill(worker, max(until - time.monotonic(), 0.0)):
+            left.append(f"run worker {worker.name} (process {read_pid(worker)})")
     for path in settings.run_workers.glob("*"):
         end_orphans(path)
     jobs = settings.home / "jobs"
@@ -271,18 +234,24 @@ def end_all(settings: Settings, console: Console) -> None:
     running = [path.parent for path in locks if is_running(path.parent)]
     ending = [(f"job {job.relative_to(jobs)}", job, JOB_GRACE_SECONDS) for job in running]
     ending += [(each.name, folder(settings, each.name), GRACE_SECONDS) for each in reversed(services(settings))]
-    end(ending, console)
+    return list(dict.fromkeys([*left, *end(ending, console)]))  # the daemon may be among both
 
 
-def end(named: Sequence[tuple[str, Path, float]], console: Console) -> None:
-    """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time."""
+def end(named: Sequence[tuple[str, Path, float]], console: Console) -> list[str]:
+    """End what runs of those processes, each in the folder of its lock and within its grace, all at the same time. Returns
+    what could not be ended.
+    """
+    left = []
     ending = [each for each in named if is_running(each[1])]
     for _, place, _ in ending:
         send(place, signal.SIGTERM)
     for name, place, grace in ending:
         with console.status(f"ending {name}"):
-            stop(place, grace)
-        console.print(f"  {name} ended")
+            gone = stop(place, grace, KILL_SECONDS)
+        console.print(f"  {name} {'ended' if gone else 'could not be ended'}")
+        if not gone:
+            left.append(f"{name} (process {read_pid(place)})")
+    return left
 
 
 def status(settings: Settings, console: Console) -> None:

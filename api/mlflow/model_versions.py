@@ -15,18 +15,18 @@ from api.mlflow.registry_messages import ACTIVE, mlflow_stage, our_stages, versi
 from api.requests import StrictRoute
 from resources.errors import invalid
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.download_uri import download_uri
 from resources.metadata.registry.model_version_edits import ModelVersionEdits
 from resources.metadata.registry.model_version_rules import is_prompt, version_number
 from resources.metadata.registry.model_version_sources import (
     PROMPT_PLACEHOLDERS,
     Sourced,
-    bad_source,
     check_source,
-    download_uri,
 )
 from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Pointed, Pointer, Registry
 from resources.metadata.registry.registry_search import VERSION_GRAMMAR, RegistrySearch
+from resources.metadata.registry.source_uris import bad_source
 from resources.pointed_files import pointed_at
 
 router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)

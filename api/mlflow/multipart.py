@@ -115,7 +115,7 @@ def download_url(artifact_path: str, places: ArtifactPlacesOf, transfers: Signed
     place = places.locate(checked_path(artifact_path), caller.organization)
     check_supported(transfers, "Multipart download")
     file = place.artifacts.open(place.owner, place.path)
-    return answer(url=transfers.download_url(uri_of(place)), headers={}, file_size=file.size)
+    return answer(url=transfers.download_url(file.stored.uri), headers={}, file_size=file.size)
 
 
 def uri_of(place: Place) -> str:

@@ -19,9 +19,9 @@ from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_version_rules import version_number
-from resources.metadata.registry.model_version_sources import is_stored
 from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.source_uris import is_stored
 
 router = APIRouter(prefix="/mlflow-artifacts/artifacts", tags=["mlflow"], route_class=StrictRoute)
 

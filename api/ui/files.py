@@ -9,8 +9,8 @@ from api.mlflow import artifacts, version_files
 from api.mlflow.artifacts import artifact_response, place_response
 from api.run_artifacts import checked_path
 from resources.metadata.artifacts.artifact_locations import check_here, is_proxied, proxied_path
+from resources.metadata.registry.download_uri import download_uri
 from resources.metadata.registry.model_version_rules import version_number
-from resources.metadata.registry.model_version_sources import download_uri
 from resources.metadata.registry.registry import Registry
 from resources.metadata.scope import Kind, Reference
 

@@ -21,9 +21,10 @@ from resources.lineage.training_data import training_data
 from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_rules import version_number
-from resources.metadata.registry.model_version_sources import check_source, named_in
+from resources.metadata.registry.model_version_sources import check_source
 from resources.metadata.registry.registry import ModelVersion, Pointer, Registry
 from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
+from resources.metadata.registry.source_uris import named_in
 from resources.metadata.registry.undeployment import undeploy
 from resources.pointed_files import pointed_at
 from resources.registration import register_run

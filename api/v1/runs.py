@@ -155,7 +155,7 @@ def set_status(run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: Ru
 
 
 def details(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> dict[str, Any]:
-    return {**run_json(tracking.run_search.get(run)), "artifacts": artifacts.published(run.id)}
+    return {**run_json(tracking.run_search.get(run)), "artifacts": artifacts.keys(run.id)}
 
 
 def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:

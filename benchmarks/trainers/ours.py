@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.trainers.shapes import LEARNING_RATE, LORA_ALPHA, LORA_RANK, MAX_GRAD_NORM, SAVES, TARGETS, Work
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.recipe import Recipe
 from recipes.schema import Job, Program, StoreAddress, Tracking
 from recipes.store import Store

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,9 @@ WHOLE = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
 
 FOR_PROGRAMS = 10_000
 """Columns where no terminal reads: cut at 80, one row was six lines, of which `grep` found one."""
+
+GAP = 2
+"""Between two columns."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")]
 
@@ -31,23 +35,41 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, 
     if not lines:
         console.print(empty)
         return
-    if not across and narrowest(columns, lines) > console.width:
+    least = narrowest(columns, lines)
+    spare = console.width - sum(least) - GAP * (len(columns) - 1)
+    if not across and spare < 0:
         for line in lines:
             console.print("\n".join((f"{columns[0]} {line[0]}", *below(columns[1:], line[1:]))))
         return
     drawn = Table(box=None, pad_edge=False)
-    for column in columns:
-        drawn.add_column(column, overflow="fold", no_wrap=column in WHOLE)
+    for column, width in zip(columns, widths(least, columns, lines, spare), strict=True):
+        drawn.add_column(column, overflow="fold", no_wrap=column in WHOLE, width=width)
     for line in lines:
         drawn.add_row(*line)
     console.print(drawn)
 
 
-def narrowest(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
-    """The width below which not even the headings can be read: of a sweep of four hyperparameters, one was four lines."""
+def narrowest(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    """The width of each column below which its heading is broken: of a sweep of four hyperparameters, one was four lines."""
     cells = zip(columns, zip(*lines, strict=True), strict=True)
-    least = (max(map(len, (*name.split(), *(cell if name in WHOLE else ())))) for name, cell in cells)
-    return sum(least) + 2 * (len(columns) - 1)
+    return [max(map(cell_len, (*name.split(), *(cell if name in WHOLE else ())))) for name, cell in cells]
+
+
+def widths(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> Sequence[int | None]:
+    """The width of each column: its least, and its share of the columns that are to `spare` beside those. Where the least
+    does not fit the library decides; left to itself, it breaks a heading in a word beside a column with room.
+    """
+    if spare < 0:
+        return [None] * len(columns)
+    cells = zip(columns, zip(*lines, strict=True), strict=True)
+    whole = [max(cell_len(line) for text in (name, *cell) for line in text.split("\n")) for name, cell in cells]
+    wanted = [most - low for most, low in zip(whole, least, strict=True)]
+    found = list(least)
+    for done, place in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        share = min(wanted[place], spare // (len(wanted) - done))
+        found[place] += share
+        spare -= share
+    return found
 
 
 def below(columns: Sequence[str], line: Sequence[str]) -> Iterator[str]:

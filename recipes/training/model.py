@@ -1,6 +1,7 @@
 """The model to train: the base model's weights, and what the recipe's method adds to them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from recipes.training import sharded, zero
 from recipes.training.low_rank import compute_in_the_type_of_inputs
 from recipes.training.packed_attention import attend_where_it_fits
 from recipes.training.stages import load_stage
+from recipes.training.trainable import is_named
 
 NF4_BLOCK = 64
 
@@ -118,6 +120,13 @@ def nf4(dtype: torch.dtype, recipe: Recipe) -> BitsAndBytesConfig:
     )
 
 
+def refuse_left_out(adapted: Sequence[str], recipe: Recipe) -> None:
+    """The library says nothing of a target that it does not find, where it finds another: it was not trained, in silence."""
+    for target in recipe.lora_target_modules:
+        if not any(is_named(module, target) for module in adapted):
+            raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: it has no module '{target}'")
+
+
 def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
     lora = LoraConfig(
         r=recipe.lora_rank,
@@ -130,6 +139,8 @@ def with_adapter(model: PreTrainedModel, recipe: Recipe) -> PeftModel:
         adapted = get_peft_model(model, lora)
     except ValueError as error:
         raise BadConfiguration(f"recipe '{recipe.name}' does not fit its base model: {error}") from None
+    if recipe.stages == 1:  # a stage has some of the modules alone
+        refuse_left_out(adapted.base_model.targeted_module_names, recipe)
     if adapts_in_computing_type(recipe) and computing_dtype(recipe.computing_dtype) is torch.bfloat16:
         compute_in_the_type_of_inputs(adapted)
     return adapted

@@ -36,7 +36,22 @@ def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:
         return f"fsdp does not shard the moments of {recipe.optimizer}: use optimizer adamw"
     if distributed and zero_stage(recipe) and (problem := untried_with_deepspeed(recipe)):
         return f"{distributed.strategy} {problem}"
-    return tensor_parallel.untried(recipe, shape) or pipeline.untried(recipe, shape)
+    strange = strange_target(recipe, shape) if shape else None
+    return tensor_parallel.untried(recipe, shape) or pipeline.untried(recipe, shape) or strange
+
+
+def strange_target(recipe: Recipe, shape: Architecture) -> str | None:
+    """What is wrong with a module that the adapter is put on: one that PEFT does not find beside others, it leaves out."""
+    for target in recipe.lora_target_modules:
+        if not any(is_named(module, target) for module in shape.modules):
+            known = ", ".join(shape.projections)
+            return f"lora_target_modules: there is no '{target}' in this model: use some of {known}"
+    return None
+
+
+def is_named(module: str, target: str) -> bool:
+    """Whether a target of an adapter means a module: by its whole name, or the end of it, as PEFT has it."""
+    return module == target or module.endswith(f".{target}")
 
 
 def untried_with_deepspeed(recipe: Recipe) -> str | None:

@@ -9,7 +9,8 @@ from contextlib import suppress
 from recipes.architecture import Architecture
 from recipes.fit import Fit, fit, nearest
 from recipes.layouts import Layout, layout_of_columns
-from recipes.recipe import BUILT_IN_OBJECTIVES, PREFERENCES, Recipe
+from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.trainable import contradiction, too_long
 from resources.errors import invalid

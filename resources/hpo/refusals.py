@@ -6,7 +6,8 @@ before from being read.
 
 from collections.abc import Iterator, Sequence
 
-from recipes.recipe import BUILT_IN_OBJECTIVES, PREFERENCES, Recipe
+from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
+from recipes.recipe import Recipe
 from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Dimension, Value

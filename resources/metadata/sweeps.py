@@ -149,6 +149,7 @@ class Sweeps:
                 return False
             for trial in step.changed:
                 self._change(connection, before, trial)
+            self._log_best(connection, before, step.changed)
             for job, reason in stopped.items():
                 self._jobs.cancel(job, reason, connection=connection)
             for trial in step.asked:
@@ -192,9 +193,20 @@ class Sweeps:
         here = (sweep_trials.c.sweep_id == sweep.id) & (sweep_trials.c.number == trial.number)
         connection.execute(update(sweep_trials).where(here).values(**row_of(trial)))
         emit(connection, "jobs", f"trial.{trial.status}", trial.job_id, event_of(sweep, trial))
-        if trial.counts and trial.value is not None and not before.is_deleted:
-            point = MetricPoint(sweep.config.objective.metric, trial.value, trial.number, now_ms())
-            self._run_data.log_metric(sweep.id, point, connection=connection)
+
+    def _log_best(self, connection: Connection, before: Snapshot, changed: Sequence[Trial]) -> None:
+        """On the sweep's run, the best value after each trial that counts, in the order in which they ended: a run shows the
+        value of its highest step, and by the trials' own numbers and values that was whatever the last one had.
+        """
+        objective, counted = before.sweep.config.objective, [trial for trial in before.trials if trial.counts]
+        for trial in changed:
+            if not trial.counts or before.is_deleted:
+                continue
+            counted.append(trial)
+            best = ranked(counted, objective.direction)[0]
+            assert best.value is not None  # it counts
+            point = MetricPoint(objective.metric, best.value, len(counted) - 1, now_ms())
+            self._run_data.log_metric(before.sweep.id, point, connection=connection)
 
     def _end(self, connection: Connection, sweep: Sweep, trials: Sequence[Trial], end: End) -> None:
         values = {"status": end.status, "reason": end.reason, "ended_at": now_ms()}

@@ -14,7 +14,7 @@ from api.app import create_app
 from api.auth.permissions import LOCAL
 from api.idempotency import sweep_of
 from hanzo_ml.cli import hpo
-from recipes import recipe
+from recipes import objective_names
 from recipes.recipe import Recipe
 from recipes.store import Store
 from resources.hpo.advance import advance
@@ -356,9 +356,9 @@ def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
     read: list[Path] = []
     looked: list[str] = []
-    load, entry_points = Recipe.load, recipe.entry_points
+    load, entry_points = Recipe.load, objective_names.entry_points
     monkeypatch.setattr(Recipe, "load", lambda path: read.append(path) or load(path))
-    monkeypatch.setattr(recipe, "entry_points", lambda group: looked.append(group) or entry_points(group=group))
+    monkeypatch.setattr(objective_names, "entry_points", lambda group: looked.append(group) or entry_points(group=group))
     values = [1e-6 * number for number in range(1, 1001)]
     body = small(search_space={"learning_rate": {"type": "choice", "values": values}})
     assert breakable.post("/v1/hpo", json=body).status_code == 201

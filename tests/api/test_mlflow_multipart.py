@@ -80,6 +80,13 @@ def begun(server: ArtifactServer, folder: str, name: str = "f.bin", parts: int =
     return found
 
 
+def test_the_signed_url_of_what_a_job_published_is_that_of_the_file(server: ArtifactServer) -> None:
+    run_id = server.new_run()
+    server.store.put_bytes(f"s3://hanzo-ml/runs/{run_id}/train.json", b"{}")
+    answer = httpx.get(f"{server.url}{MULTIPART}/presigned/0/{run_id}/artifacts/train.json").json()
+    assert httpx.get(answer["url"]).content == b"{}"
+
+
 def test_parts_that_are_not_the_uploaded_ones_store_nothing(server: ArtifactServer) -> None:
     run_id = server.new_run()
     folder = f"0/{run_id}/artifacts"

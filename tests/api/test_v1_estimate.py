@@ -79,6 +79,18 @@ def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerPro
     assert estimate(server, parameters={"base_model": {"uri": "file:///x", "sha256": "0" * 64}})["past_runs"] == []
 
 
+def test_a_misspelled_module_is_refused_before_its_job_is_queued(server: ServerProcess, dataset: str) -> None:
+    """It was found when the GPU was taken, or never, beside one that is there."""
+
+    def submitted(status: int, *targets: str) -> dict[str, Any]:
+        body = {"name": "mine", "dataset": "doors", "parameters": {"lora_target_modules": targets}}
+        return post(server, "/v1/jobs", body, status)
+
+    refused = submitted(400, "q_proj", "v_prj")["message"]
+    assert "there is no 'v_prj' in this model: use some of q_proj, k_proj" in refused
+    submitted(201, "self_attn.q_proj", "lm_head", "model.layers.29.mlp.up_proj")
+
+
 def test_a_model_definition_is_estimated_with_what_its_newest_run_used(server: ServerProcess, dataset: str) -> None:
     found = post(server, "/v1/jobs/estimate", {"name": "m", "model": "nobody-ran-this"})
     assert found["recipe"] == RECIPE and found["dataset"] is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from tests.chain.local_stack import LocalStack
 from tests.recipes.tiny_model import make_tiny_model
 

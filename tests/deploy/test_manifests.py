@@ -117,7 +117,7 @@ def test_before_all_of_them_the_databases_are_made(tmp_path: Path, monkeypatch: 
     assert migrate["command"][:2] == ["python", "-c"]
     made: list[str] = []
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path))
-    monkeypatch.setattr("resources.stack.migrate_dagster", lambda settings, console: made.append("dagster"))
+    monkeypatch.setattr("resources.dagster_instance.migrate_dagster", lambda settings, console: made.append("dagster"))
     exec(compile(migrate["command"][2], "migrate", "exec"), {})
     assert made == ["dagster"] and (tmp_path / "hanzo-ml.db").is_file() and (tmp_path / "run-workers").is_dir()
 

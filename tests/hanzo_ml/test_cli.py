@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -470,6 +471,16 @@ def test_ctrl_c_while_a_program_of_the_platform_imports_what_it_needs_is_no_trac
     with pytest.raises(typer.Exit) as ended:
         module("interrupted")
     assert (ended.value.exit_code, capfd.readouterr().err) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_imports_what_it_needs_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    script = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]["hanzo-ml"]
+    installed = "from {} import {} as main; main()".format(*script.split(":"))
+    for arguments in (["-c", installed, "job", "list"], ["-m", "hanzo_ml", "job", "list"]):
+        done = subprocess.run([sys.executable, *arguments], env=environ, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
 
 
 def test_the_package_runs_as_the_command() -> None:

@@ -24,3 +24,25 @@ def test_columns_that_fit_stay_columns(monkeypatch: pytest.MonkeyPatch, capsys: 
     table(NAMES, [ROW], "no trial")
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == list(NAMES) and row.split() == [str(cell) for cell in ROW]
+
+
+def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`hpo list` and `recipe list` said `experi ment`, `objecti ve` and `hardwar e`, beside columns with room to spare."""
+    monkeypatch.setenv("COLUMNS", "80")
+    sweep = (ID, "ellarin-assistant", "bayesian", "completed", "2026-11-26 17:48", "")
+    recipe = (
+        "zen-72b-full",
+        "full",
+        "sft",
+        "zenlm/zen-72b",
+        "32 x nvidia-a100-80gb",
+        "58.0 GiB of 79.2 GiB",
+        "7 days",
+        "yes",
+    )
+    names = ("recipe", "method", "objective", "base model", "hardware", "memory", "seed estimate", "trains here")
+    for columns, row in ((("sweep", "experiment", "strategy", "status", "started", "reason"), sweep), (names, recipe)):
+        table(columns, [row], "nothing")
+        said = capsys.readouterr().out
+        assert {word for name in columns for word in name.split()} <= set(said.split()), said
+        assert max(map(len, said.splitlines())) <= 80

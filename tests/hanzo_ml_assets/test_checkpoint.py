@@ -18,6 +18,7 @@ from hanzo_ml_assets.run_params import log_params
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
 from recipes import recipe as recipes
+from recipes.base_model_folder import folder_digest
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Machine, Result
@@ -36,6 +37,7 @@ from resources.metadata.tracking.metrics import Metrics
 from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
 from resources.metadata.tracking_rules import metric_point
 from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
+from tests.recipes.tiny_model import make_tiny_model
 
 __all__ = ["home"]
 
@@ -105,6 +107,23 @@ def test_records_that_the_objective_cannot_learn_from_are_refused_before_anythin
     with pytest.raises(BadConfiguration, match="objective dpo cannot learn from dataset ellarin@1, whose records are"):
         make_plan(dry_run.definition("ellarin-assistant"), "pairs", control_plane)
     assert control_plane.store.find("s3://hanzo-ml/runs/pairs/record") is None
+    control_plane.database.close()
+
+
+def test_a_base_model_of_other_bytes_than_it_pins_is_refused_before_anything_is_started(home: Path, tmp_path: Path) -> None:
+    """The program found out, with the GPU in its hands."""
+    control_plane, folder = ControlPlane(), make_tiny_model(tmp_path / "model")
+    planned = {}
+    for name, sha256 in (("other", "0" * 64), ("same", folder_digest(folder))):
+        base = {"base_model": {"uri": folder.as_uri(), "sha256": sha256}}
+        config = {**ASSISTANT, "parameters": {**base, "sequence_length": 64}}
+        control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=name)
+        try:
+            planned[name] = make_plan(dry_run.definition("ellarin-assistant"), name, control_plane)
+        except BadConfiguration as refused:
+            assert f"has SHA-256 {folder_digest(folder)}, the recipe pins {'0' * 64}" in str(refused)
+    assert list(planned) == ["same"]
+    assert control_plane.store.find("s3://hanzo-ml/runs/other/record") is None
     control_plane.database.close()
 
 
@@ -226,6 +245,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int
             select(latest_metrics.c.key, latest_metrics.c.value).where(latest_metrics.c.run_id == "used")
         )
         used = {row.key: row.value for row in rows}
+    assert used.pop("train/loss") == 2.0
     assert used == {
         "system/gpu_count": held,
         "system/total_gpu_hours": held / 2,
@@ -301,6 +321,39 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     evaluated = [(point.step, point.value, point.timestamp) for point in logged.history("unheard", "eval/loss", 9).points]
     assert evaluated == [(3, 0.7, 3), (4, 0.7, 4), (5, 0.7, 5), (3, 0.5, 30), (4, 0.4, 40), (5, 0.4, 45)]
     assert [point.is_nan for point in logged.history("unheard", "train/grad_norm", 3).points] == [True]
+    control_plane.database.close()
+
+
+def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
+    """Each once, also when the end is recorded a second time; what the tracker has stays as it is."""
+    control_plane = ControlPlane()
+    control_plane.jobs.submit(
+        name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="lost", status="running"
+    )
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("weights")
+    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/lost/adapter", "adapter")
+    plan = make_plan(dry_run.definition("ellarin-assistant"), "lost", control_plane)
+    job = training_job(plan, control_plane)
+    for step, value in ((1, 3.0), (2, 2.5)):  # before the backup
+        RunData(control_plane.database).log_metric("lost", metric_point("train/loss", value, step, step))
+    facts = TrainingFacts(
+        train_seconds=1.0,
+        resumed_from=None,
+        unsent_metrics=0,
+        losses={1: 3.0, 2: 2.0, 3: 1.5, 4: None, 5: 1.0},
+        published_step=5,
+        tokens=1,
+        peak_memory=1,
+        checkpoint_seconds=0.0,
+        longest_checkpoint=0.0,
+        checkpoint_share=0.0,
+    ).model_dump(mode="json")
+    result = Result(work_digest="0" * 64, artifacts={"adapter": made}, metrics={"total_steps": 5.0}, facts=facts)
+    for _ in range(2):
+        complete(replace(plan, splits={}), job, result, control_plane)
+    points = Metrics(control_plane.database).history("lost", "train/loss", 9).points
+    assert [(point.step, point.value) for point in points] == [(1, 3.0), (2, 2.5), (3, 1.5), (5, 1.0)]
     control_plane.database.close()
 
 

@@ -22,7 +22,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.schema import MEMORY_RAN_OUT
 from resources.compute.base import Follower
 from resources.detached import read_pid

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.base_model import folder_digest, resolve
+from recipes.base_model import resolve
+from recipes.base_model_folder import folder_digest
 from recipes.base_model_ref import BaseModelRef
 from recipes.schema import BadConfiguration, StoreAddress
 from recipes.store import Store

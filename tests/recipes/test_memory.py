@@ -17,7 +17,8 @@ from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
 from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
-from recipes.recipe import PAIR_OBJECTIVES, Recipe
+from recipes.objective_names import PAIR_OBJECTIVES
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.low_rank import compute_in_the_type_of_inputs
 from resources.estimate.estimate import DatasetTokens, tokens_of
@@ -79,6 +80,13 @@ def test_so_has_one_that_does_not_say_how_large_its_heads_are(family: str) -> No
     """Those of Qwen3 are of 128, and not the hidden size's part: a budget with heads of 16 was 40 % short."""
     shape = tiny(family).model_copy(update={"head_dim": None})
     assert shape.parameters == sum(parameter.numel() for parameter in build(shape, device="meta").parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_an_adapter_can_be_put_on_the_modules_that_its_shape_names(family: str) -> None:
+    model = build(tiny(family), device="meta")
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    assert {name for name, module in model.named_modules() if isinstance(module, kinds)} == set(tiny(family).modules)
 
 
 @pytest.mark.parametrize("name", [*ASSUMED, *STATED])

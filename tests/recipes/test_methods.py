@@ -173,3 +173,10 @@ def test_nf4_of_a_width_that_this_machine_reads_wrong_is_refused(tiny: TinyTrain
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(BadConfiguration, match="down_proj is 96 wide, and without a GPU NF4 is right for multiples of 64"):
         load_for_training(tmp_path, tiny.recipe(**QLORA))
+
+
+def test_an_adapter_that_would_leave_a_module_out_is_refused(tiny: TinyTraining) -> None:
+    """PEFT says nothing where it finds another: `v_prj` was not trained, and nobody was told."""
+    with pytest.raises(BadConfiguration, match="does not fit its base model: it has no module 'v_prj'"):
+        load_for_training(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["q_proj", "v_prj"]}))
+    load_for_training(tiny.model, tiny.recipe(**LORA | {"lora_target_modules": ["self_attn.q_proj", "lm_head"]}))

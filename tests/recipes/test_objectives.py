@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import recipes.recipe
 import recipes.training.objectives as registry
+from recipes import objective_names
 from recipes.pairs import Pair, encode_pairs, stack
 from recipes.recipe import Recipe
 from recipes.records import record_of
@@ -201,8 +201,8 @@ class Reversed(Sft):
 def test_one_class_that_is_installed_is_an_objective(tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unknown objective: use sft, dpo, orpo"):
         tiny.recipe(**LORA, objective="reversed")
-    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", recipes.recipe.OBJECTIVES)])
-    for module in (recipes.recipe, registry):
+    found = EntryPoints([EntryPoint("reversed", f"{__name__}:Reversed", objective_names.OBJECTIVES)])
+    for module in (objective_names, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: Reversed)
     assert isinstance(objective_of(tiny.recipe(**LORA, objective="reversed")), Reversed)

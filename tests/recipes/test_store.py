@@ -168,6 +168,25 @@ def test_a_spoiled_download_is_made_again(in_s3: Store, folder: Path, tmp_path: 
     assert (in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin").read_bytes() == bytes(range(256))
 
 
+def test_a_spoiled_download_is_hashed_once_before_it_is_made_again(
+    in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what comes is hashed on its way: a file of a hundred GB was read three times more."""
+    published = in_s3.publish(folder, URI, "dataset")
+    spoiled = in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin"
+    spoiled.write_bytes(bytes(256))
+    hashed: list[str] = []
+
+    def hash_file(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr("recipes.local_artifact.sha256_of", hash_file)
+    assert in_s3.fetch(published, tmp_path / "cache") / "inner/b.bin" == spoiled
+    assert spoiled.read_bytes() == bytes(range(256))
+    assert sorted(hashed) == ["a.jsonl", "b.bin"]
+
+
 @pytest.mark.parametrize("stray", ["b.jsonl", "inner/c.bin", "deeper/d.jsonl", ".hidden.jsonl"])
 def test_what_no_manifest_lists_is_not_in_the_folder_that_is_fetched(
     in_folder: Store, folder: Path, tmp_path: Path, stray: str

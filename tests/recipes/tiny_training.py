@@ -11,7 +11,7 @@ import pytest
 
 from recipes import base_model
 from recipes import train as program
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.convert import convert
 from recipes.evaluate import evaluate
 from recipes.manifest import Artifact

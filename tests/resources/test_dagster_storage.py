@@ -12,9 +12,9 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._daemon.types import DaemonHeartbeat
 from sqlalchemy import Engine, event
 
+from resources.dagster_instance import instance_configuration
 from resources.dagster_storage import KeptSchedules
 from resources.services import SOURCE
-from resources.stack import instance_configuration
 
 LOOK = TickData("origin", "looks", InstigatorType.SENSOR, TickStatus.SUCCESS, 1.0, [], [], selector_id="selector")
 QUIET = {"telemetry": {"enabled": False}}

@@ -1,6 +1,5 @@
 """What `hanzo-ml up` refuses, it refuses before it starts anything, in one line."""
 
-import json
 import os
 import signal
 import socket
@@ -9,18 +8,16 @@ import sys
 import threading
 import time
 from http.server import HTTPServer, SimpleHTTPRequestHandler
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from recipes.schema import EXIT_BAD_CONFIGURATION
-from resources.compute.devices import POOL, jobs_at_once
-from resources.detached import LOG, is_running, lock, stop
+from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from resources.detached import LOG, is_running, lock, read_pid, stop
 from resources.services import SOURCE, Service, importable, not_through_a_proxy
 from resources.settings import Settings
-from resources.stack import answers, down, folder, launch, migrate_dagster
+from resources.stack import answers, down, folder, launch
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
 
@@ -132,20 +129,6 @@ def test_a_state_folder_that_cannot_be_made_is_named_in_one_line(command: tuple[
     assert done.stderr.count("\n") == 1 and str(tmp_path / "file") in done.stderr and "set HANZO_ML_HOME" in done.stderr
 
 
-def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Path) -> None:
-    """It was emptied and then written: a daemon that read it in between was another one."""
-    settings = Settings(home=tmp_path)
-    settings.dagster_home.mkdir()
-    known = {"dagster": version("dagster"), POOL: jobs_at_once(settings.scheduler)}
-    (settings.dagster_home / "migrated.json").write_text(json.dumps(known))
-    file = settings.dagster_home / "dagster.yaml"
-    file.write_text("as: it was\n")
-    with file.open() as reader:
-        migrate_dagster(settings, Console())
-        assert reader.read() == "as: it was\n"
-    assert "run_launcher" in file.read_text()
-
-
 STARTS_A_WORKER_AS_IT_ENDS = """
 import os, signal, sys
 from pathlib import Path
@@ -182,6 +165,41 @@ def test_down_leaves_no_run_worker_that_the_daemon_starts_as_it_ends(
         assert worker.is_dir() and not is_running(worker)
     finally:
         stop(worker, 0)
+
+
+OUT_OF_REACH = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_down_ends_where_a_run_worker_cannot_be_ended_and_says_which_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for ever for one that the kernel held. Here its lock is held by what no signal to the worker reaches."""
+    settings = Settings(home=tmp_path)
+    worker = settings.run_workers / "stuck"
+    worker.mkdir(parents=True)
+    monkeypatch.setattr("resources.stack.services", lambda settings: [])
+    monkeypatch.setattr("resources.stack.KILL_SECONDS", 0.1)
+    launch(Service("stuck", (sys.executable, "-c", OUT_OF_REACH)), worker, {})
+    while not (said := (worker / LOG).read_text()).endswith("\n"):
+        assert is_running(worker)
+        time.sleep(0.01)
+    try:
+        with pytest.raises(
+            BadConfiguration, match=rf"^run worker stuck \(process {read_pid(worker)}\): not ended by SIGKILL"
+        ):
+            down(settings, Console())
+    finally:
+        os.kill(int(said), signal.SIGKILL)
+    while is_running(worker):
+        time.sleep(0.01)
+    down(settings, Console())
 
 
 def test_down_waits_for_the_up_that_works_on_the_same_folder(tmp_path: Path) -> None:

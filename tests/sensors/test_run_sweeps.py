@@ -99,10 +99,23 @@ def test_a_sweep_runs_to_its_end_as_jobs_and_child_runs(house: House) -> None:
     (told,) = search.events("sweep.completed")
     assert told["best"]["trial"] == 2 and told["best"]["value"] == 0.25
     points = Metrics(house.plane.database).history(search.id, "eval/loss", 10).points
-    assert [(point.step, point.value) for point in points] == [(0, 0.5), (2, 0.25)]
+    assert [(point.step, point.value) for point in points] == [(0, 0.5), (1, 0.25)]
     for name in ("history", "parallel_coordinates"):
         page = house.plane.store.get_bytes(f"s3://hanzo-ml/runs/{search.id}/artifacts/plots/{name}.html").decode()
         assert "Best: trial 2 (completed): 0.25" in page
+
+
+@pytest.mark.parametrize(("direction", "best"), [("minimize", 0.25), ("maximize", 0.5)])
+def test_the_run_of_a_sweep_shows_the_best_value(house: House, direction: str, best: float) -> None:
+    """It showed that of the trial with the highest number, whichever ended last, and however bad it was."""
+    objective = {"metric": "eval/loss", "direction": direction}
+    search = Search(house, max_trials=3, max_concurrent_trials=3, objective=objective)
+    search.look()
+    for number, value in ((2, 0.4), (0, 0.25), (1, 0.5)):
+        search.complete(number, value)
+        search.look()
+    (shown,) = Metrics(house.plane.database).latest(search.id)
+    assert (shown.key, shown.value) == ("eval/loss", best)
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", 0), ("maximize", 1)])

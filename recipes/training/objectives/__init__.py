@@ -6,7 +6,8 @@ from pairs, is an objective as good as these.
 
 from importlib.metadata import EntryPoints, entry_points
 
-from recipes.recipe import OBJECTIVES, PAIR_OBJECTIVES, Recipe
+from recipes.objective_names import OBJECTIVES, PAIR_OBJECTIVES
+from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.training.objectives.dpo import Dpo
 from recipes.training.objectives.objective import Objective

@@ -25,19 +25,19 @@ A source is checked before a version is made of it. The reference checks its for
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote_plus
 
 from sqlalchemy import Connection, select
 
 from recipes.store import Store
-from resources.errors import HanzoError, conflict, invalid
-from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS, is_proxied
-from resources.metadata.artifacts.artifact_owners import FOLDER, files_owner
+from resources.errors import HanzoError, invalid
+from resources.metadata.artifacts.artifact_locations import is_proxied
+from resources.metadata.artifacts.artifact_owners import files_owner
 from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organization_of_place
 from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.registry.models_of_runs import holds_files, model_of_run
+from resources.metadata.registry.source_uris import LOGGED_MODEL, bad_source, fully_unquoted, parse
 from resources.metadata.tables import experiments, logged_models, runs
 from resources.metadata.tables import model_aliases as aliases
 from resources.metadata.tables import model_versions as versions
@@ -45,13 +45,7 @@ from resources.metadata.tables import registered_models as models
 from resources.metadata.tracking_rules import checked_text, printable
 
 PROMPT_PLACEHOLDERS = ("dummy-source", "prompt-template")
-PROXY = "mlflow-artifacts:/"
-LOGGED_MODEL = re.compile(r"m-[\w\-]+")
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
-HOST_SCHEMES = ("http", "https", "ftp", "sftp", "mlflow-artifacts")
 MAX_SOURCE = 2000
-MAX_DEPTH = 20
-"""Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
 
 
 @dataclass(frozen=True)
@@ -105,87 +99,6 @@ def check_source(
         check_stored(connection, store, source, parts, organization)
         return Sourced(source, run_id or None, None)
     return check_run_source(connection, store, source, scheme, parts, organization, run_id, as_mlflow)
-
-
-def named_in(source: str) -> dict[str, str]:
-    """The run or the logged model that a source names itself, where the request has no words for them."""
-    scheme, parts = parse(source)
-    if scheme == "runs":
-        return {"run_id": parts[0]}
-    if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
-        return {"model_id": parts[0]}
-    if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
-        owner = parts.index(FOLDER, 1) - 1
-        return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
-    if scheme == "s3" and parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
-        return {"run_id": parts[2]}
-    return {}
-
-
-def download_uri(connection: Connection, version: ModelVersion) -> str:
-    """The URI at which an MLflow client downloads a version's files through this server."""
-    for _ in range(MAX_DEPTH):
-        scheme, _, rest = version.source.partition(":/")
-        if is_stored(version.source):
-            return f"{PROXY}models/{version.name}/{version.version}"
-        if scheme == "runs" and version.model_id and (root := files_of_model(connection, version.model_id)):
-            # Which one the name in the run meant: another of that name may have been logged since.
-            return "/".join([root, *rest.rstrip("/").split("/")[2:]])
-        if scheme != "models":
-            return version.source
-        if LOGGED_MODEL.fullmatch(rest):
-            return files_of_model(connection, rest) or version.source
-        name, _, number = rest.rpartition("/")
-        original = find_version(
-            connection, ModelKey(version.organization, name).of(versions), versions.c.version == int(number)
-        )
-        if original is None:
-            raise conflict(f"{version.reference} was made of {name} version {number}, which is gone: register it again")
-        version = original
-    raise conflict(f"{version.reference} is a copy of a copy, more than {MAX_DEPTH} deep: register its files again")
-
-
-def files_of_model(connection: Connection, model_id: str) -> str | None:
-    return connection.execute(select(logged_models.c.artifact_uri).where(logged_models.c.id == model_id)).scalar()
-
-
-def is_stored(uri: str) -> bool:
-    """Whether a URI is one of this server's store, as the asset graph writes them."""
-    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in OURS))
-
-
-def parse(source: str) -> tuple[str, list[str]]:
-    """Scheme and path of a source without a host. Raises for every form that is refused."""
-    scheme, colon, rest = source.partition(":")
-    foreign = rest.startswith("//") and scheme.lower() in HOST_SCHEMES
-    if not colon or scheme.lower() == "file" or not re.fullmatch(r"[A-Za-z][\w+.\-]+", scheme):
-        raise bad_source(
-            source,
-            "To use a local path as a model version source, the run_id request parameter has to be specified and the local "
-            "path has to be contained within the artifact directory of the run specified by the run_id. This server keeps "
-            "no artifacts at local paths: log the model to a run and register runs:/RUN_ID/PATH",
-        )
-    path = rest.removeprefix("//") if scheme.lower() == "s3" else rest.removeprefix("/")
-    parts = path.rstrip("/").split("/")
-    if FORBIDDEN.search(rest) or ".." in fully_unquoted(source).split("/") or any(part in ("", ".", "..") for part in parts):
-        host = f"'source' cannot use the '{scheme}' scheme: it addresses a host other than this server's artifact storage. "
-        raise bad_source(
-            source,
-            f"{host if foreign else ''}If supplying a source as an http, https, local file path, ftp, objectstore, or "
-            "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
-            "provide an absolute path.",
-        )
-    if scheme not in ("runs", "models", "mlflow-artifacts", "s3"):
-        raise bad_source(
-            source, "Use runs:/RUN_ID/PATH, models:/NAME/VERSION, mlflow-artifacts:/... or a place in this server's store"
-        )
-    return scheme, parts
-
-
-def fully_unquoted(text: str) -> str:
-    while (plain := unquote_plus(text)) != text:
-        text = plain
-    return text
 
 
 def referred(connection: Connection, source: str, parts: list[str], organization: str) -> ModelVersion:
@@ -308,7 +221,3 @@ def absent(source: str) -> HanzoError:
 
 def not_contained(source: str, parameter: str) -> HanzoError:
     return bad_source(source, f"The {parameter} request parameter must identify the resource that contains the source.")
-
-
-def bad_source(source: str, detail: str) -> HanzoError:
-    return invalid(f"Invalid model version source: '{printable(source)}'. {detail}")

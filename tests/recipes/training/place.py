@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from recipes import train as program
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident
-from recipes.recipe import PREFERENCES, Recipe
+from recipes.objective_names import PREFERENCES
+from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store

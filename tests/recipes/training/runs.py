@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recipes.recipe import OBJECTIVES
+from recipes.objective_names import OBJECTIVES
 from recipes.results import TrainingFacts
 from recipes.schema import Job, Result, Tracking
 from resources.compute.base import Follower

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.manifest import Manifest
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job, Result

@@ -12,7 +12,7 @@ from transformers import Trainer
 from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
-from recipes.base_model import folder_digest
+from recipes.base_model_folder import folder_digest
 from recipes.manifest import Manifest
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Result
