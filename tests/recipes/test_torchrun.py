@@ -54,7 +54,7 @@ def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
 
 
 def test_only_those_that_ended_with_the_first_say_why() -> None:
-    """One that torchrun killed because it did not heed its SIGTERM was no kill: a bad configuration was tried twelve times."""
+    """One that torchrun killed, which did not heed its SIGTERM, was no kill: a bad configuration was tried twelve times."""
     times = {0: 100, 1: 101, 2: 102, 3: 160}
     failures = [ProcessFailure(rank, 1, code, "none") for rank, code in enumerate((EXIT_BAD_CONFIGURATION, 1, -15, -9))]
     for failure in failures:

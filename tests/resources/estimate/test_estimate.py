@@ -173,7 +173,9 @@ def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
     assert seconds_per_step(times) == pytest.approx((8 * 1 + 5) / 9)
 
 
-@pytest.mark.parametrize("times", [{}, {1: 0}, {1: 0, 2: 1000}, {step: step * 1000 for step in range(5)}, dict.fromkeys(range(100), 5)])
+@pytest.mark.parametrize(
+    "times", [{}, {1: 0}, {1: 0, 2: 1000}, {step: step * 1000 for step in range(5)}, dict.fromkeys(range(100), 5)]
+)
 def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
     assert seconds_per_step(times) is None
 
