@@ -6,6 +6,7 @@ run is waited for.
 """
 
 import dagster as dg
+from pydantic import ValidationError
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.machine_tags import machine_tags
@@ -44,7 +45,8 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
             break
         try:
             account(event, control_plane)
-        except (HanzoError, BrokenArtifact) as error:  # its run was deleted, or its record changed
+        # Its run was deleted, say, or what it wrote is of another release: one event is not to hold up all that follow.
+        except (HanzoError, BrokenArtifact, ValidationError) as error:
             context.log.warning(f"job {event.key}: {error}")
         cursor = cursor.after(event)
     return dg.SensorResult(cursor=str(cursor))
@@ -69,6 +71,8 @@ def hardware_of(job: JobRecord, store: Store) -> Hardware:
     """What a job that has run was given."""
     if job.type == COMMAND:
         return asked_of(job).resources
-    record = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
-    assert record is not None, "written before its program began"
+    place = f"s3://hanzo-ml/runs/{job.id}/record"
+    record = store.find(place)
+    if record is None:  # it was written before its program began
+        raise BrokenArtifact(f"{place} is missing")
     return read_record(store, record).recipe.hardware

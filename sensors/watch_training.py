@@ -4,7 +4,10 @@ command: when its checkpoints do.
 It follows what is there and not events, so that a look that was missed is made up for by the next.
 """
 
+from contextlib import suppress
+
 import dagster as dg
+from pydantic import ValidationError
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.duration import seconds_of
@@ -38,7 +41,8 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
     for job, look in looks:
         try:
             look(job, control_plane, now_ms())
-        except (HanzoError, BrokenArtifact) as error:  # its run was deleted, say: the others are looked at all the same
+        # Its run was deleted, say, or its record is of another release: the others are looked at all the same.
+        except (HanzoError, BrokenArtifact, ValidationError) as error:
             context.log.warning(f"job {job.id} could not be looked at: {error}")
     return dg.SensorResult(skip_reason=f"{len(looks)} training jobs and commands are running")
 
@@ -92,5 +96,9 @@ def look_at_command(job: JobRecord, control_plane: ControlPlane, now: int) -> No
 
 def newest_manifest(store: Store, place: str) -> int | None:
     """When the newest whole checkpoint below `place` arrived, in milliseconds."""
-    manifests = [uri for uri in store.list(place) if uri.endswith("/" + MANIFEST)]
-    return max((store.modified(uri) for uri in manifests), default=None)
+    arrived: list[int] = []
+    for uri in store.list(place):
+        if uri.endswith("/" + MANIFEST):
+            with suppress(FileNotFoundError):  # retention took it since it was listed: there is a newer one
+                arrived.append(store.modified(uri))
+    return max(arrived, default=None)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from recipes.chunks import chunk_uri
@@ -17,6 +16,7 @@ from recipes.layouts import KEYS, Layout, layout_of, tools_of
 from recipes.manifest import FileRecord
 from recipes.recipe import Recipe
 from recipes.store import Store
+from resources.estimate.chat_template import compiled
 from resources.estimate.estimate import DatasetTokens
 from resources.metadata.datasets import DatasetVersion
 
@@ -35,8 +35,7 @@ class ChatTokens:
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: dict[str, Any], system_prompt: str | None) -> None:
         self._tokenizer = tokenizer
-        # As transformers compiles chat templates: sandboxed, since a model's file is not to be trusted.
-        self._template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+        self._template = compiled(template)
         self._variables = variables
         self._system_prompt = system_prompt
         self._head = min(1, len(tokenizer.encode("", add_special_tokens=True)))
@@ -74,12 +73,12 @@ def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> Dat
     """Tokens of a whole version. What cannot be read as a conversation is estimated by its bytes."""
     # Beside the records may lie their tokens, for another model perhaps.
     files = [file for file in store.manifest(version.artifact).files if file.path.endswith(".jsonl")]
-    counter = chat_tokens(recipe, store)
-    if counter is not None and files:
-        try:
+    try:
+        counter = chat_tokens(recipe, store)
+        if counter is not None and files:
             return sampled(version, files, counter, store)
-        except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
-            pass
+    except (KeyError, TypeError, ValueError, TemplateError):  # records of another form, or a template that needs more
+        pass
     # What was uploaded may be compressed, or of columns.
     size = sum(file.size for file in files) or version.size_bytes
     how = f"assumed: {BYTES_PER_TOKEN:.0f} bytes are a token"
@@ -87,7 +86,10 @@ def dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> Dat
 
 
 def chat_tokens(recipe: Recipe, store: Store) -> ChatTokens | None:
-    """The base model's tokenizer with its chat template; none where the store does not have both."""
+    """The base model's tokenizer with its chat template; none where the store does not have both.
+
+    Raises TemplateError: the template is none.
+    """
     uri = recipe.base_model.artifact_uri
     if uri is None:
         return None

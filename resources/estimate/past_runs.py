@@ -161,5 +161,5 @@ def around_steps(job: JobRecord, times: dict[int, int], steps: int, begun_at: in
     if job.status != "completed" or job.started_at is None or job.ended_at is None or max(times) != steps:
         return None
     first = min(times.values())
-    started = begun_at if job.started_at <= begun_at <= first else job.started_at
+    started = begun_at if begun_at <= first else job.started_at
     return max(0.0, (job.ended_at - started - (max(times.values()) - first)) / 1000)

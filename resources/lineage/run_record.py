@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from recipes.first_problem import first_problem
 from recipes.incidents import Incident
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
@@ -119,7 +120,8 @@ def read_record(store: Store, artifact: Artifact) -> RunRecord:
     """The record as it was written: one that was changed since would run, and prove, something else.
 
     Raises:
-        BrokenArtifact: its manifest has another digest than the artifact, or it has another hash than its manifest says.
+        BrokenArtifact: its manifest has another digest than the artifact, it has another hash than its manifest says, or it
+            is of a release whose records this one cannot read.
     """
     where = f"{artifact.uri}/{RECORD_FILE}"
     recorded = next((file.sha256 for file in store.manifest(artifact).files if file.path == RECORD_FILE), None)
@@ -129,7 +131,10 @@ def read_record(store: Store, artifact: Artifact) -> RunRecord:
         raise BrokenArtifact(f"{where} is missing") from None
     if (found := hashlib.sha256(raw).hexdigest()) != recorded:
         raise BrokenArtifact(f"{where} was changed since the run: it has SHA-256 {found}, recorded is {recorded}")
-    return RunRecord.model_validate_json(raw)
+    try:
+        return RunRecord.model_validate_json(raw)
+    except ValidationError as error:
+        raise BrokenArtifact(f"{where} is no record that this release can read: {first_problem(error, RunRecord)}") from None
 
 
 def changed_values(store: Store, artifact: Artifact, logged: Mapping[str, str]) -> tuple[str, ...]:

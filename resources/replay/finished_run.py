@@ -60,7 +60,7 @@ def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
     described = job.artifact("run")
     try:
         record = read_record(store, described)
-    except (BrokenArtifact, ValidationError) as error:
+    except BrokenArtifact as error:
         changed = changed_values(store, described, RunData(database).params(run_id))
         raise gone(run_id, "; ".join((f"its record ({one_line(error)})", *changed))) from None
     try:

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART
-from recipes.torchrun import exit_code
+from recipes.torchrun import codes_of, exit_code
 from tests.chain.local_stack import is_pending, wait_until
 from tests.recipes.command.test_program import ROOT, House
 
@@ -36,6 +37,8 @@ def await_death():
     [
         ([EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),
         ([EXIT_PREEMPTED, 1], EXIT_PREEMPTED),
+        ([1, EXIT_BAD_CONFIGURATION], EXIT_BAD_CONFIGURATION),  # the other failed for want of it
+        ([EXIT_PREEMPTED, EXIT_RESTART], EXIT_RESTART),
         ([EXIT_PREEMPTED, -15], EXIT_PREEMPTED),
         ([1, -9], 137),  # the other failed for want of it
         ([-9, EXIT_PREEMPTED], 137),  # torchrun told the other to end, which saved a checkpoint
@@ -48,6 +51,15 @@ def await_death():
 )
 def test_the_code_is_told_on(codes: list[int], expected: int) -> None:
     assert exit_code(codes) == expected
+
+
+def test_only_those_that_ended_with_the_first_say_why() -> None:
+    """One that torchrun killed, which did not heed its SIGTERM, was no kill: a bad configuration was tried twelve times."""
+    times = {0: 100, 1: 101, 2: 102, 3: 160}
+    failures = [ProcessFailure(rank, 1, code, "none") for rank, code in enumerate((EXIT_BAD_CONFIGURATION, 1, -15, -9))]
+    for failure in failures:
+        failure.timestamp = times[failure.local_rank]
+    assert codes_of(failures) == codes_of(failures[::-1])[::-1] == [EXIT_BAD_CONFIGURATION, 1]
 
 
 @pytest.mark.slow

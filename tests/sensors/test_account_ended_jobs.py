@@ -135,10 +135,13 @@ def test_a_command_has_used_its_gpus_and_nothing_that_it_did_not_tell_of(house: 
     assert said(house, job) == {key: TOLD[key] for key in ("system/gpu_count", "system/total_gpu_hours", "system/dollars")}
 
 
-def test_a_record_that_was_changed_holds_up_no_other_job(house: House) -> None:
+@pytest.mark.parametrize("spoilt", ["record/run.json", "record/manifest.json", "usage.json", "incidents.json"])
+def test_what_cannot_be_read_of_a_job_holds_up_no_other(house: House, spoilt: str) -> None:
+    """It was changed, or is of another release: at an event that it cannot get over, the sensor stood for good."""
     house.dataset()
     first, second = (training(house, id, HALF_AN_HOUR) for id in ("a", "b"))
-    house.plane.store.put_bytes(f"s3://hanzo-ml/runs/{first}/record/run.json", b"{}")
+    folder = "checkpoints" if spoilt == "incidents.json" else "runs"
+    house.plane.store.put_bytes(f"s3://hanzo-ml/{folder}/{first}/{spoilt}", b'{"of": "another release"}')
     for id in (first, second):
         end(house, id, "failed")
     house.tick(account_ended_jobs)

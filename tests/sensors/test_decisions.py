@@ -17,12 +17,13 @@ from hanzo_ml_assets.definitions import definitions
 from recipes.incidents import OutOfMemory, write_incident
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
+from recipes.store import Store
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
 from resources.compute.local import WAITED, WAITS
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
-from resources.lineage.run_record import Environment, RunRecord, write_record
+from resources.lineage.run_record import RECORD_FILE, Environment, RunRecord, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
 from resources.metadata.outbox import emit, now_ms, read_after
@@ -684,6 +685,39 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
     assert told() == [], "it has just got them"
     os.utime(waits.with_name(WAITED), times=(0, now / 1000 - 20 * 60))
     assert told() == ["job.stalled"]
+
+
+@pytest.mark.parametrize("spoilt", ["record", "checkpoint", "incidents"])
+def test_one_job_that_cannot_be_looked_at_keeps_nobody_from_the_others(
+    house: House, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    """Its record is of another release, or retention took the checkpoint that was just listed: nobody else's was seen."""
+    store, recipe = house.plane.store, Recipe.named("smollm2-135m-lora")
+    environment = Environment(git_commit="none", git_dirty=False, lock_sha256="none", python="3.11")
+    for id in ("run-1", "run-2"):
+        house.submit(id)
+        house.plane.jobs.start(id)
+        record = RunRecord(run_id=id, model=MODEL, dataset="d@1", recipe=recipe, seed=1, environment=environment)
+        write_record(store, record, {})
+        write_incident(store, f"s3://hanzo-ml/checkpoints/{id}", OutOfMemory(step=5, batch_size=2, gradient_accumulation=2))
+    if spoilt == "record":
+        (house.folder / "record").mkdir()
+        (house.folder / "record" / RECORD_FILE).write_text('{"run_id": "run-1"}')
+        store.publish(house.folder / "record", "s3://hanzo-ml/runs/run-1/record", "run")
+    elif spoilt == "incidents":
+        store.put_bytes("s3://hanzo-ml/checkpoints/run-1/incidents.json", b'{"entries": [{"kind": "of another release"}]}')
+    else:
+        listed = Store.list
+
+        def pruned(self: Store, uri: str) -> list[str]:
+            found = listed(self, uri)
+            return [*found, f"{uri}/4/manifest.json"] if uri.endswith("run-1") else found
+
+        monkeypatch.setattr(Store, "list", pruned)
+    house.tick(watch_training)
+    with house.plane.database.read() as connection:
+        told = [event.key for event in read_after(connection, 0, ["job.out_of_memory"])]
+    assert told == (["run-1", "run-2"] if spoilt == "checkpoint" else ["run-2"])
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,17 @@ def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_pa
         assert json.loads((tmp_path / name / "config.json").read_text())["use_cache"] is (name != "off")
 
 
-def test_a_model_of_many_files_is_split_as_transformers_splits_it(trained: Any, tmp_path: Path) -> None:
+def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path) -> None:
+    """Of twelve layers: the tenth comes before the second where names are sorted as texts, and behind it in the model."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=12)).save_pretrained(tmp_path / "base")
+    trained: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     checkpoint = spread(trained, tmp_path / "checkpoint", 3)
     with torch.device("meta"):
         shape: Any = LlamaForCausalLM(trained.config)
     (tmp_path / "spread").mkdir()
-    write_whole(RowFiles(sorted(checkpoint.glob("*"))), shape, tmp_path / "spread", largest="100KB")
-    trained.save_pretrained(tmp_path / "whole", max_shard_size="100KB")
+    write_whole(RowFiles(sorted(checkpoint.glob("*"))), shape, tmp_path / "spread", largest="50KB")
+    trained.save_pretrained(tmp_path / "whole", max_shard_size="50KB")
     expected = {name: bytes for name, bytes in contents(tmp_path / "whole").items() if name.startswith("model")}
     assert len(expected) > 3 and contents(tmp_path / "spread") == expected
 

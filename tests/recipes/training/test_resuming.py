@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,12 +14,16 @@ from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
 from recipes.base_model_folder import folder_digest
+from recipes.checkpoints import Checkpoints
 from recipes.manifest import Manifest
 from recipes.results import TrainingFacts
+from recipes.retention import VALIDATION_LOSS
 from recipes.schema import BadConfiguration, Result
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST
 from recipes.training.metrics import PENDING_METRICS
+from recipes.training.resuming import check_fits, where_to_resume
+from recipes.training.samples import SAMPLES_SEEN
 from recipes.training.trainer import CheckpointingTrainer
 from recipes.unsent_metrics import read_unsent
 from recipes.usage import folder_of
@@ -145,6 +150,56 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     sent[:] = [SentBack(step=5, done=8)]
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 4, 6, 8"):
         train()
+
+
+def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = None) -> None:
+    for step in steps:
+        with checkpoints.writing(step, facts) as folder:
+            (folder / "weights").write_text(checkpoints.folder.name)
+    checkpoints.wait()
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "sent", "start"),
+    [("best", [], 4), (4, [], 4), ("latest", [4], 4), (6, [2], 2), ("latest", [6, 4], 4), ("latest", [4, 6], 6)],
+)
+def test_what_a_run_has_come_by_is_known_on_its_way_and_nothing_else(
+    place: Place, tmp_path: Path, resume_from: Literal["latest", "best"] | int, sent: list[int], start: int
+) -> None:
+    """The best of all may be one of those; what it did before it went back, behind where that led to, is none of them."""
+    checkpoints = place.checkpoints(tmp_path / f"come-by-{resume_from}-{sent}")
+    for step, loss in ((2, 2.0), (4, 0.5), (6, 1.0)):
+        saved(checkpoints, step, facts={VALIDATION_LOSS: loss})
+    way, found = where_to_resume(checkpoints, resume_from, [SentBack(step=step) for step in sent])
+    assert found is not None and found[0] == start
+    best = way.best()
+    assert best is not None and best[0] == (2 if 2 in sent else 4)
+    assert way.local_steps() == []
+
+
+def test_of_two_checkpoints_of_a_step_the_one_that_the_run_saw_last_is_gone_back_to(place: Place, tmp_path: Path) -> None:
+    """It went back to 2, came to 4 once more, and on to 6: those are its own, and not what it went back from."""
+    checkpoints = place.checkpoints(tmp_path / "went-back-again")
+    saved(checkpoints, 2, 4)
+    saved(checkpoints.below("from-2"), 4, 6)
+    for step in (4, 6):
+        way, found = where_to_resume(checkpoints, "latest", [SentBack(step=2), SentBack(step=step)])
+        assert found == (step, checkpoints.folder / "from-2" / str(step))
+        assert way.folder == checkpoints.folder / "from-2" / f"from-{step}"
+    shutil.rmtree(checkpoints.folder)
+    with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 3. There are: 2, 4, 6"):
+        where_to_resume(checkpoints, "latest", [SentBack(step=2), SentBack(step=3)])
+
+
+def test_a_checkpoint_from_before_it_was_written_down_what_it_is_made_with_is_taken(place: Place, tmp_path: Path) -> None:
+    checkpoints = place.checkpoints(tmp_path / "older")
+    seen = 3 * place.recipe.samples_per_step
+    saved(checkpoints, 3, facts={SAMPLES_SEEN: seen})
+    check_fits((3, checkpoints.folder / "3"), place.recipe)
+    for samples in (seen - 1, seen + 1):
+        saved(checkpoints, 3, facts={SAMPLES_SEEN: samples})
+        with pytest.raises(BadConfiguration, match=f"checkpoint 3 has seen {samples} samples"):
+            check_fits((3, checkpoints.folder / "3"), place.recipe)
 
 
 class Paged(torch.optim.SGD):

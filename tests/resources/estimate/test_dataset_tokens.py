@@ -145,6 +145,32 @@ def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: 
     assert dataset_tokens(place.version(rows(10)), recipe(), place.store).source.startswith("assumed")
 
 
+TURN = "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}%s{% endif %}"
+OF_OTHERS = {
+    "marks what is learned": "{% for message in messages %}" + TURN.replace("%s", "{{ message.content }}") + "{% endfor %}",
+    "leaves a loop": "{% for message in messages %}{{ message.content }}{% break %}{% endfor %}",
+    "writes json": "{{ messages | tojson }}",
+    "is broken": "{% for message in messages %}",
+}
+"""As the templates of SmolLM3, Qwen and others have it: transformers knows more tags than jinja does."""
+
+
+@pytest.mark.parametrize("template", OF_OTHERS)
+def test_what_transformers_adds_to_a_template_s_language_is_known(place: Place, template: str) -> None:
+    """The estimate ended with a template's syntax error, and no word of what was wrong."""
+    place.store_tokenizer()
+    place.store.put_bytes(f"s3://hanzo-models/base/{SHA}/chat_template.jinja", OF_OTHERS[template].encode())
+    turns = [{"role": "user", "content": "Which <door>, é?"}, {"role": "assistant", "content": "The red one."}]
+    found = dataset_tokens(place.version([{"messages": turns, "id": number} for number in range(5)]), recipe(), place.store)
+    if template == "is broken":
+        assert found.source.startswith("assumed")
+        return
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = OF_OTHERS[template]
+    assert found.source == "counted, with the base model's tokenizer"
+    assert found.count == 5 * len(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False))
+
+
 @pytest.mark.parametrize(("name", "source"), [("default", "counted, with the base model's tokenizer"), ("rag", "assumed")])
 def test_of_several_templates_the_default_counts(place: Place, name: str, source: str) -> None:
     """As the tokenizers of Hermes and Command R have them."""

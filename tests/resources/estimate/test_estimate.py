@@ -1,5 +1,7 @@
 """Hours and dollars from what past runs measured, and from assumptions where there are none. Pure functions."""
 
+from dataclasses import replace
+
 import pytest
 
 from recipes.fit import fit
@@ -123,6 +125,8 @@ def test_dollars_are_those_of_all_gpus_by_the_price_book() -> None:
     found = estimated(recipe=Recipe.named("zen-72b-full"))
     assert found.hours is not None and found.dollars is not None and found.gpus == 32
     assert found.dollars.likely == pytest.approx(found.hours.likely * 32 * 3.0)
+    assert found.dollars.low == pytest.approx(found.hours.low * 96)
+    assert found.dollars.high == pytest.approx(found.hours.high * 96)
     assert found.recipe.estimated_cost == "$22,400"
 
 
@@ -130,6 +134,17 @@ def test_a_gpu_without_a_price_has_no_cost_and_the_note_says_where_to_put_it() -
     found = estimated(recipe=RECIPE.changed({"hardware": {"gpus": 1, "gpu_type": "nvidia-h100-80gb"}}))
     assert found.hours is not None and found.dollars is None
     assert any("prices.gpu_hour" in note for note in found.notes)
+
+
+def test_what_needs_no_gpu_costs_nothing_and_asks_for_no_price() -> None:
+    found = estimated(recipe=Recipe.named("smollm2-135m-lora"))
+    assert found.hours is not None and found.dollars is not None and found.dollars.high == 0
+    assert not any(note.startswith("dollars") for note in found.notes)
+
+
+def test_a_dataset_that_is_empty_says_nothing_of_pairs() -> None:
+    found = estimated(recipe=RECIPE.changed({"objective": "dpo"}), dataset=DatasetTokens(0, 0, "counted"))
+    assert found.epochs is None and found.tokens == 10_000 * 16 * 2 * 2048
 
 
 def test_a_model_of_unknown_shape_has_no_hours_before_its_first_run_and_then_by_tokens() -> None:
@@ -149,12 +164,18 @@ def test_a_pause_between_two_steps_is_none_of_their_time() -> None:
     assert seconds_per_step(times) == pytest.approx(1.0)
 
 
+def test_steps_of_which_some_have_no_loss_are_as_long_as_the_others() -> None:
+    assert seconds_per_step({step: step * 1000 for step in (1, 2, 3, 4, 8, 20)}) == pytest.approx(1.0)
+
+
 def test_an_evaluation_between_two_steps_belongs_to_them() -> None:
     times = {step: step * 1000 + (4000 if step > 5 else 0) for step in range(1, 11)}
     assert seconds_per_step(times) == pytest.approx((8 * 1 + 5) / 9)
 
 
-@pytest.mark.parametrize("times", [{}, {1: 0}, {1: 0, 2: 1000}, dict.fromkeys(range(100), 5)])
+@pytest.mark.parametrize(
+    "times", [{}, {1: 0}, {1: 0, 2: 1000}, {step: step * 1000 for step in range(5)}, dict.fromkeys(range(100), 5)]
+)
 def test_too_few_steps_say_nothing(times: dict[int, int]) -> None:
     assert seconds_per_step(times) is None
 
@@ -169,3 +190,21 @@ def test_what_is_around_the_steps_is_no_time_that_a_job_stood_still(first: int, 
     times = {step: first + step * 1000 for step in range(21)}
     job = JobRecord("j", "j", "training", "completed", {}, "u", "default", 0, 0, first + 40_000, "", {}, None)
     assert around_steps(job, times, 20, begun_at) == pytest.approx(30)
+    assert around_steps(replace(job, ended_at=first), times, 20, begun_at) == 0, "the clock of who trains was ahead"
+
+
+@pytest.mark.parametrize(
+    ("status", "started_at", "ended_at", "last"),
+    [
+        ("failed", 0, 40_000, 20),
+        ("running", 0, None, 20),
+        ("completed", None, 40_000, 20),
+        ("completed", 0, 40_000, 19),  # its last loss has not arrived
+    ],
+)
+def test_of_a_job_that_did_not_run_through_nobody_knows_what_is_around_its_steps(
+    status: str, started_at: int | None, ended_at: int | None, last: int
+) -> None:
+    times = {step: 10_000 + step * 1000 for step in range(last + 1)}
+    job = JobRecord("j", "j", "training", status, {}, "u", "default", 0, started_at, ended_at, "", {}, None)
+    assert around_steps(job, times, 20, 0) is None

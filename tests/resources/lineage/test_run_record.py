@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from resources.lineage.run_record import COMMIT_FILE, LOCK_FILE, NO_COMMIT, read_environment
+from recipes.schema import StoreAddress
+from recipes.store import BrokenArtifact, Store
+from resources.lineage.run_record import COMMIT_FILE, LOCK_FILE, NO_COMMIT, RECORD_FILE, read_environment, read_record
 
+BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -36,3 +39,13 @@ def test_a_checkout_knows_better(tmp_path: Path) -> None:
     assert first.git_commit not in (COMMIT, NO_COMMIT) and not first.git_dirty
     (tmp_path / COMMIT_FILE).write_text("other")
     assert read_environment(tmp_path).git_dirty
+
+
+def test_a_record_of_another_release_is_said_to_be_one(tmp_path: Path) -> None:
+    """Whoever reads one is told of one error: as a value that did not validate, it ended a look at all other jobs."""
+    store = Store(StoreAddress(root=tmp_path.as_uri(), buckets=BUCKETS))
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / RECORD_FILE).write_text('{"of": "another release"}')
+    record = store.publish(tmp_path / "record", "s3://hanzo-ml/runs/r/record", "run")
+    with pytest.raises(BrokenArtifact, match=r"run\.json is no record that this release can read: 'run_id' is missing"):
+        read_record(store, record)
