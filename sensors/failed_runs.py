@@ -27,10 +27,10 @@ DATASETS = "datasets"
 """Begins the keys of the assets that check, split and prepare."""
 MAX_AGAIN = 5
 AGAIN = ", which is tried again"
-OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError", "NoRoom"}
+OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError", "NoStore"}
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
-failed for that, which went on or was over. And one of programs: while a disk was full, a sweep lost all of its trials, one
-after the other, and nobody can resume a trial.
+failed for that, which went on or was over. And one of programs: while a store was full, or could only be read, a sweep lost
+all of its trials, one after the other, and nobody can resume a trial.
 """
 OF_MACHINE = OF_WORKER | {"MachineFailed"}
 """Errors for which neither the user nor what was trained is to blame."""

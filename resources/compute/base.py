@@ -33,8 +33,8 @@ RENEW_SECONDS = 3600.0
 
 OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
 """How an end is told of that another machine, or the same one an hour later, would not have come to."""
-OF_ROOM = re.compile(r"^no space left", re.IGNORECASE)
-"""How one is told of that came to it because the disk or the store was full."""
+OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
+"""How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
 PATIENCE_SECONDS = 3600.0
 """How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
 RETRY_SECONDS = 1.0
@@ -114,8 +114,8 @@ class MachineFailed(JobFailed):
     """The program is not to blame: it was killed, found no memory or no store, whenever it was started. Later it may not."""
 
 
-class NoRoom(MachineFailed):
-    """The disk or the store was full: once some of it is freed, the program goes on from what it has saved."""
+class NoStore(MachineFailed):
+    """The disk or the store was full, or the store away: once it is not, the program goes on from what it has saved."""
 
 
 class Compute(ABC):
@@ -237,7 +237,7 @@ def failure(job: Job, observation: Observation) -> Exception:
     if observation.exit_code == EXIT_BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
     of_machine = MachineFailed if is_of_machine(observation) else JobFailed
-    kind = NoRoom if OF_ROOM.search(observation.detail) else of_machine
+    kind = NoStore if OF_STORE.search(observation.detail) else of_machine
     return kind(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from recipes.buckets import StoreUnavailable
-from resources.compute.base import JobFailed, MachineFailed, NoRoom
+from resources.compute.base import JobFailed, MachineFailed, NoStore
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
@@ -50,8 +50,8 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
         (StoreUnavailable("no answer"), 0, True),
         (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), MAX_AGAIN - 1, True),
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
-        (NoRoom("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
-        (NoRoom("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
+        (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
+        (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
         (MachineFailed("train job-1 failed after 12 attempts: killed"), 0, False),
         (JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"), 0, False),
     ],
