@@ -95,9 +95,9 @@ def decide_of_job(
         return False
     failure = read_failure(instance, run)
     again = may_try_again(run, failure, blameless)
-    if again:
+    if again and steps_of(run) & PROGRAMS:  # until its program is followed again, which tells for what that waits
         control_plane.jobs.wait_for(job_id, f"its run failed: {failure.cause}{AGAIN}", "running")
-    else:
+    if not again:
         control_plane.jobs.fail(job_id, f"its run failed: {failure.cause}")
     return again
 
