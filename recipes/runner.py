@@ -27,6 +27,9 @@ from recipes.store_folder import away
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
 
+AGAIN = "starting again"
+FOR_STORE = f"{AGAIN}: the object store"
+"""How a program says why it ends that could not get at the store; `resources.compute.base` tells it by that."""
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -75,7 +78,7 @@ def main(program: Work) -> None:
         What a program reads where it lies in the store is in its own words not to be found, while the store is away.
         """
         if code not in (EXIT_PREEMPTED, EXIT_RESTART) and away(job.store):
-            message, code = f"starting again: the object store is away: {message}", EXIT_RESTART
+            message, code = f"{FOR_STORE} is away: {message}", EXIT_RESTART
         line = " ".join(message.split())
         print(f"error: {line}", file=sys.stderr, flush=True)
         # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
@@ -94,12 +97,12 @@ def main(program: Work) -> None:
     except Preempted as error:
         fail(f"preempted: {error}", EXIT_PREEMPTED)
     except Restart as error:
-        fail(f"starting again: {error}", EXIT_RESTART)
+        fail(f"{AGAIN}: {error}", EXIT_RESTART)
     except Failed as error:
         fail(str(error), 1)
     except StoreUnavailable as error:
         traceback.print_exc()
-        fail(f"starting again: {error}", EXIT_RESTART)
+        fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)
     except StoreFull as error:
         place = str(error).removesuffix(NO_SPACE)
     except Exception as error:

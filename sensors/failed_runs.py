@@ -27,9 +27,10 @@ DATASETS = "datasets"
 """Begins the keys of the assets that check, split and prepare."""
 MAX_AGAIN = 5
 AGAIN = ", which is tried again"
-OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError"}
+OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError", "NoStore"}
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
-failed for that, which went on or was over.
+failed for that, which went on or was over. And one of programs: while a store was full, or could only be read, a sweep lost
+all of its trials, one after the other, and nobody can resume a trial.
 """
 OF_MACHINE = OF_WORKER | {"MachineFailed"}
 """Errors for which neither the user nor what was trained is to blame."""
@@ -94,6 +95,8 @@ def decide_of_job(
         return False
     failure = read_failure(instance, run)
     again = may_try_again(run, failure, blameless)
+    if again and steps_of(run) & PROGRAMS:  # until its program is followed again, which tells for what that waits
+        control_plane.jobs.wait_for(job_id, f"its run failed: {failure.cause}{AGAIN}", "running")
     if not again:
         control_plane.jobs.fail(job_id, f"its run failed: {failure.cause}")
     return again

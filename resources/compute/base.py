@@ -31,8 +31,10 @@ SHUTDOWN_SECONDS = 270
 RENEW_SECONDS = 3600.0
 """How often whoever follows a job says that it still runs: a fraction of what a job may take."""
 
-OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError|^no space left", re.IGNORECASE)
+OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
 """How an end is told of that another machine, or the same one an hour later, would not have come to."""
+OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
+"""How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
 PATIENCE_SECONDS = 3600.0
 """How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
 RETRY_SECONDS = 1.0
@@ -110,6 +112,10 @@ class JobFailed(Exception):
 
 class MachineFailed(JobFailed):
     """The program is not to blame: it was killed, found no memory or no store, whenever it was started. Later it may not."""
+
+
+class NoStore(MachineFailed):
+    """The disk or the store was full, or the store away: once it is not, the program goes on from what it has saved."""
 
 
 class Compute(ABC):
@@ -230,7 +236,8 @@ def failure(job: Job, observation: Observation) -> Exception:
     """The error that an ended job means to the user."""
     if observation.exit_code == EXIT_BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
-    kind = MachineFailed if is_of_machine(observation) else JobFailed
+    of_machine = MachineFailed if is_of_machine(observation) else JobFailed
+    kind = NoStore if OF_STORE.search(observation.detail) else of_machine
     return kind(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")
 
 

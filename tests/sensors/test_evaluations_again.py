@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from recipes.buckets import StoreUnavailable
-from resources.compute.base import MachineFailed, Observation, Phase, failure
+from resources.compute.base import MachineFailed, NoStore, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
@@ -86,3 +86,18 @@ def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: 
 def test_whose_reason_it_is(commands: Commands, detail: str, code: int | None, of_machine: bool) -> None:
     problem = failure(commands.job(""), Observation(Phase.FAILED, 12, detail, code))
     assert isinstance(problem, MachineFailed) == of_machine
+
+
+@pytest.mark.parametrize(
+    ("detail", "code", "no_store"),
+    [
+        ("no space left for /scratch/state.pt: free some space, then retry; nothing saved so far is lost", 1, True),
+        ("starting again: the object store gives no answer, or refuses: s3://hanzo-ml: Read-only file system", 75, True),
+        ("ValueError: there is no space left in the line", 1, False),
+        ("starting again: on with half the batch", 75, False),
+        ("killed by the kernel, for want of memory", None, False),
+    ],
+)
+def test_what_had_no_store_is_told_from_others(commands: Commands, detail: str, code: int | None, no_store: bool) -> None:
+    problem = failure(commands.job(""), Observation(Phase.FAILED, 1, detail, code))
+    assert isinstance(problem, NoStore) == no_store

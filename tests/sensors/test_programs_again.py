@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from recipes.buckets import StoreUnavailable
-from resources.compute.base import JobFailed, MachineFailed
+from resources.compute.base import JobFailed, MachineFailed, NoStore
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
@@ -50,10 +50,12 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
         (StoreUnavailable("no answer"), 0, True),
         (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), MAX_AGAIN - 1, True),
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
+        (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
+        (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
         (MachineFailed("train job-1 failed after 12 attempts: killed"), 0, False),
         (JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"), 0, False),
     ],
-    ids=["store-away", "database-away", "too-often", "program-killed", "program"],
+    ids=["store-away", "database-away", "too-often", "disk-full", "full-too-often", "program-killed", "program"],
 )
 def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
     run = train(training, error, **{RETRIES: str(tried)})
@@ -62,7 +64,8 @@ def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Excep
     assert [(request.tags[RETRY_OF], request.tags[RETRIES]) for request in requests] == [(run, str(tried + 1))] * again
     job = training.plane.jobs.read("job-1")
     assert job.status == ("running" if again else "failed")
-    assert (run in job.reason) != again
+    assert str(error).splitlines()[0] in job.reason and run in job.reason
+    assert job.reason.endswith("which is tried again") == again
 
 
 def test_it_waits_before_it_goes_on(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
