@@ -41,6 +41,11 @@ def learns_from_pairs(objective: str) -> bool:
     return objective in entry_points(group=PAIR_OBJECTIVES).names
 
 
+def installed_objectives() -> list[str]:
+    """Those of others."""
+    return sorted(entry_points(group=OBJECTIVES).names | entry_points(group=PAIR_OBJECTIVES).names)
+
+
 def foreign_keys(method: str) -> frozenset[str]:
     """Keys of a recipe that say nothing to a method."""
     if method != "full":
@@ -166,7 +171,7 @@ class Recipe(Written):
     def objective_is_known(cls, value: str) -> str:
         if value in BUILT_IN_OBJECTIVES:  # to look for others takes 14 ms, of each of the thousand recipes of a sweep
             return value
-        installed = sorted(entry_points(group=OBJECTIVES).names | entry_points(group=PAIR_OBJECTIVES).names)
+        installed = installed_objectives()
         if value not in installed:
             raise ValueError(f"unknown objective: use {', '.join([*BUILT_IN_OBJECTIVES, *installed])}")
         return value
