@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
-from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
 from recipes.architecture import Architecture
 from recipes.base_model_folder import checked_folder, folder_of
 from recipes.base_model_ref import BaseModelRef
@@ -15,12 +15,13 @@ from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from recipes.store import BrokenArtifact, Store
-from resources.errors import HanzoError
+from resources.errors import ErrorCode, HanzoError
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.shapes import shape_of_base
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
+from resources.metadata.registry.model_version_rules import checked_model_name
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
     """Resolve dataset, recipe and environment; of a run that was started before, from its record.
 
     Raises:
-        BadConfiguration: unknown recipe, a parameter that does not fit it, a job that cannot fit its memory, a dataset
-            that a check blocks, or whose records its objective cannot learn from, or a base model of other bytes than it
-            pins; a record that was changed since.
+        BadConfiguration: unknown recipe or dataset, a parameter that does not fit it, a job that cannot fit its memory, a
+            name that no model can have, a dataset that a check blocks, or whose records its objective cannot learn from, or
+            a base model of other bytes than it pins; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
     known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
@@ -51,10 +52,11 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
             raise BadConfiguration(str(broken)) from None
         reference, recipe = found.dataset, found.recipe
     else:
+        refuse_what_a_click_left_open(model, job)
         reference, recipe = wanted(model, job.config)
         asked = recipe.on(job.resumed.gpus) if job.resumed.gpus else recipe
         refuse_what_does_not_fit(asked, shape_of_base(asked, control_plane.store))
-    version = control_plane.datasets.read(reference, job.organization)
+    version = version_of(reference, job, control_plane)
     if known is None:
         refuse_what_cannot_be_learned(recipe, version)
     if known is None and (blocked := control_plane.validations.read_blocked(version.id)):
@@ -72,6 +74,32 @@ def wanted(model: ModelDefinition, config: Mapping[str, Any]) -> tuple[str, Reci
     """
     recipe = Recipe.named(config.get("recipe") or model.recipe).changed(config.get("parameters") or {})
     return str(config.get("dataset") or model.dataset), recipe
+
+
+def refuse_what_a_click_left_open(model: ModelDefinition, job: JobRecord) -> None:
+    """What is refused at submission, and the launchpad asks of nobody.
+
+    Raises:
+        BadConfiguration: a run in the sandbox is of no dataset, or has a name that no version could get after it.
+    """
+    if model.name != SANDBOX:
+        return
+    if not job.config.get("dataset"):
+        raise BadConfiguration("the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition")
+    try:
+        checked_model_name(job.name)
+    except HanzoError as refused:
+        raise BadConfiguration(refused.message) from None
+
+
+def version_of(reference: str, job: JobRecord, control_plane: ControlPlane) -> DatasetVersion:
+    """Raises BadConfiguration: there is none."""
+    try:
+        return control_plane.datasets.read(reference, job.organization)
+    except HanzoError as refused:
+        if refused.code is ErrorCode.RESOURCE_DOES_NOT_EXIST:
+            raise BadConfiguration(refused.message) from None
+        raise
 
 
 def refuse_what_does_not_fit(recipe: Recipe, shape: Architecture | None) -> None:

@@ -40,5 +40,8 @@ def newest_of_program(instance: dg.DagsterInstance, job: JobRecord, resumed_at: 
 
 
 def has_told_its_job(run: dg.DagsterRun) -> bool:
-    """Whether a run has ended, and what became of it was recorded."""
-    return bool(run.status == dg.DagsterRunStatus.SUCCESS or run.tags.get(AGAIN_TAG) == NO)
+    """Whether a run has ended, and what became of it was recorded.
+
+    One that is launched again in the Dagster UI has the tags of the one that failed: it got a second one beside it.
+    """
+    return bool(run.status == dg.DagsterRunStatus.SUCCESS or (run.is_finished and run.tags.get(AGAIN_TAG) == NO))

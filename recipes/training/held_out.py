@@ -31,10 +31,14 @@ def share(rows: int, batch: int, rank: int, processes: int) -> list[range]:
 
 
 def together(parts: Iterable[Part]) -> dict[str, float]:
-    """Each mean over all parts, whatever their order; the parts that weigh something have the same names."""
+    """Each mean over all parts that weigh something and have it, whatever their order."""
     heavy = [part for part in parts if part.weight]
-    whole = sum(part.weight for part in heavy)
-    return {name: fsum(part.means[name] * part.weight for part in heavy) / whole for name in heavy[0].means}
+    return {name: mean(name, heavy) for name in dict.fromkeys(name for part in heavy for name in part.means)}
+
+
+def mean(name: str, parts: Iterable[Part]) -> float:
+    have = [part for part in parts if name in part.means]
+    return fsum(part.means[name] * part.weight for part in have) / sum(part.weight for part in have)
 
 
 def owed(step: int, every: int | None, last: int, history: Iterable[Mapping[str, Any]]) -> bool:

@@ -14,15 +14,9 @@ NAMES = {
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
     "eval_loss": "eval/loss",
-    "reward_chosen": "train/reward_chosen",
-    "reward_rejected": "train/reward_rejected",
-    "reward_accuracy": "train/reward_accuracy",
-    "reward_margin": "train/reward_margin",
-    "eval_reward_chosen": "eval/reward_chosen",
-    "eval_reward_rejected": "eval/reward_rejected",
-    "eval_reward_accuracy": "eval/reward_accuracy",
-    "eval_reward_margin": "eval/reward_margin",
 }
+TOLD = ("train/", "eval/")
+"""How the names begin of what an objective tells, whatever it calls it: of others' only what ours tell was logged once."""
 
 
 class LogToTracking(TrainerCallback):  # type: ignore[misc]
@@ -61,7 +55,7 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        named = {NAMES[key]: value for key, value in (logs or {}).items() if key in NAMES}
+        named = {NAMES.get(key, key): value for key, value in (logs or {}).items() if key in NAMES or key.startswith(TOLD)}
         if "eval/loss" in named and self.has_perplexity:
             named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
         if "train/loss" in named:  # read from the device by now, so that the step is over

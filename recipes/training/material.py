@@ -13,6 +13,7 @@ from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
 from recipes.training.group import Group
 from recipes.training.objectives import objective_of
+from recipes.training.objectives.given import rows_given
 from recipes.training.objectives.objective import Objective, Rows
 from recipes.training.trainable import refuse_too_long
 
@@ -49,6 +50,6 @@ def gather(job: Job, recipe: Recipe, group: Group, store: Store) -> Material:
 
 def rows_of(split: str, job: Job, objective: Objective, tokenizer: PreTrainedTokenizerBase, store: Store) -> Rows:
     try:
-        return objective.rows(job.inputs[split], store, Path(job.cache_dir), tokenizer)
+        return rows_given(objective, objective.rows(job.inputs[split], store, Path(job.cache_dir), tokenizer))
     except BadConfiguration as problem:
         raise BadConfiguration(f"the {split} split: {problem}") from None

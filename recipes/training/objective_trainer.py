@@ -9,8 +9,9 @@ from recipes.examples import IGNORED
 from recipes.retention import VALIDATION_LOSS
 from recipes.runner import Preempted
 from recipes.training.float16 import scale_of, scaled, unscale
-from recipes.training.held_out import share, together
+from recipes.training.held_out import EVALUATED, share, together
 from recipes.training.model import autocast_dtype
+from recipes.training.objectives.given import loss_given
 from recipes.training.objectives.objective import Loss, Objective
 from recipes.training.packed_attention import attends_so, with_bounds
 from recipes.training.stopping import StopOnSignal
@@ -70,13 +71,15 @@ class ObjectiveTrainer(CheckpointingTrainer):
     def _loss_of(self, model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Loss | torch.Tensor:
         """The objective's, or the model's own, as a tensor."""
         with torch.autocast(self.args.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return self.objective.loss(model, inputs) or super().compute_loss(model, inputs, **kwargs)
+            found = loss_given(self.objective, self.objective.loss(model, inputs), trains=torch.is_grad_enabled())
+            return found or super().compute_loss(model, inputs, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
             self.state.num_input_tokens_seen += self._tokens_of_step()
         if "loss" in logs and self._told:
-            logs |= together(part for told in self.group.collect(read(self._told, self.args.device)) for part in told)
+            told = self.group.collect(read(self._told, self.args.device))
+            logs |= {f"train/{name}": mean for name, mean in together(part for parts in told for part in parts).items()}
             self._told = []
         super().log(logs, *args, **kwargs)
 
@@ -107,7 +110,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
                 return self._break_off(first)
             own.append(self._part(some))
         found = together(part for parts in group.collect(read(own, self.args.device))[:: group.together] for part in parts)
-        metrics = {f"eval_{name}": value for name, value in found.items()}
+        metrics = {EVALUATED if name == "loss" else f"eval/{name}": value for name, value in found.items()}
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         if first and self.group.leads:

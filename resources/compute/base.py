@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -24,6 +24,11 @@ MAX_RESTARTS = 11
 """How often a job starts again before it counts as failed: to heal, a run may ask for seven (`recipes.incidents.MOST` of two
 kinds, and one of the third), and is killed besides."""
 POLL_SECONDS = 0.2
+MOST_LINES = 200
+"""Of a look. Each is an event of a Dagster run, which takes it up to 40 ms: a script that had printed 100,000 of them in two
+seconds was running for over an hour, and what waited for its place waited for that.
+"""
+LONGEST_LINE = 10_000
 GRACE_SECONDS = 300
 """Row J3: from SIGTERM to SIGKILL."""
 SHUTDOWN_SECONDS = 270
@@ -210,7 +215,7 @@ class Compute(ABC):
             told.renewed = time.monotonic()
         observation = self.observe(job)
         text, told.offset = self.log(job, told.offset)
-        for line in text.splitlines():
+        for line in worth_telling(text.splitlines(), job.id):
             follower.line(line)
         if observation != told.phase:
             follower.phase(observation)
@@ -221,6 +226,15 @@ class Compute(ABC):
         if observation.phase is Phase.FAILED:
             raise failure(job, observation)
         return done
+
+
+def worth_telling(lines: Sequence[str], job: str) -> Iterator[str]:
+    """Of what a log has got since the last look, no more than a follower can take: the log itself has all of it."""
+    if len(lines) > MOST_LINES:
+        yield f"... {len(lines) - MOST_LINES:,} lines more: see `hanzo-ml job logs {job}`"
+    for line in lines[-MOST_LINES:]:
+        cut = f"... {len(line) - LONGEST_LINE:,} characters more" if len(line) > LONGEST_LINE else ""
+        yield line[:LONGEST_LINE] + cut
 
 
 @dataclass

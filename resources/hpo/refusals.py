@@ -6,9 +6,9 @@ before from being read.
 
 from collections.abc import Iterator, Sequence
 
-from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES
+from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES, installed_objectives
 from recipes.recipe import Recipe
-from resources.errors import invalid
+from resources.errors import HanzoError, invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Dimension, Value
 from resources.hpo.trial_job import NAMES
@@ -24,7 +24,7 @@ EVALUATIONS = "eval/"
 OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
 OF_TEXTS = ("eval/perplexity",)
 EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
-"""All of them (`recipes.training.logged`)."""
+"""All that our objectives tell (`recipes.training.logged`)."""
 
 
 def check_sweep(config: SweepConfig) -> None:
@@ -53,10 +53,9 @@ def check_sweep(config: SweepConfig) -> None:
                 f"sampler gp has an axis for each value of a choice, here {axes}: give {MAX_AXES} at most, or take tpe"
             )
     # No trial could log it, and all of them would be trained before the sweep said so.
-    metric = config.objective.metric
-    check_key(metric, "objective.metric", "objective.metric")
-    if metric.startswith(EVALUATIONS) and metric not in EVALUATED:
-        raise invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
+    check_key(config.objective.metric, "objective.metric", "objective.metric")
+    if is_unknown(config.objective.metric) and not installed_objectives():
+        raise no_training_logs(config.objective.metric)
 
 
 def check_given_once(config: SweepConfig) -> None:
@@ -104,7 +103,10 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
             "base_config.eval_steps, the steps between two evaluations"
         )
-    if recipe.objective in BUILT_IN_OBJECTIVES and config.objective.metric in never_logged(recipe):
+    known = recipe.objective in BUILT_IN_OBJECTIVES  # what others tell has names of their own
+    if known and is_unknown(config.objective.metric):
+        raise no_training_logs(config.objective.metric)
+    if known and config.objective.metric in never_logged(recipe):
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' has the objective "
             f"{recipe.objective}: choose one of {', '.join(key for key in EVALUATED if key not in never_logged(recipe))}"
@@ -114,6 +116,15 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
             f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has {recipe.max_steps} steps: "
             "give successive_halving.min_steps, less than max_steps"
         )
+
+
+def is_unknown(metric: str) -> bool:
+    """Whether none of our objectives tells it."""
+    return metric.startswith(EVALUATIONS) and metric not in EVALUATED
+
+
+def no_training_logs(metric: str) -> HanzoError:
+    return invalid(f"objective.metric: no training logs '{metric}': choose one of {', '.join(EVALUATED)}")
 
 
 def never_logged(recipe: Recipe) -> Sequence[str]:

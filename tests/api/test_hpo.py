@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,21 @@ def test_a_sweep_of_many_values_reads_its_recipe_once_and_looks_for_no_objective
     body = small(search_space={"learning_rate": {"type": "choice", "values": values}})
     assert breakable.post("/v1/hpo", json=body).status_code == 201
     assert (len(read), looked) == (1, [])
+
+
+def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
+    breakable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
+    files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
+    assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
+    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", recipe.OBJECTIVES)])
+    monkeypatch.setattr(recipe, "entry_points", lambda group: found.select(group=group))
+    body = small(objective={"metric": "eval/hits"})
+    refused = breakable.post("/v1/hpo", json=body)
+    assert refused.status_code == 400 and "no training logs 'eval/hits'" in refused.text
+    body["base_config"]["objective"] = "focal"
+    assert breakable.post("/v1/hpo", json=body).status_code == 201
 
 
 def test_sweeps_are_listed_by_a_status_that_there_is(server: ServerProcess) -> None:

@@ -427,3 +427,22 @@ def test_a_definition_that_cannot_fit_its_memory_fails_with_what_would_and_compu
         materialized(model, run_id, parameters=parameters)
     assert asked == ["unknown", "own", "demo"], "hardware that nobody knows, its own eight GPUs, the demo on a CPU"
     control_plane.database.close()
+
+
+def test_what_a_click_left_open_is_said_before_anything_is_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run by the name of ../x was trained, and then no version could have it; without a dataset, one named sandbox was
+    looked for, and the reason began with the class of an exception.
+    """
+    control_plane = ControlPlane()
+    sandbox = dry_run.definition("sandbox")
+    for given, said in (
+        ({"name": "../x", "dataset": "colours"}, "Invalid model name '../x'. Names cannot contain '/' or ':'."),
+        ({"name": "mine"}, "the sandbox has no dataset of its own: give `dataset` in the launchpad, to a new partition"),
+        ({"name": "mine", "dataset": "colors"}, "there is no dataset 'colors'"),
+    ):
+        run_id = str(len(said))
+        ensure_job(run_id, "sandbox", given, control_plane)
+        with pytest.raises(BadConfiguration) as refused:
+            make_plan(sandbox, run_id, control_plane)
+        assert str(refused.value).startswith(said)
+    control_plane.database.close()

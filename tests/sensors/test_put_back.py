@@ -80,6 +80,14 @@ def test_a_job_whose_run_goes_on_or_is_yet_to_be_told_of_is_left_alone(house: Ho
     assert house.tick(go_on_with_put_back_jobs) == []
 
 
+def test_a_run_that_is_launched_again_by_hand_gets_no_second_one_beside_it(house: House) -> None:
+    """Dagster's UI gives it the tags of the one that failed: as if it had ended, and told its job."""
+    house.submit("job-1")
+    house.plane.jobs.start("job-1")
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{AGAIN_TAG: NO})
+    assert house.tick(go_on_with_put_back_jobs) == []
+
+
 def test_a_job_that_has_ended_is_left_alone(house: House) -> None:
     house.submit("job-1")
     house.complete("job-1")

@@ -18,12 +18,19 @@ BUILT_IN: dict[str, type[Objective]] = {"sft": Sft, "dpo": Dpo, "orpo": Orpo}
 
 
 def objective_of(recipe: Recipe) -> Objective:
-    """The objective that a recipe names. Raises BadConfiguration where it is not installed."""
+    """The objective that a recipe names. Raises BadConfiguration where it is not installed, or cannot be made."""
     if recipe.objective in BUILT_IN:
         return BUILT_IN[recipe.objective](recipe)
     found = EntryPoints((*entry_points(group=OBJECTIVES), *entry_points(group=PAIR_OBJECTIVES)))
     if recipe.objective not in found.names:
         known = ", ".join([*BUILT_IN, *sorted(found.names)])
         raise BadConfiguration(f"recipe '{recipe.name}': objective {recipe.objective} is not installed here: use {known}")
-    made: Objective = found[recipe.objective].load()(recipe)
+    entry = found[recipe.objective]
+    try:
+        made = entry.load()(recipe)
+    except Exception as problem:  # whatever its module or its class comes to
+        why = f"{type(problem).__name__}: {problem}"
+        raise BadConfiguration(f"objective {recipe.objective}: {entry.value} cannot be made: {why}") from problem
+    if not isinstance(made, Objective):
+        raise BadConfiguration(f"objective {recipe.objective}: {entry.value} is no Objective: derive it from that class")
     return made

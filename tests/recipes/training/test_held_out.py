@@ -24,6 +24,12 @@ def test_what_weighs_nothing_does_not_count() -> None:
     }
 
 
+def test_what_only_some_parts_tell_is_a_mean_over_those() -> None:
+    """An objective of somebody else need not tell the same of every micro-batch: a KeyError ended its run."""
+    parts = [Part({"loss": 1.0}, 3), Part({"loss": 5.0, "hits": 1.0}, 1), Part({"loss": 2.0, "hits": 0.0}, 4)]
+    assert together(parts) == {"loss": 2.0, "hits": 0.2}
+
+
 def test_a_smaller_micro_batch_keeps_the_rows_of_a_step_on_other_processes_too() -> None:
     """Found out by one process; the run goes on with two, as its recipe has it."""
     shape = {"gpus_per_node": 2, "backend": "gloo"}

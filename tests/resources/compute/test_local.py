@@ -21,7 +21,7 @@ from recipes.assignment import SPLITS
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
 from resources.compute import base, local, local_command
-from resources.compute.base import Follower, JobFailed, Observation, Phase
+from resources.compute.base import Follower, JobFailed, Observation, Phase, worth_telling
 from resources.compute.local import BEGAN, LocalCompute
 from resources.compute.memory_kills import memory_kills
 from resources.detached import LOG, PID, is_running, read_pid
@@ -147,6 +147,15 @@ def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: Loca
     assert result.metrics == {"starts": 1.0}
     assert [line.split(" ", 1)[1] for line in seen.lines] == ["begun", "finishing"]
     assert seen.phases[-1].phase is Phase.SUCCEEDED
+
+
+def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_are() -> None:
+    """Each is an event of a Dagster run: a script had printed in two seconds what took an hour to be told."""
+    lines = [str(number) for number in range(100_000)]
+    told = list(worth_telling(lines, "job-1"))
+    assert told == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
+    assert list(worth_telling(lines[:200], "job-1")) == lines[:200]
+    assert list(worth_telling(["x" * 10_007], "job-1")) == ["x" * 10_000 + "... 7 characters more"]
 
 
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
