@@ -372,8 +372,8 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     """Only what ours tell was taken. Of ours, a name that they do not tell is refused."""
     files = {"files": ("a.jsonl", RECORDS, "application/jsonl")}
     assert breakable.post("/v1/datasets", data={"name": "colours"}, files=files).is_success
-    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", recipe.OBJECTIVES)])
-    monkeypatch.setattr(recipe, "entry_points", lambda group: found.select(group=group))
+    found = EntryPoints([EntryPoint("focal", "nowhere:Focal", objective_names.OBJECTIVES)])
+    monkeypatch.setattr(objective_names, "entry_points", lambda group: found.select(group=group))
     body = small(objective={"metric": "eval/hits"})
     refused = breakable.post("/v1/hpo", json=body)
     assert refused.status_code == 400 and "no training logs 'eval/hits'" in refused.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import recipes.recipe
+import recipes.objective_names
 import recipes.training.objectives as registry
 from recipes.schema import BadConfiguration
 from recipes.training.objectives.objective import Loss
@@ -22,8 +22,8 @@ MADE: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.recipe.OBJECTIVES)])
-    for module in (recipes.recipe, registry):
+    found = EntryPoints([EntryPoint("own", f"{__name__}:Told", recipes.objective_names.OBJECTIVES)])
+    for module in (recipes.objective_names, registry):
         monkeypatch.setattr(module, "entry_points", lambda group: found.select(group=group))
     monkeypatch.setattr(EntryPoint, "load", lambda self: MADE["own"])
     yield
