@@ -48,8 +48,9 @@ def failed_to_compile(error: Exception) -> str | None:
 
     if not isinstance(error, TorchDynamoException):
         return None
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return said[0] if said else type(error).__name__
+    cause = getattr(error, "inner_exception", error)
+    said = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {said}" if said else type(cause).__name__
 
 
 def are_compiled(model: torch.nn.Module) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from functorch.compile import nop
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 from transformers import PreTrainedModel
 
@@ -21,6 +22,7 @@ from recipes import train as program
 from recipes.incidents import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
+from recipes.training.compilation import failed_to_compile
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
 from recipes.training.healing import restart_after
 from recipes.training.logged import LogToTracking
@@ -192,7 +194,9 @@ def test_memory_that_a_compiler_runs_out_of_is_memory_all_the_same(place: Place,
     error = InductorError(RuntimeError("CUDA out of memory"), currentframe())
     uri = CHECKPOINTS.format(tmp_path.name)
     assert "did not fit into memory" in str(restart_after(error, Incidents(), place.store, uri, place.recipe, 1))
-    other = InductorError(RuntimeError("PassManager::run failed"), currentframe())
+    other = BackendCompilerFailed(nop, RuntimeError("PassManager::run failed\nat 41:24"), currentframe())
+    assert failed_to_compile(other) == "RuntimeError: PassManager::run failed"
+    assert failed_to_compile(RuntimeError("PassManager::run failed")) is None, "a step may fail for other reasons"
     known = Incidents(entries=(NotCompiled(step=1, reason="r"),))
     assert restart_after(other, known, place.store, uri, place.recipe, 2) is None, "nothing is compiled any more"
 
