@@ -96,7 +96,8 @@ def test_whoever_generates_finds_the_cache_as_the_base_has_it(base: Path, tmp_pa
 
 def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path) -> None:
     """Of twelve layers: the tenth comes before the second where names are sorted as texts, and behind it in the model."""
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=12)).save_pretrained(tmp_path / "base")
     trained: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     checkpoint = spread(trained, tmp_path / "checkpoint", 3)
