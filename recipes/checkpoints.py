@@ -186,6 +186,17 @@ class Checkpoints:
         self._sweep()
         return self._first_whole([step])
 
+    def came_from(self) -> tuple[int, Path] | None:
+        """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
+        it. None at the beginning.
+        """
+        passed, left_at = self, self.before[1] if self.before else 0
+        while passed.before:
+            passed, _ = passed.before
+            if found := passed.at(left_at):
+                return found
+        return None
+
     def discard_from(self, step: int) -> None:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
         self.settle()

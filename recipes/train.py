@@ -238,8 +238,7 @@ def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, stor
     """The checkpoint whose weights the run leaves; None: those that training ended with."""
     recipe, state = course.recipe, trainer.state
     if found := ends.divergence.found:
-        checkpoints, resumed = course.checkpoints, course.resume
-        return roll_back(store, course.uri, recipe, checkpoints, resumed, trainer.samples, found, course.repeats)
+        return roll_back(store, course.uri, recipe, course.checkpoints, trainer.samples, found, course.repeats)
     if ends.signal.requested and not is_over(state, recipe):
         raise Preempted(what_is_left(course, state.global_step))
     if ends.repeat.reached and not is_over(state, recipe):

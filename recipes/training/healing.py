@@ -92,7 +92,6 @@ def roll_back(
     uri: str,
     recipe: Recipe,
     checkpoints: Checkpoints,
-    resumed: tuple[int, Path] | None,
     samples: SamplesOfRun,
     found: Divergence,
     repeats: Sequence[Incident],
@@ -101,7 +100,8 @@ def roll_back(
 
     They go before the incident is written: a program that is killed in between comes here again by the same steps.
     Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
-    one of its own. One that was sent back, and has no checkpoint on its way yet, goes back to that which it `resumed` from.
+    one of its own. One that was sent back, and has no good checkpoint on its way, goes back to where it was sent; where that
+    is spoilt already it would come to the same again, and ends.
 
     Raises:
         Restart: the recipe allows to go on without the samples of the bad steps.
@@ -109,11 +109,10 @@ def roll_back(
     first = spoilt_from(found.first)
     then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
     checkpoints.discard_from(min([first, *(step + 1 for step in then)]))
-    good = checkpoints.latest()
-    if good is None and resumed and resumed[0] < first and resumed[1].is_dir():
-        good = resumed
+    begins = checkpoints.latest() or checkpoints.came_from()
+    good = begins if begins and begins[0] < first else None
     healed = [entry for entry in read_incidents(store, uri).diverged if entry.skipped]
-    goes_on = recipe.divergence.action == "skip" and len(healed) < MOST
+    goes_on = recipe.divergence.action == "skip" and len(healed) < MOST and begins == good
     incident = Diverged(
         step=found.first,
         noticed=found.noticed,

@@ -102,6 +102,14 @@ class Place:
         return Checkpoints(work / "checkpoints", self.store, CHECKPOINTS.format(work.name), 3)
 
 
+def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = None) -> None:
+    """Checkpoints without anything that could be trained on."""
+    for step in steps:
+        with checkpoints.writing(step, facts) as folder:
+            (folder / "weights").write_text(checkpoints.folder.name)
+    checkpoints.wait()
+
+
 def pair_of(question: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": question["instruction"], "chosen": question["answer"], "rejected": "I do not know."}
 

@@ -8,9 +8,11 @@ from recipes.divergence import Divergence
 from recipes.incidents import Diverged, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
 from recipes.schema import BadConfiguration
+from recipes.sent_back import SentBack
 from recipes.training.healing import restart_smaller, roll_back
+from recipes.training.resuming import where_to_resume
 from recipes.training.samples import SampleOrder, SamplesOfRun
-from tests.recipes.training.place import CHECKPOINTS, Place
+from tests.recipes.training.place import CHECKPOINTS, Place, saved
 
 STEPS = 100
 
@@ -48,7 +50,7 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
         samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed, known.skipped), recipe.samples_per_step, STEPS)
         found = Divergence(step, step, f"the loss of step {step} is nan")
         checkpoints = place.checkpoints(tmp_path / "often-diverged")
-        assert roll_back(place.store, uri, recipe, checkpoints, None, samples, found, ()) is None
+        assert roll_back(place.store, uri, recipe, checkpoints, samples, found, ()) is None
 
     for step in (10, 20, 30):
         with pytest.raises(Restart, match=f"the loss of step {step} is nan; on from the beginning without samples"):
@@ -56,6 +58,35 @@ def test_samples_are_skipped_three_times_and_then_a_divergence_ends_the_run(plac
     diverge(40)
     skipped = [entry.skipped for entry in read_incidents(place.store, uri).diverged]
     assert skipped == [(32, 40), (80, 88), (128, 136), None]
+
+
+@pytest.mark.parametrize(
+    ("action", "own", "diverged", "back_to"),
+    [("stop", (), 6, 4), ("stop", (6,), 7, 4), ("skip", (6,), 7, 4), ("skip", (6, 8), 9, 6), ("skip", (), 5, None)],
+)
+def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_killed_on_its_way(
+    place: Place, tmp_path: Path, action: str, own: tuple[int, ...], diverged: int, back_to: int | None
+) -> None:
+    """Killed after its first checkpoint, it left the weights that had diverged, or said that it began anew, and did not.
+
+    Where it was sent to what is spoilt already, it would only come there again.
+    """
+    name = f"sent-{action}-{own}-{diverged}"
+    uri, checkpoints = CHECKPOINTS.format(name), place.checkpoints(tmp_path / name)
+    recipe = place.recipe.changed({"divergence": {"action": action}})
+    saved(checkpoints, 2, 4, 6)
+    way, _ = where_to_resume(checkpoints, "latest", [SentBack(step=4)])
+    saved(way, *own)
+    samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed), recipe.samples_per_step, STEPS)
+    found = Divergence(diverged, diverged, f"the loss of step {diverged} is nan")
+    if action == "skip" and back_to:
+        with pytest.raises(Restart, match=f"on from checkpoint {back_to} without samples"):
+            roll_back(place.store, uri, recipe, way, samples, found, ())
+    else:
+        good = roll_back(place.store, uri, recipe, way, samples, found, ())
+        assert good == ((back_to, checkpoints.folder / str(back_to)) if back_to else None)
+    (incident,) = read_incidents(place.store, uri).diverged
+    assert (incident.rolled_back_to, incident.skipped is not None) == (back_to, action == "skip" and back_to is not None)
 
 
 def test_the_kinds_are_counted_apart(place: Place) -> None:

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point, Resumption
 from recipes import train as program
 from recipes.base_model_folder import folder_digest
-from recipes.checkpoints import Checkpoints
 from recipes.manifest import Manifest
 from recipes.results import TrainingFacts
 from recipes.retention import VALIDATION_LOSS
@@ -28,7 +27,7 @@ from recipes.training.trainer import CheckpointingTrainer
 from recipes.unsent_metrics import read_unsent
 from recipes.usage import folder_of
 from tests.recipes.tiny_model import make_tiny_model
-from tests.recipes.training.place import Place, facts
+from tests.recipes.training.place import Place, facts, saved
 
 
 def losses(result: object) -> dict[int, float | None]:
@@ -150,13 +149,6 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
     sent[:] = [SentBack(step=5, done=8)]
     with pytest.raises(BadConfiguration, match=r"there is no valid checkpoint 5. There are: 4, 6, 8"):
         train()
-
-
-def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = None) -> None:
-    for step in steps:
-        with checkpoints.writing(step, facts) as folder:
-            (folder / "weights").write_text(checkpoints.folder.name)
-    checkpoints.wait()
 
 
 @pytest.mark.parametrize(
