@@ -74,7 +74,7 @@ def services(settings: Settings) -> list[Service]:
         ),
         Service(
             "dagster-daemon",
-            (python, "-m", "dagster._daemon", "run", "-w", workspace),
+            (python, "-m", "resources.daemon", "run", "-w", workspace),
             after=("code-server",),
         ),
         Service(
