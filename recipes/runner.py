@@ -105,6 +105,11 @@ def main(program: Work) -> None:
         fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)
     except StoreFull as error:
         place = str(error).removesuffix(NO_SPACE)
+    except (
+        SystemExit
+    ) as error:  # of a library, or an objective of somebody else: taken for killed, it was begun twelve times
+        traceback.print_exc()
+        fail(f"something called sys.exit: {error}", 1)
     except Exception as error:
         if not disk_is_full(error):
             traceback.print_exc()

@@ -18,7 +18,7 @@ from sensors.retries import another_goes_on, retries_of, steps_of
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 
 AGAIN_TAG = "hanzo_ml/again"
-"""Run tag with what was decided: YES or NO."""
+"""Run tag with what was decided, YES or NO, and of which run: one that is launched again in the Dagster UI has it too."""
 YES, NO = "yes", "no"
 PROGRAMS = {"checkpoint", "command"}
 """Assets whose runs work for a job; those of others only for what it has left."""
@@ -42,22 +42,28 @@ def is_tried_again(instance: dg.DagsterInstance, run: dg.DagsterRun, control_pla
     """What was decided of a run, or is now. Its job is told before the run is tagged: whoever is killed between tells it
     once more, which changes nothing.
     """
-    if AGAIN_TAG in run.tags:
-        return str(run.tags[AGAIN_TAG]) == YES
+    if known := decided(run):
+        return known == YES
     if another_goes_on(instance, run):
         return False  # as that one ends is not known yet
     again = False
     with suppress(HanzoError):  # the job is no more: it is no reason to leave the others
         again = decide(instance, run, control_plane)
-    instance.add_run_tags(run.run_id, {AGAIN_TAG: YES if again else NO})
+    instance.add_run_tags(run.run_id, {AGAIN_TAG: f"{YES if again else NO} {run.run_id}"})
     return again
+
+
+def decided(run: dg.DagsterRun) -> str:
+    """YES or NO; nothing, where it is still to be decided of this run. Before there were ids in the tag, it was of any."""
+    found, _, of = str(run.tags.get(AGAIN_TAG, "")).partition(" ")
+    return found if of in ("", run.run_id) else ""
 
 
 def is_given_up(record: dg.RunRecord, now: datetime) -> bool:
     """Whether nobody tries the work of a failed run again; not where that is still to be decided."""
     if now - record.update_timestamp.replace(tzinfo=UTC) > LOOK_BACK:
         return True
-    return str(record.dagster_run.tags.get(AGAIN_TAG)) == NO
+    return decided(record.dagster_run) == NO
 
 
 def decide(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:

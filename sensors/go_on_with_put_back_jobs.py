@@ -10,7 +10,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import ACTIVE, PREPARATION, JobRecord
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.failed_runs import AGAIN_TAG, NO, PROGRAMS
+from sensors.failed_runs import NO, PROGRAMS, decided
 from sensors.retries import retry, steps_of, was_retried
 from sensors.runs_of_jobs import PARTITION_TAG, time_of
 from sensors.sensor import sensor
@@ -40,8 +40,5 @@ def newest_of_program(instance: dg.DagsterInstance, job: JobRecord, resumed_at: 
 
 
 def has_told_its_job(run: dg.DagsterRun) -> bool:
-    """Whether a run has ended, and what became of it was recorded.
-
-    One that is launched again in the Dagster UI has the tags of the one that failed: it got a second one beside it.
-    """
-    return bool(run.status == dg.DagsterRunStatus.SUCCESS or (run.is_finished and run.tags.get(AGAIN_TAG) == NO))
+    """Whether a run has ended, and what became of it was recorded."""
+    return bool(run.status == dg.DagsterRunStatus.SUCCESS or decided(run) == NO)

@@ -90,6 +90,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
         ("raise StoreFull('s3://x/y: no space is left')", 1, "error: no space left for s3://x/y: free some space"),
         ("return {}['missing']", 1, "error: KeyError: 'missing'"),
+        ("raise SystemExit('bye')", 1, "error: something called sys.exit: bye"),
     ],
 )
 def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(

@@ -84,7 +84,8 @@ def test_a_run_that_is_launched_again_by_hand_gets_no_second_one_beside_it(house
     """Dagster's UI gives it the tags of the one that failed: as if it had ended, and told its job."""
     house.submit("job-1")
     house.plane.jobs.start("job-1")
-    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{AGAIN_TAG: NO})
+    first = run_of(house, "job-1", FAILURE)
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{AGAIN_TAG: f"{NO} {first}"})
     assert house.tick(go_on_with_put_back_jobs) == []
 
 
