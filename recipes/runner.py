@@ -105,9 +105,8 @@ def main(program: Work) -> None:
         fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)
     except StoreFull as error:
         place = str(error).removesuffix(NO_SPACE)
-    except (
-        SystemExit
-    ) as error:  # of a library, or an objective of somebody else: taken for killed, it was begun twelve times
+    except SystemExit as error:
+        # Of a library, or an objective of somebody else: taken for killed, it was begun twelve times.
         traceback.print_exc()
         fail(f"something called sys.exit: {error}", 1)
     except Exception as error:

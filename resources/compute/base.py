@@ -21,8 +21,8 @@ from recipes.store import Store
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
-"""How often a job starts again before it counts as failed: to heal, a run may ask for seven (`recipes.incidents.MOST` of two
-kinds, and one of the third), and is killed besides."""
+"""How often a job starts again before it counts as failed: to heal, a run may ask for eight (`recipes.incidents.MOST` of two
+kinds, and one of two others), and is killed besides."""
 POLL_SECONDS = 0.2
 MOST_LINES = 200
 """Of a look. Each is an event of a Dagster run, which takes it up to 40 ms: a script that had printed 100,000 of them in two
