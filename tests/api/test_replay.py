@@ -276,11 +276,14 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
     assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
 
 
-def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(http: TestClient, runs: Runs) -> None:
+def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(
+    http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = [{"step": 1, "done": 2}]
     first = runs.complete("first", resumed={"times": 1, "sent_back": sent})
     again = runs.complete("again", replay_of=first)
     data = RunData(runs.database)
+    monkeypatch.setattr("resources.replay.tracked.PAGE", 1)
     for step, loss, true in ((1, 2.5, True), (2, 1.25, True), (2, 9.0, True), (1, 9.0, False)):
         data.log_metric(first, metric_point("train/loss", loss, step, 10))
         assert (http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None) is true
