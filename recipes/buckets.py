@@ -53,7 +53,11 @@ def open_bucket(name: str, address: StoreAddress, variables: Mapping[str, str]) 
         if not is_there(root / name) and (mark := away(address)):
             remedy = f"mount it again (or remove {mark}, and it is taken as it is)"
             raise StoreUnavailable(f"{root / mark.name} is not the bucket that it was: {remedy}")
-        return LocalStore(make(root, name))
+        folder = make(root, name)
+        try:
+            return LocalStore(folder)
+        except BaseError:  # it went away since
+            raise StoreUnavailable(f"{folder} is not there: mount it again") from None
     config: dict[str, Any] = {variable.lower(): value for variable, value in variables.items()}
     if address.encryption != "none":
         config["aws_server_side_encryption"] = address.encryption

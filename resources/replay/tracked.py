@@ -44,7 +44,7 @@ def first_untrue(
         then = loss_at(losses, step)
         others = [loss for loss in distinct(tracked[step]) if not alike(then, loss)]
         has_own = any(alike(then, loss_at({step: loss}, step)) for loss in tracked[step])
-        if others and (not has_own or len(others) > sum(step in steps for steps in anew)):
+        if not has_own or len(others) > sum(step in steps for steps in anew):
             return StepDifference(step=step, then=then, now=others[-1])
     return None
 

@@ -22,7 +22,7 @@ from recipes.store import Store
 from resources.lineage.run_record import RunRecord, read_environment, read_record, write_record
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
-from resources.metadata.jobs import REPLAY_OF, Jobs
+from resources.metadata.jobs import COMMAND, REPLAY_OF, Jobs
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
 from resources.resume import Wish, resume_job
@@ -153,8 +153,23 @@ def test_what_cannot_be_replayed_says_why(http: TestClient, runs: Runs) -> None:
     runs.submit("waiting")
     status, message = refusal(http, "waiting")
     assert status == 409 and "run 'waiting' is queued" in message
+    Jobs(runs.database).fail("waiting", "reason")
+    assert "run 'waiting' is failed" in refusal(http, "waiting")[1]
     status, message = refusal(http, http.post("/v1/runs", json={"experiment_name": "mine"}).json()["id"])
     assert status == 404 and "hanzo-ml job list" in message
+    jobs = Jobs(runs.database)
+    jobs.submit(id="command", name="c", config={}, user="u", organization="default", type=COMMAND)
+    jobs.start("command")
+    with runs.database.write() as connection:
+        jobs.complete(connection, "command", {}, 1.0)
+    assert refusal(http, "command")[0] == 404, "it has no record to go by"
+
+
+def test_a_run_whose_dataset_was_split_otherwise_since_is_not_replayed(http: TestClient, runs: Runs) -> None:
+    first = runs.complete("first")
+    runs.version.split = lambda name: runs.artifact(f"datasets/doors/1/again/{name}", "split", "others")
+    status, message = refusal(http, first)
+    assert status == 409 and "cannot be replayed without the records that doors@1 had then" in message
 
 
 def test_one_that_its_organization_s_quota_has_no_room_for_is_refused(
@@ -259,6 +274,19 @@ def test_a_loss_that_was_changed_where_it_is_tracked_is_named(
     done = CliRunner().invoke(app, ["run", "replay", first])
     assert done.exit_code == 1 and "not reproduced: all 3 losses are equal" in done.output
     assert "step 2 of the first run is tracked with loss 1.0, and had 1.25: it was changed since" in done.output
+
+
+def test_what_a_run_did_once_more_as_it_was_sent_back_is_true_too(
+    http: TestClient, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [{"step": 1, "done": 2}]
+    first = runs.complete("first", resumed={"times": 1, "sent_back": sent})
+    again = runs.complete("again", replay_of=first)
+    data = RunData(runs.database)
+    monkeypatch.setattr("resources.replay.tracked.PAGE", 1)
+    for step, loss, true in ((1, 2.5, True), (2, 1.25, True), (2, 9.0, True), (1, 9.0, False)):
+        data.log_metric(first, metric_point("train/loss", loss, step, 10))
+        assert (http.get(f"/v1/runs/{again}/replay").json()["untrue"] is None) is true
 
 
 def test_a_replay_of_a_run_that_healed_says_why_it_differs(

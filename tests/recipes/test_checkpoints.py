@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import recipes.checkpoints
 from recipes.checkpoint_folder import broken, seal
 from recipes.checkpoints import Checkpoints
+from recipes.manifest import Artifact, Manifest
 from recipes.retention import VALIDATION_LOSS
 from recipes.schema import Job, Program, StoreAddress
 from recipes.store import MANIFEST, Store
@@ -625,6 +626,28 @@ def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
         save(opened(Flaky(store.address, step=2, times=3), tmp_path), 1, 2)
     assert opened(store, tmp_path).stored_steps() == [1]
     assert_whole(opened(store, tmp_path).latest(), 2)
+
+
+def test_what_is_on_its_way_as_it_is_discarded_does_not_arrive(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of a diverged step would be the newest for whoever goes on from the store."""
+    put, begun, held = Store.put_manifest, threading.Event(), threading.Event()
+
+    def hold(self: Store, uri: str, manifest: Manifest) -> Artifact:
+        begun.set()
+        held.wait()
+        return put(self, uri, manifest)
+
+    monkeypatch.setattr(Store, "put_manifest", hold)
+    run = opened(store, tmp_path)
+    with run.writing(4) as folder:
+        (folder / "optimizer.pt").write_bytes(b"moments")
+    begun.wait()
+    threading.Timer(0.2, held.set).start()
+    run.discard_from(4)
+    run.wait()
+    assert (run.local_steps(), run.stored_steps()) == ([], [])
 
 
 def test_a_broken_upload_does_not_push_a_valid_one_out(store: Store, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A store that is a folder, and is not there for a while: a network folder that is not mounted any more. That is an outage,
 and no empty store; who asks meanwhile is told so, and nothing is made at its place."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from typing import Any
 import obstore
 import pytest
 
-from recipes import stored_checkpoints
+from recipes import buckets, stored_checkpoints
 from recipes.buckets import StoreUnavailable
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import Artifact, FileRecord
 from recipes.schema import StoreAddress
 from recipes.store import Store
+from recipes.store_folder import is_there
 from recipes.training.resuming import where_to_resume
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
@@ -124,6 +126,37 @@ def test_a_store_that_is_gone_for_good_begins_anew_where_that_is_said(folder: Fo
         Store(folder.address).list(DATASET)
     Path(str(told.value).partition("remove ")[2].partition(",")[0]).unlink()
     assert Store(folder.address).list(DATASET) == []
+
+
+@pytest.mark.parametrize("mount_point", [False, True], ids=["moved", "unmounted"])
+def test_a_bucket_that_goes_away_as_it_is_opened_is_not_made_anew(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, mount_point: bool
+) -> None:
+    def then_away(bucket: Path) -> bool:
+        there = is_there(bucket)
+        folder.go(mount_point=mount_point)
+        return there
+
+    with monkeypatch.context() as going:
+        going.setattr(buckets, "is_there", then_away)
+        with pytest.raises(StoreUnavailable):
+            Store(folder.address).find(DATASET)
+    folder.come()
+    assert Store(folder.address).find(DATASET) == artifact
+
+
+def test_a_network_folder_that_does_not_answer_is_away(
+    folder: Folder, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bool:
+        raise OSError(errno.EIO, "it does not answer")
+
+    store = Store(folder.address)
+    assert store.find(DATASET) == artifact
+    with monkeypatch.context() as failing, pytest.raises(StoreUnavailable):
+        failing.setattr(Path, "exists", stale)
+        store.put_bytes(f"{DATASET}/b.jsonl", b"two\n")
+    assert store.list(DATASET) == [f"{DATASET}/a.jsonl", f"{DATASET}/manifest.json"]
 
 
 def test_what_is_put_as_the_folder_goes_away_did_not_arrive(

@@ -75,7 +75,7 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
     uri, checkpoints = CHECKPOINTS.format(name), place.checkpoints(tmp_path / name)
     recipe = place.recipe.changed({"divergence": {"action": action}})
     saved(checkpoints, 2, 4, 6)
-    way, _ = where_to_resume(checkpoints, "latest", [SentBack(step=4)])
+    way, _ = where_to_resume(checkpoints, "latest", [SentBack(step=4)] * 2)
     saved(way, *own)
     samples = SamplesOfRun(SampleOrder(4 * STEPS, recipe.seed), recipe.samples_per_step, STEPS)
     found = Divergence(diverged, diverged, f"the loss of step {diverged} is nan")

@@ -2,14 +2,17 @@
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job
+from recipes.training.start import copy_weights
 from tests.recipes.tiny_training import FULL, LORA, TinyTraining
 
 STILL = 1e-30
@@ -76,3 +79,20 @@ def test_weights_of_another_shape_or_of_nothing_are_refused(members: Population)
         members.trained("rank-8", start, **{**LORA, "lora_rank": 8}, max_steps=1)
     with pytest.raises(BadConfiguration, match="has no adapter"):
         members.trained("nothing", members.splits["train"], **LORA, max_steps=1)
+
+
+def test_weights_that_lack_one_or_have_one_too_many_are_refused_and_tied_ones_come_once(tmp_path: Path) -> None:
+    """Else a part of the model would be that of the base, and nobody would know."""
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    tied: Any = torch.nn.Sequential(*model)
+    tied.append(tied[1])
+    first, second = torch.ones(2, 2), torch.full((4,), 2.0)  # DeepSpeed has one row of numbers
+    file = tmp_path / "model.safetensors"
+    for tensors in ({"0.weight": first}, {"0.weight": first, "1.weight": second, "9.weight": first.clone()}):
+        save_file(tensors, file)
+        with pytest.raises(BadConfiguration, match=r"the other does not fit the recipe: [19]\.weight is another shape"):
+            copy_weights(model, "the other", tmp_path)
+    save_file({"0.weight": first, "1.weight": second}, file)
+    with torch.no_grad():
+        copy_weights(tied, "the other", tmp_path)
+    assert tied[0].weight.equal(first) and tied[2].weight.equal(second.view(2, 2))

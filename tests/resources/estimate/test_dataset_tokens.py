@@ -84,13 +84,18 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("system_prompt", [None, "Be brief."])
 @pytest.mark.parametrize("record", FORMS)
-def test_every_form_of_record_is_counted_as_training_counts_it(place: Place, record: dict[str, Any]) -> None:
+def test_every_form_of_record_is_counted_as_training_counts_it(
+    place: Place, record: dict[str, Any], system_prompt: str | None
+) -> None:
     """They were a conversation of no answer, whose bytes were counted with keys, quotes and roles."""
     place.store_tokenizer()
     version = place.version([record | {"id": number} for number in range(20)])
-    trained = encode(make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), None, 100_000)
-    found = dataset_tokens(version, recipe(), place.store)
+    trained = encode(
+        make_tokenizer(), read_records(place.store.fetch(version.artifact, place.folder)), system_prompt, 100_000
+    )
+    found = dataset_tokens(version, recipe(system_prompt=system_prompt), place.store)
     assert found.count == sum(len(example.tokens) for example in trained)
     assert found.source == "counted, with the base model's tokenizer"
 
@@ -148,7 +153,7 @@ def test_a_template_that_needs_more_than_there_is_ends_in_the_assumption(place: 
 TURN = "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}%s{% endif %}"
 OF_OTHERS = {
     "marks what is learned": "{% for message in messages %}" + TURN.replace("%s", "{{ message.content }}") + "{% endfor %}",
-    "leaves a loop": "{% for message in messages %}{{ message.content }}{% break %}{% endfor %}",
+    "leaves a loop": "{% for message in messages %}\n  {{ message.content }}{% break %}\n  {% endfor %}",
     "writes json": "{{ messages | tojson }}",
     "is broken": "{% for message in messages %}",
 }

@@ -1,0 +1,28 @@
+"""Which tracked loss is none that the run had, at a step that it did once and at one that it did more than once."""
+
+import pytest
+
+from resources.replay.comparison import StepDifference
+from resources.replay.tracked import first_untrue
+
+LOSSES = {1: 2.5, 2: 1.25}
+
+
+@pytest.mark.parametrize(
+    ("tracked", "untrue"),
+    [
+        ([1.25], None),
+        ([1.25 * 1.01, 1.25], None),
+        ([9.0, 1.25], None),  # the first time's
+        ([9.0], 9.0),  # it was put in the place of the run's own
+        ([9.0, 7.0], 7.0),
+        ([9.0, 1.25, 7.0], 7.0),  # it was done twice and not three times
+    ],
+)
+def test_a_step_that_was_done_anew_has_one_more_loss_beside_its_own(tracked: list[float], untrue: float | None) -> None:
+    expected = StepDifference(step=2, then=1.25, now=untrue) if untrue else None
+    assert first_untrue(LOSSES, {1: [2.5], 2: tracked}, [range(2, 3)]) == expected
+
+
+def test_a_step_that_is_not_tracked_is_not_untrue() -> None:
+    assert first_untrue(LOSSES, {3: [9.0]}) is None and first_untrue(LOSSES, {1: [2.5]}) is None
