@@ -143,7 +143,7 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         f"{recipe.name}: {recipe.description}",
         f"parameters   {tried['parameters']:,}, trained {tried['trainable']:,}{adapted} ({share:.2%})",
         f"memory       {found.words}",
-        *(f"  {part:<11}{gib(size):>9}" for part, size in vars(found.budget).items() if size),
+        *(f"  {part:<11} {gib(size):>8}" for part, size in vars(found.budget).items() if size),
         f"start        {' '.join(tried['command'])}{on_each_node(recipe)}",
         *([f"image        {recipe.image}"] if recipe.image else []),
     ]

@@ -182,3 +182,13 @@ def test_a_recipe_that_fits_without_its_allowance_alone_says_so(
         recipe.write_text((FOLDER / "smollm2-135m-lora.yaml").read_text().replace("memory: 4Gi", f"memory: {memory}"))
         recipe_report.check(str(recipe), as_json=False)
         assert ("raise hardware.memory" in capsys.readouterr().out) is told
+
+
+def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -> None:
+    """`activations200.7 GiB` was said of a recipe that does not fit."""
+    recipe = Recipe.named("zen-7b-lora").changed({"sequence_length": 1_000_000})
+    shape = known_shape(recipe)
+    assert shape is not None
+    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), played())
+    (activations,) = (line.split() for line in said if line.startswith("  activations"))
+    assert activations[0] == "activations" and float(activations[1]) > 1000
