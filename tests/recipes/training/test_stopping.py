@@ -88,6 +88,7 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
     ("saves", "accumulation", "stop_in", "kept", "saying"),
     [
         (True, 1, 3, [3, 2], "^checkpoint 3 holds everything$"),
+        (False, 1, 2, [2], "^checkpoint 2 holds everything$"),  # one that is due by then is saved
         (False, 1, 3, [2], "^stopped after step 3: on from checkpoint 2$"),
         (False, 4, 15, [2], "^stopped after step 3: on from checkpoint 2$"),
     ],
@@ -104,7 +105,7 @@ def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
 ) -> None:
     micro_batches.stop_in = stop_in
     policy = {"interval": "1h", "interval_steps": 2, "save_on_preempt": saves}
-    work = tmp_path / f"saves-{saves}-{accumulation}"
+    work = tmp_path / f"saves-{saves}-{accumulation}-{stop_in}"
     parts = {"batch_size": 4 // accumulation, "gradient_accumulation": accumulation}
     with pytest.raises(Preempted, match=saying):
         place.train(work, eval_steps=None, checkpoint=policy, **parts)
