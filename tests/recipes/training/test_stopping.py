@@ -1,5 +1,6 @@
 """A run that is asked to stop hears of it, whenever the signal comes, and waits for no more than a micro-batch."""
 
+import math
 import os
 import random
 import re
@@ -14,9 +15,10 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
+from recipes.divergence import Divergence, DivergencePolicy
 from recipes.runner import Preempted
 from recipes.training.group import Group
-from recipes.training.stopping import StopOnSignal
+from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from tests.recipes.training.place import Place, facts
 
 
@@ -48,6 +50,16 @@ def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -
     control = stop.on_step_end(arguments, state, control)
     assert control.should_training_stop
     assert control.should_save
+
+
+def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_due() -> None:
+    """A program that is killed before it is discarded would go on from it."""
+    stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
+    for step, loss in ((3, math.nan), (4, 1.0)):
+        control = TrainerControl(should_save=True, should_evaluate=True)
+        stop.on_log(arguments, TrainerState(global_step=step), control, {"loss": loss})
+        assert stop.found == Divergence(3, 3, "the loss of step 3 is nan")
+        assert control.should_training_stop and not control.should_save and not control.should_evaluate
 
 
 class MicroBatches:
