@@ -62,6 +62,17 @@ def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_
         assert control.should_training_stop and not control.should_save and not control.should_evaluate
 
 
+def test_a_run_that_was_killed_while_its_loss_was_in_doubt_decides_as_one_that_was_not() -> None:
+    stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
+    history: list[Any] = [{"step": step, "loss": 2.0 if step < 31 else 100.0} for step in range(1, 41)]
+    stop.on_train_begin(arguments, TrainerState(log_history=[*history, {"step": 40, "eval_loss": 9.0}]), TrainerControl())
+    assert stop.doubted_since == 31
+    for step in range(41, 51):
+        assert stop.found is None
+        stop.on_log(arguments, TrainerState(global_step=step), TrainerControl(), {"loss": 100.0})
+    assert stop.found is not None and (stop.found.first, stop.found.noticed) == (31, 50)
+
+
 class MicroBatches:
     """How many the model began in training; SIGTERM comes in that of number `stop_in`."""
 
