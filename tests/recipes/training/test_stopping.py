@@ -1,5 +1,6 @@
 """A run that is asked to stop hears of it, whenever the signal comes, and waits for no more than a micro-batch."""
 
+import math
 import os
 import random
 import re
@@ -14,9 +15,10 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from recipes import train as program
+from recipes.divergence import Divergence, DivergencePolicy
 from recipes.runner import Preempted
 from recipes.training.group import Group
-from recipes.training.stopping import StopOnSignal
+from recipes.training.stopping import StopOnDivergence, StopOnSignal
 from tests.recipes.training.place import Place, facts
 
 
@@ -48,6 +50,27 @@ def test_a_signal_that_comes_while_the_processes_tell_each_other_is_not_lost() -
     control = stop.on_step_end(arguments, state, control)
     assert control.should_training_stop
     assert control.should_save
+
+
+def test_a_divergence_stays_what_it_was_and_is_not_saved_though_a_checkpoint_is_due() -> None:
+    """A program that is killed before it is discarded would go on from it."""
+    stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
+    for step, loss in ((3, math.nan), (4, 1.0)):
+        control = TrainerControl(should_save=True, should_evaluate=True)
+        stop.on_log(arguments, TrainerState(global_step=step), control, {"loss": loss})
+        assert stop.found == Divergence(3, 3, "the loss of step 3 is nan")
+        assert control.should_training_stop and not control.should_save and not control.should_evaluate
+
+
+def test_a_run_that_was_killed_while_its_loss_was_in_doubt_decides_as_one_that_was_not() -> None:
+    stop, arguments = StopOnDivergence(DivergencePolicy()), TrainingArguments(report_to=[])
+    history: list[Any] = [{"step": step, "loss": 2.0 if step < 31 else 100.0} for step in range(1, 41)]
+    stop.on_train_begin(arguments, TrainerState(log_history=[*history, {"step": 40, "eval_loss": 9.0}]), TrainerControl())
+    assert stop.doubted_since == 31
+    for step in range(41, 51):
+        assert stop.found is None
+        stop.on_log(arguments, TrainerState(global_step=step), TrainerControl(), {"loss": 100.0})
+    assert stop.found is not None and (stop.found.first, stop.found.noticed) == (31, 50)
 
 
 class MicroBatches:
@@ -88,6 +111,7 @@ def micro_batches(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
     ("saves", "accumulation", "stop_in", "kept", "saying"),
     [
         (True, 1, 3, [3, 2], "^checkpoint 3 holds everything$"),
+        (False, 1, 2, [2], "^checkpoint 2 holds everything$"),  # one that is due by then is saved
         (False, 1, 3, [2], "^stopped after step 3: on from checkpoint 2$"),
         (False, 4, 15, [2], "^stopped after step 3: on from checkpoint 2$"),
     ],
@@ -104,7 +128,7 @@ def test_whoever_is_asked_to_stop_saves_where_the_policy_says_so(
 ) -> None:
     micro_batches.stop_in = stop_in
     policy = {"interval": "1h", "interval_steps": 2, "save_on_preempt": saves}
-    work = tmp_path / f"saves-{saves}-{accumulation}"
+    work = tmp_path / f"saves-{saves}-{accumulation}-{stop_in}"
     parts = {"batch_size": 4 // accumulation, "gradient_accumulation": accumulation}
     with pytest.raises(Preempted, match=saying):
         place.train(work, eval_steps=None, checkpoint=policy, **parts)
