@@ -5,12 +5,15 @@ otherwise; anything else is a fault. Whoever exits by itself says why in `exit.j
 by that.
 """
 
+import atexit
 import errno
 import faulthandler
 import gc
 import json
+import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -84,8 +87,7 @@ def main(program: Work) -> None:
         # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
         with suppress(OSError), (work / EXIT_FILE).open("x") as file:
             json.dump({"code": code, "message": line}, file)
-        end_soon()
-        sys.exit(code)
+        end(code)
 
     try:
         result = program(job, store, work)
@@ -115,8 +117,7 @@ def main(program: Work) -> None:
             fail(f"{type(error).__name__}: {error}", 1)
         place = str(getattr(error, "filename", None) or work)
     else:
-        end_soon()
-        return
+        end(0)
     # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
     fail(f"no space left for {place}: free some space, then retry; nothing saved so far is lost", 1)
 
@@ -127,9 +128,18 @@ def look_for_cycles() -> None:
     gc.enable()
 
 
-def end_soon() -> None:
-    """Let nothing keep a program alive that has done its work, and with it its lock: whoever follows it would wait for ever.
+def end(code: int) -> NoReturn:
+    """Exit as multiprocessing's children do: what waits for threads or has files to delete does so, and the interpreter is
+    not taken apart. A thread that is in native code then, as those of gloo are that have just done the last exchange, wants
+    it back, and the process was aborted: a node of a run that had ended well seemed to have crashed, and the others waited.
 
-    Its result, or `exit.json`, counts more than the code that it is ended with; the log has what its threads were at.
+    Nothing keeps a program alive that has done its work, and with it its lock: whoever follows it would wait for ever. Its
+    result, or `exit.json`, counts more than the code that it is ended with; the log has what its threads were at.
     """
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # whoever read them is gone, or the disk is full
+            stream.flush()
+    os._exit(code)

@@ -67,6 +67,18 @@ def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
         assert said(job) == {"code": code, "message": "it is no model"}
 
 
+def test_a_thread_in_the_midst_of_computing_aborts_no_finished_program(job: Job, tmp_path: Path) -> None:
+    """Such a thread wants the interpreter back, and where that was taken apart the process was aborted."""
+    multiplies = "threading.Thread(target=lambda: [some @ some for _ in iter(int, 1)], daemon=True).start()"
+    begins = ("import threading, time, torch", "some = torch.ones(9, 9)", multiplies, "time.sleep(0.1)")
+    ends = ("print('the last words', end='')", "return Result(work_digest=job.work_digest)")
+    done = run(job, tmp_path, *begins, *ends)
+    assert (done.returncode, done.stdout[-14:]) == (0, "the last words"), done.stderr
+    (tmp_path / "deep" / "work" / "exit.json").unlink(missing_ok=True)
+    failed = run(job, tmp_path, *begins, "raise Failed('it is no model')")
+    assert failed.returncode == 1, failed.stderr
+
+
 def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, "return Result(work_digest=job.work_digest, metrics={'steps': 3.0})")
     assert done.returncode == 0, done.stderr

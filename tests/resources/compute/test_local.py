@@ -70,8 +70,7 @@ def program(job, store, work):
         raise Restart("on with half the batch")
     if do == "term":
         def leave(number, frame):
-            say("asked to stop")
-            sys.exit(143)
+            raise Preempted("asked to stop")
         signal.signal(signal.SIGTERM, leave)
     while do in ("wait", "term") and not (work / "go").exists():
         time.sleep(0.01)
