@@ -44,9 +44,12 @@ def test_a_run_that_ended_after_the_backup_has_the_losses_that_it_had(
     file = str(control_plane.database.engine.url.database)
 
     def keep_a_backup(line: str, work: Path) -> None:
+        """Of the time of step 3: that model's steps are done faster than anybody copies the database."""
         if f"step 3/{STEPS} loss" in line and not backup.exists():
             with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as target:
                 source.backup(target)
+                target.execute("DELETE FROM metrics WHERE step > 3")
+                target.commit()
 
     work_off(run, control_plane, keep_a_backup)
     before = losses(server, run)
@@ -57,7 +60,7 @@ def test_a_run_that_ended_after_the_backup_has_the_losses_that_it_had(
     with closing(sqlite3.connect(backup)) as source, closing(sqlite3.connect(file)) as target:
         source.backup(target)
     server.start()
-    assert len(losses(server, run)) < STEPS
+    assert list(losses(server, run)) in ([1, 2, 3], [1, 2], [1], [])  # what the program had sent by then
     assert control_plane.jobs.read(run).status == "running"
     work_off(run, control_plane, lambda line, work: None)  # as a sensor has it done: the result is in the store
     assert losses(server, run) == before
