@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
@@ -44,8 +45,6 @@ def compile_blocks(model: PreTrainedModel, cache: Path) -> None:
 
 def failed_to_compile(error: Exception) -> str | None:
     """What a compiler says that it fails at, if that is what went wrong: Triton has faults, and does not know every GPU."""
-    from torch._dynamo.exc import TorchDynamoException  # takes seconds to load, and here it is loaded
-
     if not isinstance(error, TorchDynamoException):
         return None
     cause = getattr(error, "inner_exception", error)
