@@ -1,13 +1,13 @@
 """Checkpoints that can be trusted: temporary name, manifest with SHA-256 last, rename, upload, retention.
 
-Training waits until the files are written; the rest happens while it goes on, locally first. A checkpoint without a valid
-manifest does not exist (specification row I15): loading falls back to the one before it and says so. The last few stay, and
-the best beside them (rows I1, I7). What is inside a checkpoint is the trainer's business.
+It happens while training goes on, locally first. A checkpoint without a valid manifest does not exist (specification row
+I15): loading falls back to the one before it and says so. The last few stay, and the best beside them (rows I1, I7). What is
+inside a checkpoint is the trainer's business.
 """
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -61,8 +61,15 @@ class Checkpoints:
         return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, compression, before)
 
     @contextmanager
-    def writing(self, step: int, facts: Mapping[str, JsonValue] | None = None, saying: str | None = None) -> Iterator[Path]:
-        """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error.
+    def writing(
+        self,
+        step: int,
+        facts: Mapping[str, JsonValue] | None = None,
+        saying: str | None = None,
+        begin_the_rest: Callable[[], "Future[None] | None"] = lambda: None,
+    ) -> Iterator[Path]:
+        """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error, and after
+        what `begin_the_rest` has begun then, which writes into it too.
 
         `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which
         checkpoint is the best. `saying` is for the log, once there is the checkpoint.
@@ -75,13 +82,18 @@ class Checkpoints:
         scratch.mkdir(parents=True)
         try:
             yield scratch
+            rest = begin_the_rest()
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying)
+        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying, rest)
 
-    def _seal(self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None) -> None:
+    def _seal(
+        self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None, rest: "Future[None] | None"
+    ) -> None:
         try:
+            if rest:
+                rest.result()
             seal(scratch, self.folder / str(step), facts)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)

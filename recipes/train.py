@@ -166,6 +166,7 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
     """
     try:
         trainer.train(resume_from_checkpoint=str(course.resume[1]) if course.resume else None)
+        trainer.staging.close()
     except Exception as error:
         try:
             if trainer.metrics:  # of what fails for good too: what it logged last, and that it has cost something
@@ -178,7 +179,17 @@ def run(trainer: ObjectiveTrainer, course: Course, store: Store, folder: str) ->
         finally:
             # What happened is written down by now: the other processes wait for this one, and end it after minutes. An
             # upload that is cut off would be on this machine alone until the next start.
+            finish_writing(trainer, course)
             wait_for_uploads(course, goes_on=True)
+
+
+def finish_writing(trainer: ObjectiveTrainer, course: Course) -> None:
+    """The newest checkpoint of a run that has failed: what keeps it from being one must not stand for that."""
+    for finish in (trainer.staging.close, course.checkpoints.settle):
+        try:
+            finish()
+        except Exception as problem:
+            say(f"the newest checkpoint is not whole: {type(problem).__name__}: {' '.join(str(problem).split())}")
 
 
 def leave(

@@ -39,6 +39,7 @@ class Group:
         self.local_rank = local_rank
         self.on_this_node = on_this_node
         self._control: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
+        self._files: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
 
     @property
     def leads(self) -> bool:
@@ -86,29 +87,32 @@ class Group:
 
     def collect(self, value: T) -> list[T]:
         """The values of all, by rank, in every process."""
+        return self._collect(value, self._control)
+
+    def _collect(self, value: T, group: Any) -> list[T]:
         values: list[T] = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value, group=self._control)
+            dist.all_gather_object(values, value, group=group)
         return values
 
     def bring(self, file: Path | None, folder: Path) -> None:
         """Send a file into the leader's `folder`, where a process has one to send; all wait until the last is there.
 
-        It travels in pieces, so that nobody holds more of it.
+        It travels in pieces, so that nobody holds more of it, and may do so in a thread while training goes on.
         """
-        sizes = self.collect((file.name, file.stat().st_size) if file else None)
+        sizes = self._collect((file.name, file.stat().st_size) if file else None, self._files)
         piece = torch.empty(PIECE, dtype=torch.uint8)
         for rank, described in enumerate(sizes):
             if described and self.rank == rank and file:
                 with file.open("rb") as source:
                     while count := source.readinto(piece.numpy().data):
-                        dist.send(piece[:count], dst=0, group=self._control)
+                        dist.send(piece[:count], dst=0, group=self._files)
             elif described and self.leads:
                 name, size = described
                 with (folder / name).open("wb") as target:
                     for start in range(0, size, PIECE):
                         received = piece[: min(PIECE, size - start)]
-                        dist.recv(received, src=rank, group=self._control)
+                        dist.recv(received, src=rank, group=self._files)
                         target.write(received.numpy().data)
 
     def disband(self) -> None:

@@ -1,5 +1,6 @@
 """The trainer of a process that has one stage of the model: it gives a whole step at once to the schedule of all stages."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class PipelineTrainer(ObjectiveTrainer):
             return
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         if parts := self.group.gather(trained_of(self.model)):
-            save_adapter(self.model, parts, Path(output_dir))
+            self.staging.later(parts, partial(save_adapter, self.model, folder=Path(output_dir)))
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if isinstance(self.model, PeftModel):

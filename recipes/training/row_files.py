@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from recipes.training.group import Group
+from recipes.training.staging import Staging
 
 FIRST_ROWS = "first_rows"
 """In the metadata of a file: the number of the first of its rows, by tensor."""
@@ -81,9 +82,11 @@ def write_rows(
     stem: str,
     folder: Path,
     group: Group,
+    staging: Staging,
     first_rows: Mapping[str, int] | None = None,
 ) -> None:
-    """A file from each process, with its rows. All call it at once; when it returns, all files are in the leader's `folder`.
+    """A file from each process, with its rows. All call it at once; when `staging` is done, all files are in the leader's
+    `folder`.
 
     Who runs beside the leader writes there; what was written on another node is sent. `first_rows` are needed of tensors
     whose rows are not in the order of the processes.
@@ -91,5 +94,9 @@ def write_rows(
     name = f"{stem}-rows-{group.rank + 1:05}-of-{group.size:05}.safetensors"
     place = Path(group.share(str(folder)))
     file = (place if group.is_beside_leader else folder) / name
-    save_file(dict(tensors), file, {FIRST_ROWS: json.dumps(first_rows)} if first_rows else None)
-    group.bring(None if group.is_beside_leader else file, place)
+
+    def write(rows: dict[str, torch.Tensor]) -> None:
+        save_file(rows, file, {FIRST_ROWS: json.dumps(first_rows)} if first_rows else None)
+        group.bring(None if group.is_beside_leader else file, place)
+
+    staging.later(dict(tensors), write)

@@ -13,6 +13,7 @@ from recipes.duration import seconds_of
 from recipes.schema import CheckpointPolicy
 from recipes.training.group import Group
 from recipes.training.held_out import EVALUATED
+from recipes.training.staging import Staging
 
 
 class CheckpointWhenDue(TrainerCallback):  # type: ignore[misc]
@@ -46,6 +47,16 @@ class SaveTheBest(TrainerCallback):  # type: ignore[misc]
         if newest < min(losses.values(), default=math.inf):  # never of NaN
             control.should_save = True
         return control
+
+
+class NoticeWhatFailed(TrainerCallback):  # type: ignore[misc]
+    """A checkpoint that could not be written ends the run at the end of a step."""
+
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self.staging.notice()
 
 
 def validation_losses(state: TrainerState) -> dict[int, float]:

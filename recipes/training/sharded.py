@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from recipes.schema import BadConfiguration
 from recipes.training.group import Group
 from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.staging import Staging
 
 WEIGHTS, OPTIMIZER = "model", "optimizer"
 
@@ -42,8 +43,8 @@ def reads_what_is_trained(part: Any) -> bool:
     return bool(read.untyped_storage().data_ptr() == trained.untyped_storage().data_ptr())
 
 
-def save_weights(model: torch.nn.Module, folder: Path, group: Group) -> None:
-    write_own(weights_of(model), WEIGHTS, folder, group)
+def save_weights(model: torch.nn.Module, folder: Path, group: Group, staging: Staging) -> None:
+    write_own(weights_of(model), WEIGHTS, folder, group, staging)
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
@@ -59,10 +60,12 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
         own(weight).copy_(own_part(weight, name, files))
 
 
-def save_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group) -> None:
+def save_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group, staging: Staging
+) -> None:
     """What is one number for a whole weight, as the number of steps is, is the leader's."""
     states = {f"{key}/{name}": value for name, state in states_of(model, optimizer).items() for key, value in state.items()}
-    write_own(states, OPTIMIZER, folder, group)
+    write_own(states, OPTIMIZER, folder, group, staging)
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -112,7 +115,7 @@ def own_part(tensor: torch.Tensor, name: str, files: RowFiles) -> torch.Tensor:
     return files.read(name, range(rows.start, rows.stop))[:, *others].contiguous()
 
 
-def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group) -> None:
+def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, group: Group, staging: Staging) -> None:
     """What several processes hold alike, the first of them writes; of stages, what the others do not have."""
     written: dict[str, torch.Tensor] = {}
     before = {name for names in group.collect([*tensors])[: group.rank] for name in names} if group.in_stages else ()
@@ -122,7 +125,7 @@ def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, grou
         if writes(tensor, group) and name not in before:
             written[name] = rows
             first_rows |= {name: first} if rows.dim() else {}
-    write_rows(written, stem, folder, group, first_rows)
+    write_rows(written, stem, folder, group, staging, first_rows)
 
 
 def own_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

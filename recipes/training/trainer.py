@@ -1,10 +1,13 @@
 """Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
 
 import json
+import shutil
 from collections.abc import Mapping
+from functools import partial
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -12,7 +15,7 @@ from pydantic import JsonValue
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.serialization import config as serialization
 from transformers import Trainer, TrainingArguments, set_seed
-from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.checkpoints import Checkpoints
@@ -26,7 +29,8 @@ from recipes.training.paged import page_again
 from recipes.training.random_states import RandomStates, within_32_bits
 from recipes.training.same_sums import settle_buckets
 from recipes.training.samples import SAMPLES_SEEN, OncePerProcess, SamplesOfRun
-from recipes.training.saving import validation_losses
+from recipes.training.saving import NoticeWhatFailed, validation_losses
+from recipes.training.staging import Staging
 from recipes.training.stopping import StopOnDivergence
 from recipes.training.usage import Meter, peak_memory
 
@@ -69,6 +73,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.metrics = metrics
         self.meter = meter
         self.divergence = divergence
+        self.staging = Staging(group.on_this_node)
+        self.add_callback(NoticeWhatFailed(self.staging))
         self._scratch: Path | None = None
 
     def take_weights(self, folder: Path) -> None:
@@ -102,33 +108,38 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             facts[VALIDATION_LOSS] = losses[step]
         if since := self.divergence.doubted_since:
             facts[DOUBTED_SINCE] = since
-        if not self.group.leads:
-            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".", suffix=".tmp", dir=self.checkpoints.folder) as folder:
-                self._write_state(Path(folder), model, trial)
-            return
         saying = f"checkpoint {step} saved"
         if from_the_best(losses)[:1] == [step]:
             saying += f", the best so far: validation loss {losses[step]:.4f}"
-        with self.meter.checkpoint(), self.checkpoints.writing(step, facts, saying) as folder:
-            self._write_state(folder, model, trial)
-            # Points that the tracking server has not acknowledged yet belong to the state of the run.
-            pending = self.metrics.pending() if self.metrics else []
-            (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+        with self.meter.checkpoint():
+            self.staging.settle()
+            if not self.group.leads:
+                self._save_own_part(model, trial)
+                return
+            with self.checkpoints.writing(step, facts, saying, self.staging.begin) as folder:
+                self._give_state(folder, model, trial)
+                # Points that the tracking server has not acknowledged yet belong to the state of the run.
+                pending = self.metrics.pending() if self.metrics else []
+                (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
 
-    def _write_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
-        """What the library saves, into a folder itself; in a process that does not lead, what only that one knows."""
+    def _save_own_part(self, model: torch.nn.Module, trial: object) -> None:
+        """What only this process knows goes to the leader; a folder of its own is needed on the way."""
+        self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(mkdtemp(prefix=".", suffix=".tmp", dir=self.checkpoints.folder))
+        self._give_state(folder, model, trial)
+        self.staging.then(partial(shutil.rmtree, folder))
+        self.staging.begin()
+
+    def _give_state(self, folder: Path, model: torch.nn.Module, trial: object) -> None:
+        """All that the library saves: what is small is written into the folder now, what is large given to `staging`."""
+        inner = folder / f"checkpoint-{self.state.global_step}"
+        inner.mkdir()
         self._scratch = folder
         try:
-            # A checksum that takes most of the time of writing; the manifest has SHA-256.
-            with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-                super()._save_checkpoint(model, trial)
+            super()._save_checkpoint(model, trial)
         finally:
             self._scratch = None
-        inner = folder / f"checkpoint-{self.state.global_step}"
-        for file in inner.iterdir():
-            file.rename(folder / file.name)
-        inner.rmdir()
+        self.staging.then(partial(lift, inner))
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None) -> object:
         if not self.is_deepspeed_enabled:
@@ -144,12 +155,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.is_deepspeed_enabled:
-            zero.save_state(self.deepspeed, Path(output_dir), self.group)
+            zero.save_state(self.deepspeed, Path(output_dir), self.group, self.staging)
         elif self.in_rows:
-            sharded.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group)
-        else:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
+            sharded.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir), self.group, self.staging)
+        elif self.group.leads:
+            file = Path(output_dir, OPTIMIZER_NAME)
+            self.staging.later(self.optimizer.state_dict(), partial(save_without_checksum, file=file))
         if self.group.leads:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
 
@@ -174,11 +185,17 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self.in_rows and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            sharded.save_weights(self.model, Path(output_dir), self.group)
+            sharded.save_weights(self.model, Path(output_dir), self.group, self.staging)
         elif self.is_deepspeed_enabled and output_dir and not isinstance(self.model, PeftModel):
             Path(output_dir).mkdir(parents=True, exist_ok=True)  # the weights come with their moments
         else:
             super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """The leader's whole weights, or those that were gathered for it, with the library's files beside them."""
+        if self.group.leads:
+            weights = whole_weights(self.model) if state_dict is None else state_dict
+            self.staging.later(weights, partial(super()._save, output_dir))
 
     def _load_from_checkpoint(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.in_rows and not isinstance(self.model, PeftModel):
@@ -208,6 +225,26 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     def _rng_file(self, folder: str, rank: int) -> Path:
         """As transformers calls it."""
         return Path(folder, f"rng_state_{rank}.pth" if self.group.size > 1 else "rng_state.pth")
+
+
+def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What is trained of a model, by name: of an adapted one the adapter."""
+    if isinstance(model, PeftModel):
+        return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return dict(model.state_dict())
+
+
+def save_without_checksum(state: dict[str, Any], file: Path) -> None:
+    """Torch's takes most of the time of writing; the manifest has SHA-256."""
+    with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+        torch.save(state, file)
+
+
+def lift(folder: Path) -> None:
+    """What is in a folder belongs into the one above."""
+    for file in folder.iterdir():
+        file.rename(folder.parent / file.name)
+    folder.rmdir()
 
 
 def arguments(recipe: Recipe, work: Path, model: torch.nn.Module, *, evaluate_first: bool) -> TrainingArguments:

@@ -19,6 +19,7 @@ from recipes.recipe import Recipe
 from recipes.training.group import Group
 from recipes.training.row_files import RowFiles, rows_of, write_rows
 from recipes.training.sharded import OPTIMIZER, WEIGHTS
+from recipes.training.staging import Staging
 
 STEP = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -71,15 +72,15 @@ def begin() -> None:
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def save_state(engine: Any, folder: Path, group: Group) -> None:
+def save_state(engine: Any, folder: Path, group: Group, staging: Staging) -> None:
     """Weights in float32 and their moments: each process writes the numbers that it holds, and nobody gathers them."""
     link_moments(engine.optimizer)
     own = {name: found for name, parameter in trained(engine) if (found := own_numbers(parameter))}
-    write_rows({name: found["weight"] for name, found in own.items()}, WEIGHTS, folder, group)
+    write_rows({name: found["weight"] for name, found in own.items()}, WEIGHTS, folder, group, staging)
     moments = {f"{key}/{name}": found[key] for name, found in own.items() for key in MOMENTS}
     if group.leads:
         moments[STEP] = next(iter(engine.optimizer.optimizer.state.values()))["step"]
-    write_rows(moments, OPTIMIZER, folder, group)
+    write_rows(moments, OPTIMIZER, folder, group, staging)
 
 
 def load_state(engine: Any, folder: Path) -> None:

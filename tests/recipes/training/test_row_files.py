@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from recipes.training.group import Group
 from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.staging import Staging
 from tests.api.server_process import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,7 +95,10 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     whole = torch.arange(8.0).view(4, 2)
     for process, first in enumerate((0, 2, 1, 3)):
         group = Group(process, size=1)
-        write_rows({"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, {"weight": first})
+        staging = Staging()
+        write_rows({"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, staging, {"weight": first})
+        staging.begin()
+        staging.settle()
     files = RowFiles(sorted(tmp_path.glob("*")))
     assert files.read("weight").equal(whole) and files.read("weight", range(1, 3)).equal(whole[1:3])
     assert torch.cat(list(files.pieces("weight"))).equal(whole)
