@@ -6,10 +6,12 @@ MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 """A container sees its own limits here."""
 LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 )
-"""What limits, what is used, and what of that the kernel gives back when asked, by cgroup's versions 2 and 1."""
+"""What limits, what is used, and what of that are files that were read or written, by cgroup's versions 2 and 1: the kernel
+gives their memory back before it kills.
+"""
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
@@ -17,8 +19,8 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     free = field(meminfo, "MemAvailable:") * 1024
     for limit, used, cached in LIMITS:
         if (cgroup / limit).is_file() and (most := (cgroup / limit).read_text().strip()).isdigit():
-            taken = int((cgroup / used).read_text()) - field((cgroup / limit).with_name("memory.stat"), cached)
-            free = min(free, max(0, int(most) - taken))
+            files = sum(field((cgroup / limit).with_name("memory.stat"), name) for name in cached)
+            free = min(free, max(0, int(most) - int((cgroup / used).read_text()) + files))
     return free
 
 

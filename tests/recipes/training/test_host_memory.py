@@ -11,15 +11,17 @@ MACHINE = 8000 * 1024
 
 
 def limited(folder: Path, limit: str, version: int) -> Path:
-    """A cgroup that uses 5,000,000 bytes, of which 2,000,000 are files that were read once."""
+    """A cgroup that uses 5,000,000 bytes, of which 2,000,000 are files."""
     if version == 1:
-        names, stat, place = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file", folder / "memory"
+        names, prefix, place = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_", folder / "memory"
     else:
-        names, stat, place = ("memory.max", "memory.current"), "inactive_file", folder
+        names, prefix, place = ("memory.max", "memory.current"), "", folder
     place.mkdir(parents=True, exist_ok=True)
     for name, value in zip(names, (limit, "5000000"), strict=True):
         (place / name).write_text(f"{value}\n")
-    (place / "memory.stat").write_text(f"anon 3000000\ninactive_anon 7\n{stat} 2000000\n")
+    (place / "memory.stat").write_text(
+        f"anon 3\n{prefix}inactive_file 1500000\n{prefix}active_file 500000\ninactive_anon 7\n"
+    )
     return folder
 
 

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from recipes.schema import Distributed
 from recipes.training.group import join
 from recipes.training.sharded import load_optimizer, load_weights, own, save_optimizer, save_weights
+from recipes.training.staging import Staging
 from recipes.training.sharded import states_of, weights_of
 
 NODES = int(sys.argv[2])
@@ -56,8 +57,9 @@ with torch.no_grad():
 held = sum(own(weight).nbytes for weight in weights_of(model).values()) // MEGABYTE
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-save_weights(model, folder, group)
-save_optimizer(model, optimizer, folder, group)
+nowhere = Staging(free=lambda: 0)  # all is written at once
+save_weights(model, folder, group, nowhere)
+save_optimizer(model, optimizer, folder, group, nowhere)
 print(f"rank {group.rank} holds {held} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
 group.collect(None)
 again, theirs = new()
