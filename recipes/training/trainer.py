@@ -230,7 +230,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What is trained of a model, by name: of an adapted one the adapter."""
     if isinstance(model, PeftModel):
-        return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     return dict(model.state_dict())
 
 
