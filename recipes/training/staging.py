@@ -107,10 +107,18 @@ class Staging:
 
 @torch.no_grad()
 def copy_all(tensors: Iterable[torch.Tensor], room: Iterable[torch.Tensor]) -> None:
-    for tensor, place in zip(tensors, room, strict=True):
-        place.copy_(tensor, non_blocking=True)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """By one thread: it moves some GB a second, and where others want the processor too, several wait for each other at every
+    tensor.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for tensor, place in zip(tensors, room, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
