@@ -243,6 +243,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         (schedule("tonight"), 400, "base_config.schedule"),
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),
+        ({"objective": {"metric": "accuracy"}}, 400, "no training logs 'accuracy': choose one of eval/loss, eval/perp"),
         ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/reward_margin"}}, 400, "objective sft: choose one of eval/loss, eval/perplexity"),
         (
@@ -382,6 +383,8 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     refused = breakable.post("/v1/hpo", json=body)
     assert refused.status_code == 400 and "no training logs 'eval/hits'" in refused.text
     body["base_config"]["objective"] = "focal"
+    refused = breakable.post("/v1/hpo", json={**body, "objective": {"metric": "hits"}})
+    assert refused.status_code == 400 and "no training logs 'hits'" in refused.text
     assert breakable.post("/v1/hpo", json=body).status_code == 201
 
 
