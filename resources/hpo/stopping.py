@@ -11,6 +11,7 @@ depends on
 """
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,13 +82,13 @@ def halved(courses: Mapping[int, Course], config: SweepConfig, stalled: Mapping[
     for number, rung, point in arrivals(courses, config.first_rung, factor):
         if number in found and point.step > found[number].point.step:
             continue
-        own = cost(point.value, direction)
-        costs = sorted([*there[rung], own])
-        if own > costs[max(1, len(costs) // factor) - 1] and courses[number].may_stop_at(point):
+        costs, own = there[rung], cost(point.value, direction)
+        better = bisect_left(costs, own)
+        if better >= max(1, (len(costs) + 1) // factor) and courses[number].may_stop_at(point):
             found[number] = Stop(point, f"not among the best 1 in {factor} at step {rung}")
         # Of the others, one that fails leaves no model, and so must not be what all others are stopped for.
         if number in found or courses[number].leaves_model:
-            there[rung] = costs
+            costs.insert(better, own)
     return found
 
 
