@@ -9,7 +9,7 @@ from typing import Literal
 from resources.hpo.config import SweepConfig
 from resources.hpo.stopping import Course, Stop, stops
 from resources.hpo.suggest import suggestions
-from resources.hpo.trial import ENDED, ENDS_AS, Observation, Trial, ranked
+from resources.hpo.trial import ENDED, ENDS_AS, Observation, Point, Trial, ranked
 from resources.hpo.trial_job import steps_of
 
 CANCELLED = "its sweep was cancelled"
@@ -118,11 +118,17 @@ def seen(trial: Trial, look: Observation, stop: Stop | None, config: SweepConfig
     if look.status == "completed":
         if valued.value is not None:
             return replace(valued, status="completed", ended_at=now)
-        why = f"its run logged no finite '{config.objective.metric}': see objective.metric, and eval_steps in base_config"
-        return replace(trial, status="failed", reason=why, ended_at=now)
+        return replace(trial, status="failed", reason=without_value(look.points, config.objective.metric), ended_at=now)
     if look.status == "failed":
         return replace(valued, status="failed", reason=look.reason, ended_at=now)
     return trial
+
+
+def without_value(points: Sequence[Point], metric: str) -> str:
+    """Why a run that ended well has no value."""
+    if points:
+        return f"it diverged: the last '{metric}' of its run, at step {points[-1].step}, is no finite number"
+    return f"its run logged no '{metric}': see objective.metric, and eval_steps in base_config"
 
 
 def courses(

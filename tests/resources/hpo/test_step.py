@@ -133,12 +133,20 @@ def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
     assert world.end is not None and world.end.end is not None and "it broke" in world.end.end.reason
 
 
-@pytest.mark.parametrize("points", [(), (Point(10, math.nan),), (Point(10, 1.0), Point(20, math.inf))])
-def test_a_trial_without_a_finite_objective_has_failed(points: tuple[Point, ...]) -> None:
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ((), "its run logged no 'eval/loss'"),
+        ((Point(10, math.nan),), "it diverged: the last 'eval/loss' of its run, at step 10"),
+        ((Point(10, 1.0), Point(20, math.inf)), "it diverged: the last 'eval/loss' of its run, at step 20"),
+    ],
+)
+def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(points: tuple[Point, ...], why: str) -> None:
+    """Of one that diverged it was to be read that nothing was logged."""
     config = sweep(max_trials=1)
     (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
     (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
-    assert changed.status == "failed" and "logged no finite 'eval/loss'" in changed.reason
+    assert changed.status == "failed" and changed.reason.startswith(why)
 
 
 @pytest.mark.slow
