@@ -12,7 +12,8 @@ import dagster as dg
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.errors import HanzoError
-from resources.metadata.jobs import ACTIVE
+from resources.metadata.jobs import ACTIVE, JobRecord
+from resources.metadata.sweeps import SWEEP_KEY
 from sensors.failures import Failure, read_failure
 from sensors.retries import another_goes_on, retries_of, steps_of
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
@@ -27,7 +28,8 @@ DATASETS = "datasets"
 """Begins the keys of the assets that check, split and prepare."""
 MAX_AGAIN = 5
 AGAIN = ", which is tried again"
-OF_WORKER = {"StoreUnavailable", "StoreFull", "OperationalError", "InterfaceError", "TimeoutError", "MemoryError", "NoStore"}
+OF_STORE = {"StoreUnavailable", "StoreFull", "NoStore"}
+OF_WORKER = OF_STORE | {"OperationalError", "InterfaceError", "TimeoutError", "MemoryError"}
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
 failed for that, which went on or was over. And one of programs: while a store was full, or could only be read, a sweep lost
 all of its trials, one after the other, and nobody can resume a trial.
@@ -100,7 +102,7 @@ def decide_of_job(
     if job.status not in ACTIVE or not is_since(instance, run, resumed_at):
         return False
     failure = read_failure(instance, run)
-    again = may_try_again(run, failure, blameless)
+    again = may_try_again(run, failure, blameless) or waits_for_store(job, failure)
     if again and steps_of(run) & PROGRAMS:  # until its program is followed again, which tells for what that waits
         control_plane.jobs.wait_for(job_id, f"its run failed: {failure.cause}{AGAIN}", "running")
     if not again:
@@ -110,3 +112,10 @@ def decide_of_job(
 
 def may_try_again(run: dg.DagsterRun, failure: Failure, blameless: Set[str]) -> bool:
     return retries_of(run) < MAX_AGAIN and not failure.errors.isdisjoint(blameless)
+
+
+def waits_for_store(job: JobRecord, failure: Failure) -> bool:
+    """Whether a trial waits for its store, in its place, for as long as that takes: it can be cancelled with its sweep, and
+    not be resumed once it has failed. A sweep lost all of its trials so to a store that was away for a few hours.
+    """
+    return SWEEP_KEY in job.config and not failure.errors.isdisjoint(OF_STORE)

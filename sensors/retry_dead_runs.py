@@ -17,7 +17,7 @@ from recipes.store import MANIFEST
 from resources.metadata.jobs import COMMAND, TRAINING, WORK_FOLDERS
 from resources.metadata.registry.deployments import is_being_deployed, of_promotion
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.failed_runs import LOOK_BACK, PROGRAMS, is_tried_again
+from sensors.failed_runs import LOOK_BACK, MAX_AGAIN, PROGRAMS, is_tried_again
 from sensors.retries import MAX_RETRIES, another_goes_on, may_be_retried, retries_of, retry, steps_of, was_retried
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
@@ -26,7 +26,8 @@ DEPLOYMENT = "deployment"
 PAUSE = timedelta(seconds=15)
 """Before a deployment is tried again, for each time that it was: an outage may last for most of an hour."""
 AGAIN_PAUSE = timedelta(minutes=2)
-"""Before any other work is tried again that failed by an error, and as much longer for each time that it was."""
+"""Before any other work is tried again that failed by an error, and as much longer for each time that it was: no more than a
+quarter of an hour where that is without end."""
 SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
 
@@ -72,7 +73,7 @@ def is_due(instance: dg.DagsterInstance, run: dg.DagsterRun, waited: timedelta, 
         return True
     if steps_of(run) == {DEPLOYMENT}:
         return retries_of(run) < MAX_RETRIES and waited >= PAUSE * retries_of(run)
-    return is_tried_again(instance, run, control_plane) and waited >= AGAIN_PAUSE * (retries_of(run) + 1)
+    return is_tried_again(instance, run, control_plane) and waited >= AGAIN_PAUSE * (min(retries_of(run), MAX_AGAIN) + 1)
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:

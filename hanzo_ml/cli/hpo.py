@@ -15,6 +15,8 @@ from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import send
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
+SAY_WHY = ("failed", "queued", "running")
+"""Trials that failed, or wait for something: a sweep whose store is away seems to do nothing."""
 SWEEP = "A YAML file: experiment, base_config, search_space, strategy, objective."
 
 
@@ -54,8 +56,9 @@ def results(
     rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
     values = [[shown(trial["params"][name]) for name in names] for trial in best]
     table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
-    for reason, count in Counter(trial["reason"] for trial in trials if trial["status"] == "failed").most_common():
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"{count} failed: {reason}")
+    told = Counter((trial["status"], trial["reason"]) for trial in trials if trial["status"] in SAY_WHY and trial["reason"])
+    for (status, reason), count in told.most_common():
+        Console(highlight=False, markup=False, soft_wrap=True).print(f"{count} {status}: {reason}")
 
 
 def ordered(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:

@@ -65,11 +65,14 @@ def evaluations(run_id: str, metric: str) -> dict[int, float]:
 def told(
     trial: Mapping[str, Any], distributions: Mapping[str, "BaseDistribution"], reached: Mapping[int, float]
 ) -> "FrozenTrial":
-    """A trial in Optuna's words, which has one for all that failed or was cancelled, and one for all that has not ended."""
+    """A trial in Optuna's words, which has one for all that failed or was cancelled, and one for all that has not ended. Of
+    one that was stopped early, what it logged until its processes were gone is left out.
+    """
     from optuna.trial import FrozenTrial, TrialState
 
     states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     ended = trial["ended_at"] is not None
+    last = math.inf if trial["step"] is None else trial["step"]
     state = states.get(trial["status"], TrialState.FAIL) if ended else TrialState.RUNNING
     return FrozenTrial(
         number=trial["number"],
@@ -82,7 +85,7 @@ def told(
         distributions=dict(distributions),
         user_attrs={key: trial[key] for key in KEPT},
         system_attrs={},
-        intermediate_values=dict(reached),
+        intermediate_values={step: value for step, value in reached.items() if state != TrialState.PRUNED or step <= last},
     )
 
 

@@ -89,15 +89,19 @@ def observe(before: Snapshot, metrics: Metrics, is_gone: Callable[[str], bool]) 
 
 
 def points_of(metrics: Metrics, trial: Trial, key: str) -> tuple[Point, ...]:
-    """The objective by step. A run that was killed and goes on may log a step again: the later one counts."""
-    values: dict[int, float] = {}
+    """The objective by step. A run that was killed and goes on may log a step again: the later value counts, and the time at
+    which it got there first.
+    """
+    points: dict[int, Point] = {}
     token = None
     while True:
         page = metrics.history(trial.job_id, key, PAGE, token)
-        values |= {point.step: as_logged(point) for point in page.points}
+        for point in page.points:
+            first = points.get(point.step)
+            points[point.step] = Point(point.step, as_logged(point), first.time if first else point.timestamp)
         token = page.next_page_token
         if token is None:
-            return tuple(Point(step, value) for step, value in values.items())
+            return tuple(points[step] for step in sorted(points))
 
 
 def as_logged(point: MetricPoint) -> float:

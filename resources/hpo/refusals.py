@@ -19,8 +19,8 @@ MAX_VALUES = 1000
 """Of a choice, as many as a range may have points."""
 MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
-EVALUATIONS = "eval/"
-"""How the metrics begin that training logs when it evaluates."""
+STEPS, EVALUATIONS = "train/", "eval/"
+"""How the metrics begin that training logs, of a step and when it evaluates: it logs no others, whatever its objective."""
 OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
 OF_TEXTS = ("eval/perplexity",)
 EVALUATED = ("eval/loss", *OF_TEXTS, *OF_PREFERENCES)
@@ -54,7 +54,7 @@ def check_sweep(config: SweepConfig) -> None:
             )
     # No trial could log it, and all of them would be trained before the sweep said so.
     check_key(config.objective.metric, "objective.metric", "objective.metric")
-    if is_unknown(config.objective.metric) and not installed_objectives():
+    if is_unknown(config.objective.metric) and not (is_evaluated(config.objective.metric) and installed_objectives()):
         raise no_training_logs(config.objective.metric)
 
 
@@ -98,7 +98,7 @@ def axes_of(dimension: Dimension) -> int:
 
 def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
     """Refuse what a trial of this recipe never comes to: its objective, or the first cut. Raises HanzoError."""
-    if config.objective.metric.startswith(EVALUATIONS) and recipe.eval_steps is None:
+    if is_evaluated(config.objective.metric) and recipe.eval_steps is None:
         raise invalid(
             f"objective '{config.objective.metric}' is never logged, because recipe '{recipe.name}' does not evaluate: give "
             "base_config.eval_steps, the steps between two evaluations"
@@ -120,7 +120,11 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
 
 def is_unknown(metric: str) -> bool:
     """Whether none of our objectives tells it."""
-    return metric.startswith(EVALUATIONS) and metric not in EVALUATED
+    return not metric.startswith(STEPS) and metric not in EVALUATED
+
+
+def is_evaluated(metric: str) -> bool:
+    return metric.startswith(EVALUATIONS)
 
 
 def no_training_logs(metric: str) -> HanzoError:

@@ -2,12 +2,12 @@
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from resources.hpo.config import SweepConfig
-from resources.hpo.stopping import reason_to_stop
+from resources.hpo.stopping import Course, Stop, stops
 from resources.hpo.suggest import suggestions
 from resources.hpo.trial import ENDED, ENDS_AS, Observation, Point, Trial, ranked
 from resources.hpo.trial_job import steps_of
@@ -46,7 +46,7 @@ def next_step(
         observed: what is seen of each trial, by its number; one that has ended may be left out.
         now: milliseconds.
     """
-    told = [seen(trial, trials, observed, config, now) for trial in trials]
+    told = all_seen(config, trials, observed, now)
     free = config.max_concurrent_trials - sum(not trial.has_ended for trial in told)
     asked = tuple(
         Trial(
@@ -70,9 +70,8 @@ def cancelled_step(
     config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int, reason: str
 ) -> Step:
     """The end of a sweep before its time. A trial whose job has ended by then ends as it did, the others are cancelled."""
-    told = [
-        cut_short(seen(trial, trials, observed, config, now) if is_done(trial, observed) else trial, now) for trial in trials
-    ]
+    both = zip(trials, all_seen(config, trials, observed, now), strict=True)
+    told = [cut_short(after if is_done(before, observed) else before, now) for before, after in both]
     changed = tuple(after for before, after in zip(trials, told, strict=True) if after != before)
     return Step(changed, end=End("cancelled", reason))
 
@@ -92,50 +91,71 @@ def job_id_of(sweep_id: str, number: int) -> str:
     return uuid.uuid5(uuid.UUID(sweep_id), str(number)).hex
 
 
-def seen(trial: Trial, trials: Sequence[Trial], observed: Mapping[int, Observation], config: SweepConfig, now: int) -> Trial:
-    """A trial after a look at its job, beside all `trials`."""
-    if trial.has_ended or trial.number not in observed:
+def all_seen(config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation], now: int) -> list[Trial]:
+    """All trials after a look at their jobs."""
+    stopped = stops(dict(courses(config, trials, observed)), config)
+    return [
+        seen(trial, observed[trial.number], stopped.get(trial.number), config, now) if trial.number in observed else trial
+        for trial in trials
+    ]
+
+
+def seen(trial: Trial, look: Observation, stop: Stop | None, config: SweepConfig, now: int) -> Trial:
+    """A trial after a look at its job. One that is to be stopped was so then, also where its job has ended since."""
+    if trial.has_ended:
         return trial
-    look = observed[trial.number]
     if trial.status in ENDS_AS:
         return replace(trial, status=ENDS_AS[trial.status], ended_at=now) if look.is_gone else trial
-    last = look.points[-1] if look.points else None
-    valued = replace(trial, value=last.value, step=last.step) if last and math.isfinite(last.value) else trial
+    point = stop.point if stop else look.points[-1] if look.points else None
+    valued = replace(trial, value=point.value, step=point.step) if point and math.isfinite(point.value) else trial
+    if look.status == "cancelled":
+        return replace(valued, status="cancelling", reason=look.reason)
+    if stop is not None:
+        stopped = replace(valued, step=stop.point.step, reason=stop.reason)
+        if look.status in ENDED:
+            return replace(stopped, status="pruned", ended_at=now)
+        return replace(stopped, status="pruning")
     if look.status == "completed":
         if valued.value is not None:
             return replace(valued, status="completed", ended_at=now)
-        why = f"its run logged no finite '{config.objective.metric}': see objective.metric, and eval_steps in base_config"
-        return replace(trial, status="failed", reason=why, ended_at=now)
+        return replace(trial, status="failed", reason=without_value(look.points, config.objective.metric), ended_at=now)
     if look.status == "failed":
         return replace(valued, status="failed", reason=look.reason, ended_at=now)
-    if look.status == "cancelled":
-        return replace(valued, status="cancelling", reason=look.reason)
-    reason = reason_to_stop(look.points, rivals(trial, trials, observed), config)
-    if reason and not has_done_all(trial, look.points, config):
-        return replace(valued, status="pruning", reason=reason)
     return trial
 
 
-def rivals(trial: Trial, trials: Sequence[Trial], observed: Mapping[int, Observation]) -> list[Sequence[Point]]:
-    """The objectives of the others that it is judged by. Whoever failed, or was cancelled, leaves no model, and so must not
-    be what all others are stopped for.
-    """
-    others = [(other, observed[other.number]) for other in trials if other is not trial and other.number in observed]
-    return [look.points for other, look in others if not leaves_nothing(other, look)]
+def without_value(points: Sequence[Point], metric: str) -> str:
+    """Why a run that ended well has no value."""
+    if points:
+        return f"it diverged: the last '{metric}' of its run, at step {points[-1].step}, is no finite number"
+    return f"its run logged no '{metric}': see objective.metric, and eval_steps in base_config"
 
 
-def leaves_nothing(trial: Trial, look: Observation) -> bool:
-    if trial.status == "running":
-        return look.status in ("failed", "cancelled")
-    return trial.status in ("failed", "cancelling", "cancelled")
+def courses(
+    config: SweepConfig, trials: Sequence[Trial], observed: Mapping[int, Observation]
+) -> Iterator[tuple[int, Course]]:
+    """Those by which trials are judged. Not of those that failed or were cancelled, which leave no model."""
+    if config.early_stopping is None and config.strategy != "successive_halving":
+        return
+    for trial in trials:
+        if trial.number not in observed or trial.status in ("failed", "cancelling", "cancelled"):
+            continue
+        look = observed[trial.number]
+        if trial.status == "running" and look.status != "cancelled":
+            yield trial.number, Course(look.points, True, look.status != "failed", last_step(config, trial, look))
+        elif trial.status == "completed":
+            yield trial.number, Course(look.points, may_stop=False)
+        elif trial.status in ("pruning", "pruned"):
+            reached = [point for point in look.points if trial.step is None or point.step <= trial.step]
+            yield trial.number, Course(reached, may_stop=False)
 
 
-def has_done_all(trial: Trial, points: Sequence[Point], config: SweepConfig) -> bool:
-    """Whether it has trained and only publishes its weights: to stop it then saves nothing, and there would be no model of
-    what may be the best trial.
-    """
+def last_step(config: SweepConfig, trial: Trial, look: Observation) -> int | None:
+    """How long a trial trains: at that step it has done all, and only publishes what may be the best of all models."""
     steps = steps_of(config, trial.params, trial.generation)
-    return steps is not None and bool(points) and points[-1].step >= steps
+    if steps is None and look.status == "completed" and look.points:
+        return look.points[-1].step
+    return steps
 
 
 def end_of(trials: Sequence[Trial], config: SweepConfig) -> End:

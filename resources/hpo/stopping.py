@@ -1,59 +1,114 @@
-"""Why a trial should be stopped early: no progress for a while (row K2), or others are better (row K5). Pure functions."""
+"""Where a trial is stopped early: no progress for a while (row K2), or others are better (row K5). Pure functions.
+
+A trial is judged at each of its evaluations by what was there at that one, and is stopped at the first that meets a rule,
+however long it trains until somebody looks: who is stopped, and with which value, does not depend on when that is. It still
+depends on
+
+- which of several that run at once gets to a rung first: halving does not wait until all are there;
+- whether one that fails, or is cancelled, has by the time of a look: the others are judged by it until then;
+- the look where only the asset graph knows how long a trial trains: at its last step it is stopped while it publishes, and
+  not once it is completed.
+"""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from resources.hpo.config import EarlyStopping, SweepConfig
 from resources.hpo.trial import Point, cost
 
 
-def reason_to_stop(points: Sequence[Point], others: Sequence[Sequence[Point]], config: SweepConfig) -> str:
-    """One line, or nothing where the trial goes on. `others` are the objectives of those that it is judged by."""
-    early, direction = config.early_stopping, config.objective.direction
-    if early is not None and stalled(points, early, direction):
-        return f"no improvement of more than {early.min_delta:g} in {early.patience} evaluations"
-    if config.strategy != "successive_halving":
-        return ""
-    rung = last_rung(points, config.first_rung, config.successive_halving.reduction_factor)
-    if rung is not None and not is_kept(rung, points, others, config):
-        return f"not among the best 1 in {config.successive_halving.reduction_factor} at step {rung}"
-    return ""
+@dataclass(frozen=True)
+class Course:
+    """The evaluations of a trial so far, up to where it was stopped. It `may_stop` unless that is settled; it `leaves_model`
+    unless it failed. At the last of its `steps` it has done all: to stop it there saves nothing.
+    """
+
+    points: Sequence[Point]
+    may_stop: bool = True
+    leaves_model: bool = True
+    steps: int | None = None
+
+    def may_stop_at(self, point: Point) -> bool:
+        return self.may_stop and (self.steps is None or point.step < self.steps)
 
 
-def stalled(points: Sequence[Point], early: EarlyStopping, direction: str) -> bool:
-    """Whether the newest `patience` evaluations, in a row, have not been better than the best before by `min_delta`."""
+@dataclass(frozen=True)
+class Stop:
+    """At which evaluation a trial is stopped, and why."""
+
+    point: Point
+    reason: str
+
+
+def stops(courses: Mapping[int, Course], config: SweepConfig) -> dict[int, Stop]:
+    """Those of all trials, by number, that are to be stopped."""
+    found = {}
+    if early := config.early_stopping:
+        reason = f"no improvement of more than {early.min_delta:g} in {early.patience} evaluations"
+        for number, course in courses.items():
+            point = first_stalled(course.points, early, config.objective.direction)
+            if point is not None and course.may_stop_at(point):
+                found[number] = Stop(point, reason)
+    return found if config.strategy != "successive_halving" else halved(courses, config, found)
+
+
+def first_stalled(points: Sequence[Point], early: EarlyStopping, direction: str) -> Point | None:
+    """The first evaluation that is the last of `patience`, in a row, none of which was better than the best before by more
+    than `min_delta`.
+    """
     best, waited = math.inf, 0
     for point in points:
         now = cost(point.value, direction)
-        if now < best - early.min_delta or (math.isinf(best) and not math.isinf(now)):
+        if now < best - early.min_delta:
             best, waited = now, 0
         else:
             waited += 1
-    return waited >= early.patience
+        if waited >= early.patience:
+            return point
+    return None
 
 
-def last_rung(points: Sequence[Point], first: int, factor: int) -> int | None:
-    """The highest of `first`, `first * factor`, `first * factor ** 2`, ... steps that was reached; None before the first."""
-    reached = points[-1].step if points else 0
-    rung = None
-    while first <= reached:
-        rung, first = first, first * factor
-    return rung
+def halved(courses: Mapping[int, Course], config: SweepConfig, stalled: Mapping[int, Stop]) -> dict[int, Stop]:
+    """With those that are not among the best 1 in `reduction_factor` at a rung, or the best of too few.
 
-
-def is_kept(rung: int, points: Sequence[Point], others: Sequence[Sequence[Point]], config: SweepConfig) -> bool:
-    """Whether a trial is among the best 1 in `reduction_factor` of all that reached the rung, or the best of too few.
-
-    Asynchronous successive halving in its stopping form (Li et al. 2020): nobody waits until a rung is full; a trial is
-    judged at the highest rung that it has reached, again whenever another one gets there.
+    Asynchronous successive halving in its stopping form (Li et al. 2020): nobody waits until a rung is full. A trial is
+    judged as it gets there, by itself and those that were there before.
     """
-    direction = config.objective.direction
-    costs = sorted(cost(value, direction) for trial in (points, *others) if (value := value_at(rung, trial)) is not None)
-    own = value_at(rung, points)
-    kept = max(1, len(costs) // config.successive_halving.reduction_factor)
-    return own is None or cost(own, direction) <= costs[kept - 1]
+    found, factor, direction = dict(stalled), config.successive_halving.reduction_factor, config.objective.direction
+    there: dict[int, list[float]] = defaultdict(list)
+    for number, rung, point in arrivals(courses, config.first_rung, factor):
+        if number in found and point.step > found[number].point.step:
+            continue
+        costs, own = there[rung], cost(point.value, direction)
+        better = bisect_left(costs, own)
+        if better >= max(1, (len(costs) + 1) // factor) and courses[number].may_stop_at(point):
+            found[number] = Stop(point, f"not among the best 1 in {factor} at step {rung}")
+        # Of the others, one that fails leaves no model, and so must not be what all others are stopped for.
+        if number in found or courses[number].leaves_model:
+            costs.insert(better, own)
+    return found
 
 
-def value_at(rung: int, points: Sequence[Point]) -> float | None:
-    """The first value that was logged at the rung's step or later."""
-    return next((point.value for point in points if point.step >= rung), None)
+def arrivals(courses: Mapping[int, Course], first: int, factor: int) -> Iterator[tuple[int, int, Point]]:
+    """Which trial got to which rung at which evaluation, in the order of time; of one time, in that of their numbers."""
+    reached = [
+        (point.time, number, rung, point)
+        for number, course in courses.items()
+        for rung, point in rungs(course, first, factor)
+    ]
+    for _, number, rung, point in sorted(reached, key=lambda each: each[:3]):
+        yield number, rung, point
+
+
+def rungs(course: Course, first: int, factor: int) -> Iterator[tuple[int, Point]]:
+    """Of `first`, `first * factor`, `first * factor ** 2`, ... steps those that were reached, and the first evaluation there
+    or later.
+    """
+    rung = first
+    for point in course.points:
+        while rung <= point.step:
+            yield rung, point
+            rung *= factor

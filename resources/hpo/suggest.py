@@ -1,4 +1,8 @@
-"""What a sweep tries next, by its strategy (rows K3, K5). Pure: the same trials give the same suggestions."""
+"""What a sweep tries next, by its strategy (rows K3, K5). Pure: the same trials give the same suggestions.
+
+Bayesian search learns from the trials that have ended by then. Of one trial at a time these are always the same; of several
+it is a matter of time which they are, and a sweep that is done again may try others. The other strategies try the same.
+"""
 
 import random
 from collections.abc import Sequence

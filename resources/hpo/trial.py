@@ -17,8 +17,8 @@ ENDED = frozenset({"completed", "pruned", "failed", "cancelled"})
 class Trial:
     """One set of hyperparameters and the job that tries it; times in milliseconds.
 
-    `value` is the objective's last value at `step`. Of a population: `member` of `generation`, which starts from the weights
-    of trial number `start_from`.
+    `value` is the objective's last value at `step`; of a trial that was stopped early, the last before it was. Of a
+    population: `member` of `generation`, which starts from the weights of trial number `start_from`.
     """
 
     number: int
@@ -56,10 +56,11 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Point:
-    """A logged value of the objective; it may be no finite number."""
+    """A logged value of the objective, which may be no finite number; `time` in milliseconds, by the clock of its trial."""
 
     step: int
     value: float
+    time: int = 0
 
 
 @dataclass(frozen=True)

@@ -128,10 +128,14 @@ def test_the_specification_s_sweep_file_runs_unchanged(
     assert "4 completed, 4 queued of 50 by bayesian" in told.stdout.splitlines()[0]
     results = json.loads(run(server.url, "hpo", "results", sweep, "--top", "2", "--json").stdout)["results"]
     assert [trial["number"] for trial in results] == [1, 3]
-    broken = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"][4]
+    broken, waiting, running, _ = ask(server, "GET", f"/v1/hpo/{sweep}/trials")["trials"][4:]
     Jobs(database).fail(broken["job_id"], "the disk is full")
+    Jobs(database).wait_for(waiting["job_id"], "there are no GPUs")
+    Jobs(database).start(running["job_id"])
+    Jobs(database).wait_for(running["job_id"], "no answer, which is tried again", "running")
     advance(database, Store(server.settings.store), sweep, lambda job: True)
-    assert run(server.url, "hpo", "results", sweep).stdout.splitlines()[-1] == "1 failed: the disk is full"
+    why = ["1 failed: the disk is full", "1 queued: there are no GPUs", "1 running: no answer, which is tried again"]
+    assert run(server.url, "hpo", "results", sweep).stdout.splitlines()[-3:] == why
     plots = ask(server, "GET", f"/api/2.0/mlflow/artifacts/list?run_id={sweep}&path=plots")["files"]
     assert [file["path"] for file in plots] == ["plots/history.html", "plots/parallel_coordinates.html"]
 
@@ -239,6 +243,7 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         (schedule("tonight"), 400, "base_config.schedule"),
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),
+        ({"objective": {"metric": "accuracy"}}, 400, "no training logs 'accuracy': choose one of eval/loss, eval/perp"),
         ({"objective": {"metric": "../loss"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/reward_margin"}}, 400, "objective sft: choose one of eval/loss, eval/perplexity"),
         (
@@ -378,6 +383,8 @@ def test_a_sweep_may_ask_for_what_an_installed_objective_tells(
     refused = breakable.post("/v1/hpo", json=body)
     assert refused.status_code == 400 and "no training logs 'eval/hits'" in refused.text
     body["base_config"]["objective"] = "focal"
+    refused = breakable.post("/v1/hpo", json={**body, "objective": {"metric": "hits"}})
+    assert refused.status_code == 400 and "no training logs 'hits'" in refused.text
     assert breakable.post("/v1/hpo", json=body).status_code == 201
 
 

@@ -28,7 +28,13 @@ SPACE = {
     "lora_target_modules": {"type": "choice", "values": [["q_proj"], ["q_proj", "v_proj"]]},
     "system_prompt": {"type": "choice", "values": [None, "Be kind."]},
 }
-EVALUATED = ((0.9, 0.5), (0.8, 0.3), (0.7, 0.8), (math.nan, math.inf))
+EVALUATED: tuple[dict[int, float], ...] = (
+    {10: 0.9, 40: 0.5},
+    {10: 0.8, 40: 0.3},
+    {10: 0.7, 20: 0.8, 30: 0.9, 35: 0.1},
+    {10: math.nan},
+    {10: math.inf},
+)
 
 
 class Search:
@@ -36,12 +42,12 @@ class Search:
 
     def __init__(self, server: ServerProcess, **changes: Any) -> None:
         self._server, self.database = server, Database(server.settings.database_url)
-        config = sweep(search_space=SPACE, max_concurrent_trials=5, early_stopping={"patience": 1}, **changes)
+        config = sweep(search_space=SPACE, max_concurrent_trials=5, early_stopping={"patience": 2}, **changes)
         self.sweeps = Sweeps(self.database)
         self.id = self.sweeps.start(config, user="ann", organization="default").id
         self.look()
-        for trial, values in zip(self.sweeps.snapshot(self.id).trials, EVALUATED, strict=False):
-            points = [metric_point("eval/loss", value, 10 * (at + 1), at) for at, value in enumerate(values)]
+        for trial, values in zip(self.sweeps.snapshot(self.id).trials, EVALUATED, strict=True):
+            points = [metric_point("eval/loss", value, step, step) for step, value in values.items()]
             Jobs(self.database).start(trial.job_id)
             RunData(self.database).log_batch(trial.job_id, metrics=points)
             if trial.number < 2:
@@ -74,8 +80,10 @@ def test_optuna_reads_a_sweep_as_a_study_of_its_own(server: ServerProcess, tmp_p
     assert [trial.params for trial in study.trials] == lists
     assert [trial.user_attrs["run_id"] for trial in study.trials] == [trial.job_id for trial in trials]
     assert study.trials[3].user_attrs["reason"] == "the disk is full"
-    for trial, (first, second) in zip(study.trials, EVALUATED, strict=False):
-        assert trial.intermediate_values == pytest.approx({10: first, 20: second}, nan_ok=True)
+    for trial, values in zip(study.trials, EVALUATED, strict=True):
+        last = 30 if trial.state == TrialState.PRUNED else 40  # what it logged before its processes were gone is left out
+        until = {step: value for step, value in values.items() if step <= last}
+        assert trial.intermediate_values == pytest.approx(until, nan_ok=True)
     started = [int(trial.datetime_start.timestamp() * 1000) for trial in study.trials if trial.datetime_start]
     assert started == [trial.created_at for trial in trials]
     assert study.best_trial.number == (1 if smaller else 0) and study.best_value == (0.3 if smaller else 0.5)

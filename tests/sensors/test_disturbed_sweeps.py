@@ -206,7 +206,7 @@ def test_a_trial_whose_objective_is_no_finite_number_has_failed(house: House, va
     with house.plane.database.write() as connection:
         house.plane.jobs.complete(connection, job, {}, 1.0)
     found = search.look()
-    assert search.statuses() == ["failed"] and "no finite 'eval/loss'" in found.trials[0].reason
+    assert search.statuses() == ["failed"] and "it diverged: the last 'eval/loss'" in found.trials[0].reason
 
 
 def test_trials_give_way_to_other_jobs_and_keep_the_limits_of_their_sweep(house: House) -> None:

@@ -7,30 +7,33 @@ import dagster as dg
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreFull, StoreUnavailable
 from resources.compute.base import JobFailed, MachineFailed, NoStore
+from resources.hpo.trial_job import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
+from tests.sensors.test_run_sweeps import Search
 
 __all__ = ["house", "repository"]  # fixtures
 KEY = dg.AssetKey(["models", MODEL, "checkpoint"])
 
 
-def train(house: House, error: Exception, **tags: str) -> str:
-    """A run of the training of job-1 that ends with this error; returns its id."""
+def train(house: House, error: Exception, id: str = "job-1", model: str = MODEL, **tags: str) -> str:
+    """A run of the training of a job that ends with this error; returns its id."""
+    key = dg.AssetKey(["models", model, "checkpoint"])
 
-    @dg.asset(key=KEY, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
+    @dg.asset(key=key, partitions_def=dg.DynamicPartitionsDefinition(name=f"{model}-runs"))
     def checkpoint() -> None:
         raise error
 
-    house.instance.add_dynamic_partitions(f"{MODEL}-runs", ["job-1"])
+    house.instance.add_dynamic_partitions(f"{model}-runs", [id])
     job = dg.Definitions(assets=[checkpoint]).get_implicit_global_asset_job_def()
     tags = {FAILURE_REASON: "STEP_FAILURE", **tags}
     done = job.execute_in_process(
-        instance=house.instance, partition_key="job-1", asset_selection=[KEY], raise_on_error=False, tags=tags
+        instance=house.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
     )
     time.sleep(SETTLED.total_seconds() + 0.1)
     return str(done.run_id)
@@ -66,6 +69,33 @@ def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Excep
     assert job.status == ("running" if again else "failed")
     assert str(error).splitlines()[0] in job.reason and run in job.reason
     assert job.reason.endswith("which is tried again") == again
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (NoStore("train failed: no space left for s3://hanzo-ml/checkpoints/1"), True),
+        (StoreUnavailable("no answer"), True),
+        (StoreFull("s3://hanzo-ml/results/1"), True),
+        (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), False),
+    ],
+    ids=["program-found-no-store", "store-away", "store-full", "database-away"],
+)
+def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
+) -> None:
+    """A sweep lost its trials to a store that was away for hours, one after the other: none of them can be resumed."""
+    monkeypatch.setattr(retries, "AGAIN_PAUSE", timedelta(0))
+    search = Search(house, max_trials=2, max_concurrent_trials=1)
+    search.look()
+    trial = search.trials[0].job_id
+    house.plane.jobs.start(trial)
+    train(house, error, trial, SANDBOX, **{RETRIES: str(MAX_AGAIN)})
+    assert [request.partition_key for request in house.tick(retry_dead_runs)] == [trial] * again
+    assert search.look().jobs[0][1].endswith("which is tried again") == again
+    assert search.statuses() == (["running"] if again else ["failed", "running"])
+    search.cancel()
+    assert house.tick(retry_dead_runs) == []
 
 
 def test_it_waits_before_it_goes_on(training: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,35 @@ def test_of_a_sweep_the_best_trial_alone_is_evaluated(house: House, direction: s
     assert house.tick(evaluate_completed_jobs) == []
 
 
+def test_a_trial_that_had_stalled_before_it_trained_to_its_end_was_stopped_there(house: House) -> None:
+    """Had anybody looked in time, it would have been."""
+    search = Search(house, max_trials=2, early_stopping={"patience": 1, "min_delta": 0.0})
+    search.look()
+    for step, value in ((10, 0.4), (20, 0.5)):
+        search.log(0, value, step)
+    search.complete(0, 0.1)
+    search.complete(1, 0.3)
+    search.look()
+    assert search.statuses() == ["pruned", "completed"]
+    assert (search.trials[0].value, search.trials[0].step) == (0.5, 20)
+    (told,) = search.events("sweep.completed")
+    assert told["best"]["trial"] == told["best_completed"]["trial"] == 1
+
+
+def test_halving_judges_a_trial_once_by_those_that_were_at_the_rung_before_it(house: House) -> None:
+    """By the clock, and not by whom somebody looks at first; and where it logs a step again, by when it was there first."""
+    search = Search(house, strategy="successive_halving", max_trials=3, max_concurrent_trials=3)
+    search.look()
+    for time, number, value in ((1, 2, 0.5), (2, 1, 0.4), (3, 0, 0.45)):
+        search.log(number, value, 10, time)
+    search.look()
+    assert search.statuses() == ["pruning", "running", "running"]
+    assert (search.trials[0].value, search.trials[0].step) == (0.45, 10)
+    search.log(2, 0.5, 10, time=9)
+    search.look()
+    assert search.statuses() == ["pruned", "running", "running"]
+
+
 def test_a_trial_that_stalls_is_cancelled_and_its_place_is_free_once_its_run_is_gone(house: House) -> None:
     early = {"patience": 2, "min_delta": 0.01}
     search = Search(house, max_trials=2, max_concurrent_trials=1, early_stopping=early)

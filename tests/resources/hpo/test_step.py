@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from resources.hpo.plots import history_page, parallel_coordinates_page
 from resources.hpo.population import steps_of_a_generation
 from resources.hpo.space import Params
 from resources.hpo.step import Step, next_step
-from resources.hpo.stopping import reason_to_stop
+from resources.hpo.stopping import Course, stops
 from resources.hpo.suggest import suggestions
 from resources.hpo.trial import Observation, Point, Trial, ranked
 from resources.hpo.trial_job import trial_job
@@ -133,12 +133,20 @@ def test_a_sweep_whose_trials_all_failed_has_failed_and_says_why() -> None:
     assert world.end is not None and world.end.end is not None and "it broke" in world.end.end.reason
 
 
-@pytest.mark.parametrize("points", [(), (Point(10, math.nan),), (Point(10, 1.0), Point(20, math.inf))])
-def test_a_trial_without_a_finite_objective_has_failed(points: tuple[Point, ...]) -> None:
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ((), "its run logged no 'eval/loss'"),
+        ((Point(10, math.nan),), "it diverged: the last 'eval/loss' of its run, at step 10"),
+        ((Point(10, 1.0), Point(20, math.inf)), "it diverged: the last 'eval/loss' of its run, at step 20"),
+    ],
+)
+def test_a_trial_without_a_finite_objective_has_failed_and_says_which_it_is(points: tuple[Point, ...], why: str) -> None:
+    """Of one that diverged it was to be read that nothing was logged."""
     config = sweep(max_trials=1)
     (trial,) = next_step(SWEEP_ID, config, [], {}, 1).asked
     (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
-    assert changed.status == "failed" and "logged no finite 'eval/loss'" in changed.reason
+    assert changed.status == "failed" and changed.reason.startswith(why)
 
 
 @pytest.mark.slow
@@ -199,14 +207,69 @@ def test_a_trial_that_has_done_all_its_steps_is_not_stopped_while_it_publishes(c
         assert bool(next_step(SWEEP_ID, config, [trial], {0: look}, 2).changed) == stopped
 
 
+def luck(number: int, step: int) -> float:
+    """A loss that falls, and now and then does not."""
+    return 1 / step + random.Random(f"{number}/{step}").uniform(0, 0.2)
+
+
+def ended(config: SweepConfig, looks: Sequence[int], last: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    """How trials end that all begin at once and evaluate every 10 of 80 steps, each at a pace of its own, where somebody
+    looks at these times. Those in `last` fail after so many steps.
+    """
+    trials = list(next_step(SWEEP_ID, config, [], {}, 0).asked)
+    for now in looks:
+        observed = {}
+        for number in range(len(trials)):
+            steps, pace = last.get(number, 80), 7 + number * 5 % 4
+            points = tuple(Point(step, luck(number, step), step * pace) for step in range(10, steps + 1, 10))
+            status = "running" if now < steps * pace else "failed" if number in last else "completed"
+            observed[number] = Observation(status, "", tuple(point for point in points if point.time <= now))
+        for trial in next_step(SWEEP_ID, config, trials, observed, now).changed:
+            trials[trial.number] = trial
+    return [(trial.status, trial.value, trial.step, trial.reason) for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        ({"early_stopping": {"patience": 2, "min_delta": 0.0}}, {}),
+        ({"early_stopping": {"patience": 2, "min_delta": 0.0}}, dict.fromkeys(range(0, 12, 2), 70)),
+        ({"strategy": "successive_halving"}, {}),
+        ({"strategy": "successive_halving", "early_stopping": {"patience": 3, "min_delta": 0.0}}, {}),
+    ],
+    ids=["patience", "patience-and-failures", "halving", "halving-and-patience"],
+)
+def test_which_trials_are_stopped_and_where_is_the_same_however_seldom_anybody_looks(
+    changes: dict[str, Any], last: dict[int, int]
+) -> None:
+    """A trial went on that had met the rule between two looks, or was stopped with what it had by the next."""
+    base = {**sweep().base_config, "max_steps": 80}
+    config = sweep(base_config=base, max_trials=12, max_concurrent_trials=12, **changes)
+    often = ended(config, range(1, 1000), last)
+    assert {status for status, *_ in often} >= {"pruned", "failed" if last else "completed"}
+    assert len({step for status, _, step, _ in often if status == "pruned"}) > 1
+    for looks in (range(7, 1000, 150), range(99, 1000, 300), [998, 999]):
+        assert ended(config, looks, last) == often
+
+
+def test_where_nobody_knows_how_long_a_trial_trains_its_last_evaluation_stops_none_that_is_completed() -> None:
+    """Of a model definition's own recipe only the asset graph knows how long it trains."""
+    config = sweep(base_config={"model": "m"}, early_stopping={"patience": 1, "min_delta": 0.0})
+    trial, *_ = next_step(SWEEP_ID, config, [], {}, 1).asked
+    for worse, status in ((30, "completed"), (20, "pruned")):
+        points = tuple(Point(step, 1.0 if step == worse else 1 / step) for step in (10, 20, 30))
+        (changed,) = next_step(SWEEP_ID, config, [trial], {0: Observation("completed", "", points)}, 2).changed
+        assert (changed.status, changed.step) == (status, worse)
+
+
 def test_what_becomes_worse_is_better_where_the_objective_is_maximized() -> None:
     early = {"patience": 2, "min_delta": 0.0}
     rising = tuple(Point(at, float(at)) for at in range(1, 6))
-    for direction, stops in (("maximize", False), ("minimize", True)):
+    for direction, is_stopped in (("maximize", False), ("minimize", True)):
         config = sweep(early_stopping=early, objective={"metric": "m", "direction": direction})
         trial = next_step(SWEEP_ID, config, [], {}, 1).asked[0]
         changed = next_step(SWEEP_ID, config, [trial], {0: Observation("running", "", rising)}, 2).changed
-        assert bool(changed) == stops
+        assert bool(changed) == is_stopped
 
 
 def test_successive_halving_gives_the_steps_to_the_best() -> None:
@@ -222,12 +285,20 @@ def test_successive_halving_gives_the_steps_to_the_best() -> None:
     assert sum(trial.step or 0 for trial in trials) < 0.6 * 27 * 40
 
 
+def stopped(config: SweepConfig, *points: tuple[Point, ...]) -> dict[int, str]:
+    """Why, of trials that go on, by number."""
+    found = stops({number: Course(each) for number, each in enumerate(points)}, config)
+    return {number: stop.reason for number, stop in found.items()}
+
+
 def test_of_so_many_at_a_rung_one_in_three_goes_on_and_of_too_few_the_best() -> None:
+    """Whoever gets there last, of so many; the others were there before."""
     config = sweep(strategy="successive_halving", successive_halving={"reduction_factor": 3, "min_steps": RUNG})
     for there, kept in {1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2, 9: 3}.items():
-        each = [(Point(RUNG, float(place)),) for place in range(there)]
-        reasons = [reason_to_stop(own, [*each[:at], *each[at + 1 :]], config) for at, own in enumerate(each)]
-        assert [not reason for reason in reasons] == [at < kept for at in range(there)]
+        others = {at: Course((Point(RUNG, float(at)),), may_stop=False) for at in range(there - 1)}
+        for place in range(there):
+            last = Course((Point(RUNG, place - 0.5),))
+            assert (there not in stops({**others, there: last}, config)) == (place < kept)
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
@@ -235,11 +306,10 @@ def test_a_trial_that_diverges_is_never_among_the_best_whichever_way_it_went(dir
     """To infinity where more is better, it was the best of all, and every other trial was stopped for it."""
     objective = {"metric": "eval/loss", "direction": direction}
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG}, objective=objective)
-    finite = (Point(RUNG, 1.0),)
     for value in (math.inf, -math.inf, math.nan):
-        diverged = (Point(RUNG, value),)
-        assert reason_to_stop(finite, [diverged], config) == ""
-        assert reason_to_stop(diverged, [finite], config) != ""
+        finite, diverged = Point(RUNG, 1.0), Point(RUNG, value)
+        assert stopped(config, (diverged,), (finite,)) == {}
+        assert stopped(config, (finite,), (diverged,)).keys() == {1}
 
 
 def test_no_trial_is_stopped_for_one_that_failed_later() -> None:
@@ -271,9 +341,9 @@ def test_a_rung_that_lies_between_evaluations_is_judged_at_the_next() -> None:
     """The rung is where the sweep says, and not where its trials evaluate first."""
     config = sweep(strategy="successive_halving", successive_halving={"min_steps": RUNG + 2})
     early, late = ((Point(RUNG, at_first), Point(2 * RUNG, then)) for at_first, then in ((0.0, 5.0), (9.0, 1.0)))
-    assert reason_to_stop(late[:1], [early[:1]], config) == ""
-    assert reason_to_stop(early, [late], config) == f"not among the best 1 in 3 at step {RUNG + 2}"
-    assert reason_to_stop(late, [early], config) == ""
+    assert stopped(config, early[:1], late[:1]) == {}
+    assert stopped(config, late, early) == {1: f"not among the best 1 in 3 at step {RUNG + 2}"}
+    assert stopped(config, early, late) == {}
 
 
 def test_the_worst_of_a_population_become_changed_copies_of_the_best() -> None:
