@@ -99,6 +99,8 @@ def command_document(config: Path, document: dict[str, Any], model: str | None, 
 
 def read(path: Path) -> dict[str, Any]:
     """A YAML file of one mapping. Raises Refused where it is none."""
+    if path.is_dir():
+        raise Refused(f"{path} is a folder: name a file in it")
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:
