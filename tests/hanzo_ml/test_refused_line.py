@@ -67,7 +67,9 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
 @pytest.mark.parametrize(
     ("line", "instead", "words"),
     [
-        ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody'"),
+        ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody': create it with `hanzo-ml dataset create"),
+        ("dataset: refused", "dataset: refusd", "there is no dataset 'refusd': did you mean 'refused'?"),
+        ("dataset: refused", "dataset: refused@7", "there is no dataset 'refused@7': the newest version is refused@1"),
         ("name: mine", "name: mine/yours", "Invalid model name 'mine/yours'. Names cannot contain '/' or ':'"),
         ("name: mine", "name: ' '", "'name': it is blank: give a name that can be seen"),
         ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
