@@ -93,9 +93,9 @@ def nearest(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_
 
 
 def smaller_batches(recipe: Recipe) -> Iterator[Alternative]:
-    rows = recipe.batch_size
-    while rows % 2 == 0:
-        rows //= 2
+    for rows in range(recipe.batch_size // 2, 0, -1):
+        if recipe.batch_size % rows:
+            continue
         smaller = recipe.in_batches_of(rows)
         times = smaller.gradient_accumulation
         parameters = {"batch_size": rows, "gradient_accumulation": times}
