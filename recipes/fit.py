@@ -9,6 +9,7 @@ from recipes.memory import MemoryBudget, memory_budget, paged_bytes
 from recipes.quantity import bytes_of
 from recipes.recipe import Recipe
 
+MIB = 1024**2
 METHODS = ("full", "lora", "qlora")
 """From the one that needs most memory to the one that needs least."""
 
@@ -31,13 +32,13 @@ class Fit:
     @property
     def words(self) -> str:
         if self.available is None:
-            return f"needs {gib(self.needed)} on {self.where}, whose memory is not known"
+            return f"needs {sized(self.needed)} on {self.where}, whose memory is not known"
         beside = (
-            f", and {gib(self.paged)} there or of the {gib(self.room)} that hardware.memory has for each"
+            f", and {sized(self.paged)} there or of the {sized(self.room)} that hardware.memory has for each"
             if self.room
             else ""
         )
-        return f"needs {gib(self.needed)} of the {gib(self.available)} on {self.where}{beside}"
+        return f"needs {sized(self.needed)} of the {sized(self.available)} on {self.where}{beside}"
 
 
 def fit(recipe: Recipe, shape: Architecture, host_memory: int) -> Fit:
@@ -92,9 +93,9 @@ def nearest(recipe: Recipe, shape: Architecture, others: Iterable[Recipe], host_
 
 
 def smaller_batches(recipe: Recipe) -> Iterator[Alternative]:
-    rows = recipe.batch_size
-    while rows % 2 == 0:
-        rows //= 2
+    for rows in range(recipe.batch_size // 2, 0, -1):
+        if recipe.batch_size % rows:
+            continue
         smaller = recipe.in_batches_of(rows)
         times = smaller.gradient_accumulation
         parameters = {"batch_size": rows, "gradient_accumulation": times}
@@ -120,5 +121,6 @@ def hardware_words(recipe: Recipe) -> str:
     return f"{recipe.hardware.gpus * nodes} x {recipe.hardware.gpu_type or 'GPU'}" if recipe.hardware.gpus else "the CPU"
 
 
-def gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
+def sized(size: float) -> str:
+    """`1.9 GiB`; `18.6 MiB` of what is less than one: an adapter was said to take `0.0 GiB`."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -2,12 +2,22 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """PostgreSQL knows no NUL, and half a surrogate pair is no character."""
+
+
+def not_blank(name: str) -> str:
+    """The name as it is; nobody can tell one of spaces alone from another, or from none."""
+    if name.isspace():
+        raise ValueError("it is blank: give a name that can be seen")
+    return name
+
+
+Name = Annotated[str, AfterValidator(not_blank)]
 
 
 class Frozen(BaseModel):

@@ -16,15 +16,20 @@ NODE = "PET_NODE_RANK"
 """The variable that tells the nodes of a job apart, as torchrun has it; children inherit it too."""
 PROCESSES = Path("/proc")
 PAUSE_SECONDS = 0.02
+LONGEST_SECONDS = 30.0
+"""That a process may take to end. One in a call of the kernel that does not return, as of a network folder whose server is
+away, takes for ever: it runs nothing of its own any more, and is not waited for.
+"""
 
 
 def end_processes(job_id: str, node: str | None = None) -> int:
-    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none.
+    """End all processes of a job, or those of one of its nodes, by SIGKILL, until there are none, or for `LONGEST_SECONDS`.
 
     Returns how many there were.
     """
     ended: set[int] = set()
-    while found := processes(job_id, node):
+    until = time.monotonic() + LONGEST_SECONDS
+    while (found := processes(job_id, node)) and time.monotonic() < until:
         for process_id in found:
             end(process_id, job_id, node)
         ended |= set(found)

@@ -131,7 +131,8 @@ def logits_of(model: Any, probe: torch.Tensor) -> torch.Tensor:
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Size of the difference over the size of what was expected, 0 when equal."""
-    return float((found - expected).norm() / expected.norm())
+    difference = (found - expected).norm()
+    return float(difference / expected.norm()) if difference else 0.0
 
 
 def refuse_above(limit: float, error: float, message: str) -> None:

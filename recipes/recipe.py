@@ -309,6 +309,8 @@ class Recipe(Written):
             BadConfiguration: the file is missing, is no YAML in UTF-8 or does not fit the schema; the message names the
                 line and the key.
         """
+        if path.is_dir():
+            raise BadConfiguration(f"{path} is a folder: name a recipe's file in it")
         if not path.is_file():
             raise BadConfiguration(f"unknown recipe '{path.stem}': no file {path}. Known recipes: {', '.join(cls.names())}")
         text, document = read_mapping(path, "`hanzo-ml recipe show` prints them")

@@ -42,6 +42,9 @@ FULL_DISK_WORDS = re.compile(
 """How the libraries say it that do not raise OSError: those in Rust (safetensors, obstore), `shutil.copytree` of all that it
 could not copy, then torch.save's two ways."""
 
+COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 class Preempted(Exception):
     """The program was asked to stop, has saved what it had, and can go on from there."""
@@ -58,6 +61,11 @@ class Failed(Exception):
 def say(message: str) -> None:
     """One line of the job's log, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
+
+
+def one_line(message: str) -> str:
+    """A message without colours, and without what no database holds or a terminal acts on."""
+    return UNSEEN.sub("\ufffd", " ".join(COLOUR.sub("", message).split()))
 
 
 def disk_is_full(error: Exception) -> bool:
@@ -82,7 +90,7 @@ def main(program: Work) -> None:
         """
         if code not in (EXIT_PREEMPTED, EXIT_RESTART) and away(job.store):
             message, code = f"{FOR_STORE} is away: {message}", EXIT_RESTART
-        line = " ".join(message.split())
+        line = one_line(message)
         print(f"error: {line}", file=sys.stderr, flush=True)
         # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
         with suppress(OSError), (work / EXIT_FILE).open("x") as file:

@@ -5,6 +5,7 @@ the document, or writes it as JSON, meets it again and again.
 """
 
 import math
+import re
 from typing import Any
 
 import yaml
@@ -13,13 +14,35 @@ LONGEST = 1_000_000
 """Characters; a configuration has a few thousand."""
 
 
+NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?|\.(?:inf|Inf|INF))$"
+        r"|\.(?:nan|NaN|NAN)$"
+    ),
+}
+"""How a number is written, by its tag: as PyYAML has it, but for what YAML 1.2 has not."""
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's, for which `1:30` is no number of sixties (90), and `010` not 8."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, NUMBERS.get(tag, pattern)) for tag, pattern in rules]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 class TooLong(yaml.YAMLError):
     """Its message shows nothing of the document."""
 
 
 def yaml_document(text: str) -> Any:
-    """As `yaml.safe_load`. Raises `TooLong`, a YAMLError, where the document is too long, its aliases written out."""
-    loader = yaml.SafeLoader(text)
+    """As `yaml.safe_load`, but for `1:30` and `010`.
+
+    Raises `TooLong`, a YAMLError, where the document is too long, its aliases written out.
+    """
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from recipes.yaml_document import Loader
+
 TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """How YAML tags a key that is one; `<<` is none, and takes in the keys of another mapping."""
 NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
@@ -17,7 +19,7 @@ def line_of(text: str, where: Sequence[Any]) -> int | None:
 
     `where` is the `loc` of a Pydantic error: keys of mappings and places in lists. `text` is valid YAML.
     """
-    node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
+    node, line = yaml.compose(text, Loader=Loader), None
     for part in where:
         if isinstance(node, yaml.MappingNode):
             found = next(((key, value) for key, value in node.value if key.value == str(part)), None)
@@ -46,7 +48,7 @@ def named_in(message: str, document: object) -> tuple[str, ...]:
 
 def repeated_key(text: str) -> tuple[str, int] | None:
     """The first key that a mapping has twice, with its line: YAML takes the last one and says nothing."""
-    pending = [yaml.compose(text, Loader=yaml.SafeLoader)]
+    pending = [yaml.compose(text, Loader=Loader)]
     while pending:
         node = pending.pop()
         if isinstance(node, yaml.MappingNode):
@@ -64,7 +66,7 @@ def repeated_key(text: str) -> tuple[str, int] | None:
 
 def key_of_no_text(text: str) -> tuple[str, int] | None:
     """The first key that YAML takes for something else than a text, such as `yes` for true, with its line."""
-    loader = yaml.SafeLoader(text)
+    loader = Loader(text)
     pending, found = [loader.get_single_node()], []
     while pending:
         node = pending.pop()
@@ -102,7 +104,7 @@ def why_no_yaml(error: Exception, text: str) -> str:
 
 def unreadable(text: str) -> int | None:
     """The line of the first value that looks like one of a kind, and is none."""
-    loader = yaml.SafeLoader(text)
+    loader = Loader(text)
     pending = [loader.get_single_node()]
     while pending:
         node = pending.pop()

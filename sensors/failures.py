@@ -1,8 +1,12 @@
 """What the log of a failed run says: by which errors its steps ended, and what the first of them said."""
 
+import re
 from dataclasses import dataclass
 
 import dagster as dg
+
+OURS = re.compile(r"^(?:recipes|resources|hanzo_ml_assets)\.[\w.]+: ")
+"""What Dagster puts before the words of an error of ours; those of others, such as KeyError, say little without it."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,11 @@ def read_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Failure:
 
 
 def message_of(event: dg.DagsterEvent) -> str:
-    """What the user's code said: a `Failure` in its own words, any other error by the error that it was wrapped in."""
+    """What the user's code said: a `Failure` or an error of ours in its own words, any other by the error that it was
+    wrapped in.
+    """
     data = event.step_failure_data
     if data.user_failure_data is not None and data.user_failure_data.description:
         return " ".join(data.user_failure_data.description.split())
     error = data.error.cause or data.error if data.error is not None else None
-    return " ".join(error.message.split()) if error is not None else ""
+    return " ".join(OURS.sub("", error.message, count=1).split()) if error is not None else ""

@@ -20,15 +20,23 @@ def is_gone(instance: dg.DagsterInstance, job_id: str) -> bool:
 
 
 def newest_run(instance: dg.DagsterInstance, job_id: str, resumed_at: int) -> dg.DagsterRun | None:
-    """Of those since the job was resumed last, at that time in milliseconds; 0 where it never was."""
-    filters = dg.RunsFilter(tags={PARTITION_TAG: job_id}, created_after=time_of(resumed_at))
-    return next(iter(instance.get_runs(filters, limit=1)), None)
+    """The newest, where it is of the time since the job was resumed last, in milliseconds; 0 where it never was."""
+    records = instance.get_run_records(dg.RunsFilter(tags={PARTITION_TAG: job_id}), limit=1)
+    return next((record.dagster_run for record in records if began(record) >= time_of(resumed_at)), None)
 
 
 def is_since(instance: dg.DagsterInstance, run: dg.DagsterRun, resumed_at: int) -> bool:
-    """Whether a run is no older than that."""
-    filters = dg.RunsFilter(run_ids=[run.run_id], created_after=time_of(resumed_at))
-    return bool(instance.get_runs(filters, limit=1))
+    """Whether a run began to work no earlier than that."""
+    record = instance.get_run_record_by_id(run.run_id)
+    return record is not None and began(record) >= time_of(resumed_at)
+
+
+def began(record: dg.RunRecord) -> datetime:
+    """When a run began to work; of one that did not, when it was launched. One that somebody launched in the Dagster UI may
+    stand in the queue while its job is resumed: it then does what the job was resumed for.
+    """
+    launched: datetime = record.create_timestamp.replace(tzinfo=UTC)
+    return max(launched, datetime.fromtimestamp(record.start_time, UTC)) if record.start_time else launched
 
 
 def time_of(milliseconds: int) -> datetime:

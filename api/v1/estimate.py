@@ -9,12 +9,11 @@ from fastapi.responses import JSONResponse, Response
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.new_job import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named
+from api.v1.new_job import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named, refuse_incomplete
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
 from recipes.training.trainable import missing
-from resources.errors import invalid
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
 from resources.estimate.past_runs import params_of_newest, past_runs
@@ -28,8 +27,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["v1"], route_class=StrictRoute)
 @router.post("/estimate")
 def estimate_job(body: NewJob, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
     """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
-    if body.model == SANDBOX and body.dataset is None:
-        raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    refuse_incomplete(body)
     body, notes = completed(body, database, caller)
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)

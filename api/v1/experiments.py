@@ -11,6 +11,7 @@ from api.mlflow.messages import experiment_number
 from api.requests import Body, StrictRoute
 from api.v1.messages import DESCRIPTION_TAG, OWNER_TAG, experiment_json, run_json
 from api.v1.runs import details
+from recipes.frozen import Name
 from resources.errors import not_found
 from resources.metadata.tracking.gpu_hours import gpu_hours_of
 
@@ -21,7 +22,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 class NewExperiment(Body):
-    name: str
+    name: Name
     description: str = ""
     owner: str = ""
     tags: dict[str, str] = Field(default_factory=dict)

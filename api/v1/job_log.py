@@ -30,10 +30,11 @@ async def events(database: Database, job_id: str, path: Path, follow: bool) -> A
     offset, told_at = 0, time.monotonic()
     while True:
         status = (await run_in_threadpool(Jobs(database).read, job_id)).status
-        while lines := await run_in_threadpool(new_lines, path, offset):
+        is_last = status in ENDED or not follow
+        while lines := await run_in_threadpool(new_lines, path, offset, is_last):
             offset, told_at = offset + len(lines), time.monotonic()
             yield "".join(f"data: {line.decode(errors='replace')}\n\n" for line in lines.splitlines())
-        if status in ENDED or not follow:
+        if is_last:
             yield f"event: end\ndata: {status}\n\n"
             return
         if time.monotonic() - told_at >= QUIET_SECONDS:
@@ -51,11 +52,15 @@ def last_lines(path: Path) -> list[str]:
         return file.read(LAST_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]
 
 
-def new_lines(path: Path, offset: int) -> bytes:
-    """The next whole lines of a log, some of them where there are many; a line that is longer than that comes in parts."""
+def new_lines(path: Path, offset: int, is_last: bool) -> bytes:
+    """The next whole lines of a log, some of them where there are many; a line that is longer than that comes in parts.
+
+    What a progress bar has drawn over is a line as well. One that has not ended is told where this look is the last one.
+    """
     if not path.is_file():
         return b""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(LOG_BYTES)
-    return data[: data.rfind(b"\n") + 1] or (data if len(data) == LOG_BYTES else b"")
+    end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # behind a last "\r" the "\n" of the same end may follow
+    return data[:end] or (data if is_last or len(data) == LOG_BYTES else b"")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
 
 from api.auth.permissions import Caller
+from recipes.frozen import Name
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
 from recipes.store import Store
@@ -33,9 +34,9 @@ class NewJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Name
     type: Literal["training"] = "training"
-    model: str = SANDBOX
+    model: Name = SANDBOX
     dataset: str | None = None
     recipe: str | None = None
     parameters: dict[str, JsonValue] = {}
@@ -67,10 +68,7 @@ def queued(
         HanzoError: it cannot be trained, or never fits.
     """
     quota = settings.scheduler.quotas.get(caller.organization)
-    if body.model == SANDBOX and body.dataset is None:
-        raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
-    if body.model == SANDBOX:  # its version takes this name, hours from now
-        checked_model_name(body.name)
+    refuse_incomplete(body)
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)
@@ -90,6 +88,14 @@ def queued(
         config["dataset"] = version.reference
     user, organization = caller.user_id, caller.organization
     return Jobs(database).submit(name=body.name, config=config, user=user, organization=organization, id=id)
+
+
+def refuse_incomplete(body: NewJob) -> None:
+    """Raises HanzoError where a job of the sandbox lacks what a definition would give it."""
+    if body.model == SANDBOX and body.dataset is None:
+        raise invalid("a job without a model definition needs a dataset: give `dataset`, or `model`")
+    if body.model == SANDBOX:  # its version takes this name, hours from now
+        checked_model_name(body.name)
 
 
 def recipe_of_newest(body: NewJob, database: Database, caller: Caller) -> Recipe | None:

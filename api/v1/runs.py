@@ -16,6 +16,7 @@ from api.run_artifacts import RunArtifacts, checked_path
 from api.v1.artifact_form import is_form, no_key, receive_form
 from api.v1.comparison import comparison
 from api.v1.messages import run_json
+from recipes.frozen import Name
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
 from resources.metadata.tracking.logged_runs import load_logged
@@ -35,8 +36,8 @@ class NewRun(Body):
     """Names its experiment by id or by name; a name that nobody used makes a new experiment."""
 
     experiment_id: str | None = None
-    experiment_name: str | None = None
-    name: str | None = None
+    experiment_name: Name | None = None
+    name: Name | None = None
     status: Literal["queued", "running"] = "running"
     params: dict[str, Text] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)

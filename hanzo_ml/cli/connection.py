@@ -71,13 +71,16 @@ def pages(path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, 
 
 
 def stream(path: str, **options: Any) -> Iterator[str]:
-    """The lines of a server-sent event stream."""
+    """The lines of a server-sent event stream: a form feed, or a line separator of Unicode, ends none of them."""
     url, headers = address_of(path), authorization()
     with httpx.stream("GET", url, timeout=None, trust_env=False, headers=headers, **options) as answer:
         if answer.is_error:
             answer.read()
             raise Refused(message_of(answer))
-        yield from answer.iter_lines()
+        begun = b""
+        for part in answer.iter_bytes():
+            *lines, begun = (begun + part).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
 
 
 def message_of(answer: httpx.Response) -> str:

@@ -5,13 +5,16 @@ from typing import Any
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.job import Changes, Config, Model, document_of
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.refused_line import about
 
 GIB = 1024**3
 
 
 def estimate(config: Config = None, model: Model = None, set_: Changes = None, as_json: AsJson = False) -> None:
     """Tokens, steps, memory, hours and dollars of a job. One that cannot fit its memory is refused, with what would."""
-    found = call("POST", "/v1/jobs/estimate", json=document_of(config, model, set_))
+    document = document_of(config, model, set_)
+    with about(document, None if model or set_ else config):
+        found = call("POST", "/v1/jobs/estimate", json=document)
     show(found) if as_json else print("\n".join(lines(found)))
 
 

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from hanzo_ml.cli import once
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import read, when
 from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.refused_line import send
+from hanzo_ml.cli.refused_line import about
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 SAY_WHY = ("failed", "queued", "running")
@@ -33,7 +34,8 @@ def start(
         raise Refused("give one sweep file: `hanzo-ml hpo start --config FILE`")
     document = read(path)
     check_json(document, path)
-    sweep = send("/v1/hpo", document, path, key)
+    with about(document, path):
+        sweep = once.start("/v1/hpo", key, json=document)
     show(sweep) if as_json else print(f"{sweep['id']} {sweep['status']}")
 
 

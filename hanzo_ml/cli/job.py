@@ -11,9 +11,9 @@ from hanzo_ml.cli.code import take_code_along
 from hanzo_ml.cli.connection import Refused, call, pages, stream
 from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.local import module
-from hanzo_ml.cli.once import Key
+from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.refused_line import send
+from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.waiting import begun_job
 from recipes.schema import BadConfiguration
 from recipes.yaml_document import yaml_document
@@ -64,7 +64,8 @@ def submit(
         else:
             module("hanzo_ml_assets.dry_run", json.dumps(document))
         return
-    job = send("/v1/jobs", document, None if model or set_ else config, key)
+    with about(document, None if model or set_ else config):
+        job = start("/v1/jobs", key, json=document)
     show(job) if as_json else print(f"{job['id']} {job['status']}")
 
 
@@ -99,6 +100,8 @@ def command_document(config: Path, document: dict[str, Any], model: str | None, 
 
 def read(path: Path) -> dict[str, Any]:
     """A YAML file of one mapping. Raises Refused where it is none."""
+    if path.is_dir():
+        raise Refused(f"{path} is a folder: name a file in it")
     if not path.is_file():
         raise Refused(f"there is no file {path}: check --config")
     try:

@@ -11,6 +11,7 @@ from hanzo_ml.cli.job import read
 from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.waiting import ended_job
 
 
@@ -26,7 +27,9 @@ def prepare(
     """Make a prepared version of another."""
     document = read(config)
     check_json(document, config)
-    job = start(f"/v1/datasets/{find(reference)['id']}/prepare", key, json=document)
+    path = f"/v1/datasets/{find(reference)['id']}/prepare"
+    with about(document, config):
+        job = start(path, key, json=document)
     if wait:
         job = ended_job(job["id"])
     if job["status"] in ("failed", "cancelled"):

@@ -11,7 +11,7 @@ import yaml
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.output import show, table
-from recipes.fit import Fit, fit, gib, hardware_words
+from recipes.fit import Fit, fit, hardware_words, sized
 from recipes.known_architectures import known_shape, shape_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
@@ -42,7 +42,7 @@ def show_table(rows: Sequence[Mapping[str, Any]]) -> None:
             row["objective"],
             row["base_model"],
             row["hardware"],
-            f"{gib(row['memory_needed'])} of {gib(row['memory_available'])}" if row["memory_available"] else "-",
+            f"{sized(row['memory_needed'])} of {sized(row['memory_available'])}" if row["memory_available"] else "-",
             ", ".join(filter(None, (row["estimated_time"], row["estimated_cost"]))) or "-",
             "not yet" if row["cannot_train"] else "yes",
         )
@@ -143,14 +143,14 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         f"{recipe.name}: {recipe.description}",
         f"parameters   {tried['parameters']:,}, trained {tried['trainable']:,}{adapted} ({share:.2%})",
         f"memory       {found.words}",
-        *(f"  {part:<11} {gib(size):>8}" for part, size in vars(found.budget).items() if size),
+        *(f"  {part:<11} {sized(size):>9}" for part, size in vars(found.budget).items() if size),
         f"start        {' '.join(tried['command'])}{on_each_node(recipe)}",
         *([f"image        {recipe.image}"] if recipe.image else []),
     ]
     if seed := ", ".join(filter(None, (recipe.estimated_time, recipe.estimated_cost))):
         said.append(f"seed         {seed} (the recipe's own figures)")
     if tried["kept"] is not None:
-        kept = f"{gib(tried['kept'])} kept by autograd on meta tensors, {gib(tried['kept_expected'])} reckoned"
+        kept = f"{sized(tried['kept'])} kept by autograd on meta tensors, {sized(tried['kept_expected'])} reckoned"
         said.append(f"activations  {kept}")
     if tried["sharding"]:
         said.append(f"sharding     {json.dumps(tried['sharding'])}")

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hanzo_ml.cli.connection import Refused
-from hanzo_ml.cli.once import start
 from recipes.yaml_lines import line_of, named_in
 
 SECTIONS = ("parameters", "base_config", "search_space")
@@ -19,14 +19,15 @@ NO_TEXT = re.compile(r"Input should be a valid string\. Hint: Value was of type 
 QUOTED = re.compile(r"'([A-Za-z_]\w*(?:\.\w+)*)'")
 
 
-def send(path: str, document: Mapping[str, Any], file: Path | None, key: str | None) -> Any:
-    """The answer to a POST that starts what stands in `file`; in none, where other options have changed it.
+@contextmanager
+def about(document: Mapping[str, Any], file: Path | None) -> Iterator[None]:
+    """Around a call with what stands in `file`; in none, where other options have changed it.
 
     Raises:
         Refused: as the API says it, after the file and the line of the key that it names, where the file has that.
     """
     try:
-        return start(path, key, json=document)
+        yield
     except Refused as problem:
         said = in_words(str(problem))
         line = file and line_of(file.read_text(encoding="utf-8"), place_of(said, document))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from recipes.frozen import Frozen
+from recipes.frozen import Frozen, Name
 from recipes.schema import Distributed, Hardware, Schedule
 from recipes.store import MANIFEST
 
@@ -86,7 +86,7 @@ class CommandJob(Script):
     `git_commit` says of which checkout they were taken.
     """
 
-    name: str = Field(min_length=1, max_length=250)
+    name: Name = Field(min_length=1, max_length=250)
     type: Literal["training", "eval", "conversion", "preprocessing"] = "training"
     resources: Hardware = Hardware()
     distributed: Distributed | None = None

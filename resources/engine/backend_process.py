@@ -37,7 +37,7 @@ class Backend:
             SmokeFailed: llama.cpp does not load the file, or the machine starts no process now.
         """
         command = [sys.executable, "-m", "resources.engine.backend"]
-        command += ["--name", name, "--path", str(path), "--parent", str(os.getpid())]
+        command += [f"--name={name}", "--path", str(path), "--parent", str(os.getpid())]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from urllib.parse import quote
 
 import httpx
 from starlette.requests import Request
@@ -103,7 +104,7 @@ def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
     """The type of the answer, and which weights gave it."""
     return {
         "Content-Type": response.headers.get("Content-Type", "application/json"),
-        "X-Hanzo-Model": served.name,
+        "X-Hanzo-Model": quote(served.name, safe="/%"),
         "X-Hanzo-Model-Version": str(served.version),
         "X-Hanzo-Model-SHA256": served.sha256,
     }

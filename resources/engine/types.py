@@ -19,8 +19,8 @@ class DeployRequest(Border):
     """A model version to serve under `name`, and the prompts that it has to answer first."""
 
     name: str = Field(
-        pattern=r"^([A-Za-z0-9._%~-]{1,128}/)?[A-Za-z0-9._-]{1,128}$",
-        description="with its organization's in front, or alone",
+        pattern=r"^([A-Za-z0-9._%~-]{1,128}/)?[^/\x00]{1,250}$",
+        description="as the registry has it, with its organization's in front or alone",
     )
     version: int = Field(ge=1)
     deployment: int = Field(0, description="of the registry: who takes this one out of service names it")

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, cast, delete, exists, func, in
 from sqlalchemy.dialects.postgresql import JSONB
 
 from recipes.manifest import Artifact
+from recipes.spelling import meant_by
 from resources.errors import not_found
 from resources.metadata.database import Database
 from resources.metadata.dataset_rules import checked_metadata, checked_tags, named_version
@@ -115,9 +116,7 @@ class Datasets:
             query = query.where(table.c.version == number)
         found = _first(connection, query.order_by(table.c.version.desc()).limit(1))
         if found is None:
-            raise not_found(
-                f"there is no dataset '{reference}': create it with `hanzo-ml dataset create --name {name} --path FILE`"
-            )
+            raise not_found(f"there is no dataset '{reference}': {_instead_of(name, organization, connection)}")
         return found
 
     def describe(
@@ -199,3 +198,14 @@ def _version(row: Mapping[Any, Any]) -> DatasetVersion:
 
 def new_id() -> str:
     return str(uuid.uuid4())
+
+
+def _instead_of(name: str, organization: str, connection: Connection) -> str:
+    """What to do about a dataset, or a version of it, that is not there."""
+    query = select(table.c.name, func.max(table.c.version)).where(table.c.organization == organization)
+    newest = {row.name: row[1] for row in connection.execute(query.group_by(table.c.name))}
+    if name in newest:
+        return f"the newest version is {name}@{newest[name]}"
+    if meant := meant_by(name, newest):
+        return f"did you mean '{meant}'?"
+    return f"create it with `hanzo-ml dataset create --name {name} --path FILE`"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from api.v1 import job_log
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
+from hanzo_ml.cli.job import logs as told_logs
 from recipes.command.job import MAX_CODE_BYTES
 from recipes.store import Store
 from resources.command_jobs import asked_of
@@ -134,7 +136,32 @@ def test_the_log_of_one_that_runs_is_found(http: TestClient, settings: Settings)
     (folder / "log.txt").write_text(f"epoch 1\n{long}\nhalf a li")
     assert len(str(http.get(f"/v1/jobs/{job['id']}").json()["logs"])) < 70_000
     told = http.get(f"/v1/jobs/{job['id']}/logs", params={"follow": False}).text
-    assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}event: end")
+    assert "".join(told.replace("\n\n", "").split("data: ")).startswith(f"epoch 1{long}half a lievent: end")
+
+
+def test_of_a_log_all_is_told_whatever_is_printed(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came behind a form feed or a separator of Unicode was left out, and a last line that had not ended."""
+    job = httpx.post(f"{server.url}/v1/jobs", json={"name": "odd", "command": ["true"]}).json()["id"]
+    folder = server.home / "jobs" / job / "command"
+    folder.mkdir(parents=True)
+    odd = [b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f", b"\xff\xfe\x00", b"\x1b[31mred\x1b[0m", b"event: end", b"", b": x"]
+    (folder / "log.txt").write_bytes(b"\n".join([*odd, b"Segmentation fault"]))
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    told_logs(job)
+    assert capsys.readouterr().out == "".join(f"{line.decode(errors='replace')}\n" for line in [*odd, b"Segmentation fault"])
+
+
+def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
+    """It ends its line once, when all is done: who followed an epoch of hours saw nothing of it."""
+    path, told = tmp_path / "log.txt", b""
+    for drawn in (b"begin\r\n", b"\r 3%|#", b"\r 6%|##", b"\r 9%|###\r", b"\n"):
+        with path.open("ab") as file:
+            file.write(drawn)
+        told += (new := job_log.new_lines(path, len(told), is_last=False))
+        assert not drawn.startswith(b"\r 6") or new == b" 3%|#\r"
+    assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
 
 
 def test_who_follow_jobs_that_say_nothing_hold_up_nobody(server: ServerProcess) -> None:
@@ -233,6 +260,7 @@ def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClien
         ({"command": ["python", ""]}, ("command[1]",)),
         ({"command": ["python", "a\0b"]}, ("command[1]", "null character")),
         ({"name": ""}, ("name",)),
+        ({"name": " \t"}, ("name", "blank")),
         ({"type": "inference"}, ("type", "training")),
         ({"env": {"A B": "x"}}, ("env", "'A B' is no name of a variable")),
         ({"env": {"STEPS": 3}}, ("env.STEPS", "valid string")),

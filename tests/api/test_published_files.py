@@ -6,6 +6,7 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
+from mlflow.exceptions import MlflowException
 
 from tests.api.artifact_server import ArtifactServer
 from tests.api.server_process import ServerProcess
@@ -64,6 +65,19 @@ def test_mlflows_client_lists_and_downloads_what_was_trained(server: ArtifactSer
         assert {name: (got / name).read_bytes() for name in WEIGHTS} == WEIGHTS
     keys = {each["key"] for each in httpx.get(f"{server.url}/v1/runs/{run_id}").json()["artifacts"]}
     assert {*wholes, "train.json", "notes.txt"} <= keys, "a path here is the key there"
+
+
+def test_what_was_trained_is_registered_by_its_job(server: ArtifactServer, run_id: str) -> None:
+    """What the client had just listed was said not to be there, and to be uploaded first."""
+    client = MlflowClient(server.url)
+    client.create_registered_model(name := f"m-{run_id}")
+    for path in ("checkpoint-final", "checkpoint-final/adapter", "checkpoint/from-10/step-20", "train.json"):
+        for source in (f"runs:/{run_id}/{path}", f"mlflow-artifacts:/0/{run_id}/artifacts/{path}"):
+            with pytest.raises(MlflowException, match=f"hanzo-ml model register --name NAME --run {run_id}"):
+                client.create_model_version(name, source, run_id=run_id)
+    for path in ("nothing", "artifacts", "artifacts/notes.txt"):
+        with pytest.raises(MlflowException, match="There is nothing at that place"):
+            client.create_model_version(name, f"runs:/{run_id}/{path}", run_id=run_id)
 
 
 def test_of_two_by_one_name_the_uploaded_one_counts(server: ArtifactServer, run_id: str) -> None:

@@ -239,6 +239,23 @@ def test_an_artifact_s_checksum_is_that_of_the_file_in_its_form(http: TestClient
     assert (sent.status_code, sent.json()["size"]) == (201, 5), sent.text
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("experiments", {"name": "  "}),
+        ("runs", {"experiment_name": "  "}),
+        ("runs", {"experiment_name": "x", "name": "\t"}),
+        ("jobs", {"name": "x", "model": "  "}),
+    ],
+)
+def test_a_name_that_nobody_can_see_is_refused(http: TestClient, path: str, named: dict[str, str]) -> None:
+    """It was an empty cell in the lists."""
+    answer = http.post(f"/v1/{path}", json=named)
+    key = [*named][-1]
+    assert (answer.status_code, answer.json()["message"]) == (400, f"'{key}': it is blank: give a name that can be seen")
+    assert [found["name"] for found in http.get("/v1/experiments").json()["experiments"]] == ["Default"]
+
+
 def test_a_refused_run_leaves_no_experiment(http: TestClient) -> None:
     body = {"experiment_name": "new", "params": {"bad//key": 1}}
     assert http.post("/v1/runs", json=body).status_code == 400

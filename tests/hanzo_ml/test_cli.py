@@ -305,6 +305,7 @@ def test_set_works_where_the_file_s_parameters_are_empty(cli: Cli, file: Callabl
     ("arguments", "words"),
     [
         (["job", "submit", "--config", "/nowhere.yaml"], "there is no file /nowhere.yaml"),
+        (["job", "submit", "--config", "/"], "/ is a folder: name a file in it"),
         (["job", "get", "nobody"], "there is no job 'nobody'"),
         (["job", "cancel", "nobody"], "there is no job 'nobody'"),
         (["job", "resume", "nobody"], "there is no job 'nobody'"),

@@ -9,7 +9,7 @@ import pytest
 import recipes.recipe
 from hanzo_ml.cli import recipe_report
 from hanzo_ml.cli.connection import Refused
-from recipes.fit import fit, gib, hardware_words
+from recipes.fit import fit, hardware_words, sized
 from recipes.known_architectures import known_shape
 from recipes.memory import memory_budget
 from recipes.recipe import FOLDER, Recipe
@@ -57,7 +57,7 @@ def test_each_zen_recipe_is_listed_with_its_memory_beside_its_gpus(
         assert shape is not None
         found = fit(recipe, shape, host_memory=0)
         assert found.available is not None and found.fits
-        memory = f"{gib(memory_budget(recipe, shape).needed)} of {gib(found.available)}"
+        memory = f"{sized(memory_budget(recipe, shape).needed)} of {sized(found.available)}"
         figures = (hardware_words(recipe), memory, f"{recipe.estimated_time}, {recipe.estimated_cost}")
         assert "  ".join(rows[recipe.name].split()) == "  ".join(
             f"{recipe.name} {recipe.method} sft {recipe.base_model.uri} {' '.join(figures)} not yet".split()
@@ -76,7 +76,7 @@ def test_a_recipe_that_is_checked_shows_each_part_of_its_memory_and_how_it_start
     shape = known_shape(recipe)
     assert shape is not None
     for part, size in vars(memory_budget(recipe, shape)).items():
-        assert any(line.split() == [part, *gib(size).split()] for line in said), part
+        assert any(line.split() == [part, *sized(size).split()] for line in said), part
     assert "start        torchrun --nnodes=1 --nproc-per-node=4 -m recipes.train job.json" in said
     assert 'sharding     {"distributed_config": {"fsdp_size": 4, "fsdp_mixed_precision": false}}' in said
     assert "seed         12 hours, $200 (the recipe's own figures)" in said
@@ -192,3 +192,13 @@ def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -
     said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), played())
     (activations,) = (line.split() for line in said if line.startswith("  activations"))
     assert activations[0] == "activations" and float(activations[1]) > 1000
+
+
+def test_a_part_of_the_memory_that_is_small_is_said_in_mib() -> None:
+    """`adapter 0.0 GiB` was said of 18.6 MiB that are trained."""
+    recipe = Recipe.named("smollm2-135m-lora")
+    shape = known_shape(recipe)
+    assert shape is not None
+    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), played())
+    parts = dict(line.split(maxsplit=1) for line in said if line.startswith("  "))
+    assert (parts["adapter"], parts["allowance"]) == ("18.6 MiB", "1.0 GiB")

@@ -67,8 +67,11 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
 @pytest.mark.parametrize(
     ("line", "instead", "words"),
     [
-        ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody'"),
+        ("dataset: refused", "dataset: nobody", "there is no dataset 'nobody': create it with `hanzo-ml dataset create"),
+        ("dataset: refused", "dataset: refusd", "there is no dataset 'refusd': did you mean 'refused'?"),
+        ("dataset: refused", "dataset: refused@7", "there is no dataset 'refused@7': the newest version is refused@1"),
         ("name: mine", "name: mine/yours", "Invalid model name 'mine/yours'. Names cannot contain '/' or ':'"),
+        ("name: mine", "name: ' '", "'name': it is blank: give a name that can be seen"),
         ("recipe: smollm2-135m-lora", "recipe: smollm", "unknown recipe 'smollm'"),
         ("  lora_rank: 8", "  lora_rank: 0", "lora_rank"),
         ("  lora_rank: 8", "  sequence_length: 9000", "recipe 'smollm2-135m-lora': sequence_length is 9000, and base"),
@@ -81,8 +84,16 @@ def test_of_what_is_wrong_with_a_hyperparameter_the_line_is_where_it_begins(
         ),
     ],
 )
-def test_of_a_job_file(refused: Callable[..., str], line: str, instead: str, words: str) -> None:
-    assert words in refused("job submit", JOB, line, instead)
+@pytest.mark.parametrize("command", ["job submit", "job estimate"])
+def test_of_a_job_file(refused: Callable[..., str], command: str, line: str, instead: str, words: str) -> None:
+    """An estimate named no line, and took any name."""
+    assert words in refused(command, JOB, line, instead)
+
+
+def test_of_what_a_dataset_is_prepared_with(cli: Cli, file: Callable[..., Path]) -> None:
+    create(cli, file(RECORDS), "refused")
+    path = file("split: {seed: 7}\nworkers: 0\n", "mine.yaml")
+    assert refusal(cli("dataset", "prepare", "refused", "--config", str(path))).startswith(f"error: {path}, line 2: ")
 
 
 def test_what_an_option_has_changed_is_at_no_line(cli: Cli, file: Callable[..., Path]) -> None:

@@ -1,6 +1,7 @@
 """The program `convert`: what it makes, that it makes it again, and what it refuses."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import recipes.convert
 from recipes.convert import convert
 from recipes.manifest import Artifact
+from recipes.merge import relative_error
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job, Program, Result, StoreAddress
 from recipes.store import BrokenArtifact, Store
@@ -186,6 +188,12 @@ def test_an_overflow_of_the_stored_type_is_refused(made: Path, store: Store, tmp
     save_file(weights, adapter / "adapter_model.safetensors")
     with pytest.raises(BadConfiguration, match="not finite"):
         run(job_for(store, tmp_path, made / "base", adapter, dtype="float16"), store)
+
+
+def test_answers_that_are_nothing_are_not_changed_by_merging() -> None:
+    """A model that diverged until it says nothing was to be trained "without layers that cannot be merged"."""
+    nothing, something = torch.zeros(1, 3, 8), torch.ones(1, 3, 8)
+    assert (relative_error(nothing, nothing), relative_error(something, nothing)) == (0.0, math.inf)
 
 
 def test_an_adapter_that_lacks_a_layer_is_refused(made: Path, store: Store, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_every_recipe_fits_its_own_hardware(recipe: Recipe) -> None:
         ("zen-72b-lora", ONE_80GB, "zen-72b-qlora", {}),
         ("zen-7b-full", ONE_40GB, "zen-7b-lora", {}),
         ("zen-7b-lora", {"batch_size": 16}, "zen-7b-lora", {"batch_size": 4, "gradient_accumulation": 16}),
+        ("zen-7b-lora", {"batch_size": 15}, "zen-7b-lora", {"batch_size": 5, "gradient_accumulation": 12}),
         ("zen-72b-qlora", ONE_40GB, "zen-72b-qlora", {}),
     ],
 )
@@ -79,10 +80,10 @@ def test_a_smaller_batch_keeps_the_effective_one() -> None:
 
 
 def test_nothing_is_named_where_nothing_fits() -> None:
-    recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 1001, "hardware": {"memory": "1Gi"}})
+    recipe = Recipe.named("smollm2-135m-lora").changed({"batch_size": 8, "hardware": {"memory": "100Mi"}})
     shape = shape_of(recipe)
-    assert not fit(recipe, shape, host_memory=GIB).fits
-    assert nearest(recipe, shape, [], host_memory=GIB) is None
+    assert not fit(recipe, shape, host_memory=GIB // 8).fits
+    assert nearest(recipe, shape, [], host_memory=GIB // 8) is None
 
 
 def test_a_gpu_that_is_not_known_refuses_nothing() -> None:

@@ -1,9 +1,13 @@
 """Which processes are a job's, and which of them are ended."""
 
 import os
+import signal
 import subprocess
 from uuid import uuid4
 
+import pytest
+
+from recipes import job_processes
 from recipes.job_processes import MARK, NODE, end_processes, processes
 
 
@@ -23,3 +27,21 @@ def test_a_node_ends_its_own_processes_and_leaves_another_s() -> None:
     finally:
         for process in sleeping:
             process.kill()
+
+
+def test_a_process_that_the_kernel_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ended the others waited for it for ever, and with him the job and its GPUs."""
+    looks = iter(range(100))
+
+    def waits_for_a_server(*_: object) -> None:
+        assert next(looks, None) is not None, "it is still waited for"
+
+    monkeypatch.setattr(job_processes, "LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(signal, "pidfd_send_signal", waits_for_a_server)
+    job = uuid4().hex
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: job}) as sleeping:
+        try:
+            assert end_processes(job) == 1
+            assert processes(job) == [sleeping.pid]
+        finally:
+            sleeping.kill()

@@ -10,6 +10,7 @@ import pytest
 
 from recipes.schema import Job, Program, Result, StoreAddress
 from recipes.store import Store
+from resources.compute.local import Exit, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -151,6 +152,13 @@ def test_a_full_disk_is_told_where_a_whole_folder_was_copied(job: Job, tmp_path:
 
 def test_a_fault_that_nobody_foresaw_keeps_its_traceback_in_the_log(job: Job, tmp_path: Path) -> None:
     assert "Traceback" in run(job, tmp_path, "return 1 / 0").stderr
+
+
+def test_what_no_database_holds_and_a_terminal_acts_on_is_in_no_reason(job: Job, tmp_path: Path) -> None:
+    """Half a character, as of a file name that is not UTF-8, is no JSON: the program was taken for killed, and begun."""
+    run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
+    assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J"}
+    assert read_exit(Path(job.work_dir)) == Exit(code=1, message="ValueError: bad name \ufffd \ufffd \ufffd2J")
 
 
 def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:

@@ -168,6 +168,12 @@ def test_an_unknown_recipe_is_refused_with_the_names_of_those_there_are() -> Non
         Recipe.load(RECIPES / "smolm2.yaml")
 
 
+def test_a_folder_is_said_to_be_no_recipe(tmp_path: Path) -> None:
+    (folder := tmp_path / "mine.yaml").mkdir()
+    with pytest.raises(BadConfiguration, match=r"mine\.yaml is a folder: name a recipe's file in it"):
+        Recipe.load(folder)
+
+
 @pytest.mark.parametrize("text", ["a: [1,", "- just\n- a list\n", "", "\x00"])
 def test_a_recipe_that_is_no_yaml_mapping_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)

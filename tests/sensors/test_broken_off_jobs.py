@@ -266,3 +266,19 @@ def test_a_job_that_another_run_works_for_is_not_cancelled(house: House) -> None
     house.tick(cancel_terminated_jobs)
     statuses = {job: house.plane.jobs.read(job).status for job in ("retried", "completed", "never-started")}
     assert statuses == {"retried": "running", "completed": "completed", "never-started": "queued"}
+
+
+@pytest.mark.parametrize("end", [dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_CANCELED])
+def test_a_job_ends_with_a_run_that_was_in_the_queue_as_it_was_resumed(house: House, end: dg.DagsterEventType) -> None:
+    """Somebody launched a failed training again in the Dagster UI, and resumed its job as well: it was running for ever."""
+    house.submit("job-1")
+    house.plane.jobs.fail("job-1", "no room")
+    run = run_of(house, "job-1", dg.DagsterRunStatus.NOT_STARTED, **{FAILURE_REASON: "STEP_FAILURE"})
+    resume(house, "job-1")
+    house.instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "__ASSET_JOB"), run)
+    house.plane.jobs.start("job-1")
+    house.instance.report_dagster_event(dg.DagsterEvent(end.value, "__ASSET_JOB"), run)
+    assert retried(house) == []
+    house.tick(cancel_terminated_jobs)
+    job = house.plane.jobs.read("job-1")
+    assert job.status in ("failed", "cancelled") and run in job.reason

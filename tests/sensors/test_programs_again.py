@@ -98,6 +98,14 @@ def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
     assert house.tick(retry_dead_runs) == []
 
 
+def test_a_job_s_reason_is_what_its_program_said(training: House) -> None:
+    """It began with `resources.compute.base.JobFailed:`, which says nothing to whoever submitted it."""
+    run = train(training, JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"))
+    training.tick(retry_dead_runs)
+    said = "its run failed: train job-1 failed after 1 attempts: KeyError: 'x'"
+    assert training.plane.jobs.read("job-1").reason == f"{said} (run {run} in Dagster)"
+
+
 def test_it_waits_before_it_goes_on(training: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "AGAIN_PAUSE", timedelta(hours=1))
     train(training, StoreUnavailable("no answer"))

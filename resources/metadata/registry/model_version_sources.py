@@ -13,7 +13,8 @@ A source is checked before a version is made of it. The reference checks its for
   names: a version made of another is kept as `models:/NAME/NUMBER`, with its run and its model. None is made of one that is
   quarantined;
 - `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's: its own, or those of the
-  logged model of that name that it made (`models_of_runs`). **A run that this server
+  logged model of that name that it made (`models_of_runs`). What the run's job published is registered by its job, with
+  its evaluation and its proof. **A run that this server
   does not know is let through**: MLflow lets registry and tracking be two servers, so it may be a run of the other one,
   which nobody here can look into. It is a name and no address, nothing is ever read or served for it, and MLflow's own
   tests and scripts register such names; refusing them would break clients without protecting anything;
@@ -199,9 +200,22 @@ def check_run_source(
     if not is_proxied(run.artifact_uri) or holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
         return Sourced(source, named, None)
     model = model_of_run(connection, store, named, path) if scheme == "runs" else None
+    if model is None and is_published(store, named, path):
+        raise bad_source(
+            source,
+            f"The run's job made it: register that by `hanzo-ml model register --name NAME --run {named}`.",
+        )
     if model is None:
         raise absent(source)
     return Sourced(source, named, model)
+
+
+def is_published(store: Store, run_id: str, path: list[str]) -> bool:
+    """Whether a path is of what a run's job published, which clients are shown among the run's files."""
+    if path[:1] == ["artifacts"]:  # the folder of what was uploaded
+        return False
+    place = f"checkpoints/{run_id}" if path[:1] == ["checkpoint"] else "/".join(["runs", run_id, *path])
+    return holds_files(store, f"s3://hanzo-ml/{place}")
 
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:

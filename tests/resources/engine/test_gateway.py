@@ -300,6 +300,17 @@ def test_models_are_chosen_by_name(gateway: Gateway, models: list[Model]) -> Non
         gateway.engine.remove("other")
 
 
+def test_a_model_is_served_by_any_name_that_the_registry_takes(gateway: Gateway, models: list[Model]) -> None:
+    """One that was called so was promoted, and then deployed in vain, again and again."""
+    name = "-dépôt π? 50%"
+    deploy(gateway, models[0], name=name)
+    asked = {"model": name, "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=asked, timeout=60)
+    assert answer.status_code == 200 and answer.headers["X-Hanzo-Model"] == "-d%C3%A9p%C3%B4t%20%CF%80%3F%2050%"
+    gateway.engine.remove(name)
+    assert gateway.engine.served() == []
+
+
 @pytest.mark.slow
 def test_one_deployment_is_removed_and_not_what_came_after_it(gateway: Gateway, models: list[Model]) -> None:
     """Also under a name with its organization in front, as two organizations may call their models alike."""
