@@ -121,7 +121,10 @@ def _store_full(_: Request, error: Exception) -> JSONResponse:
 
 def _store_unavailable(_: Request, error: Exception) -> JSONResponse:
     log.error("the object store is unavailable: %s", error)
-    return error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, "The object store is unavailable: try again later")
+    return error_response(
+        ErrorCode.TEMPORARILY_UNAVAILABLE,
+        "The object store is unavailable, as the server's log says: try again later",
+    )
 
 
 def _no_data(_: Request, error: Exception) -> JSONResponse:

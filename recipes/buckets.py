@@ -15,6 +15,7 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import LocalStore, S3Store
 
 from recipes.addresses import local_root
+from recipes.s3_answers import told
 from recipes.schema import StoreAddress
 from recipes.store_folder import away, is_there, make
 
@@ -116,7 +117,7 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
     except FileNotFoundError as error:
         refuse_without_bucket(uri, bucket)
         if writing or "NoSuchBucket" in str(error):
-            raise StoreUnavailable(f"{uri}: its bucket does not exist") from None
+            raise StoreUnavailable(f"{uri}: {reason(str(error), bucket)}") from None
         raise FileNotFoundError(f"nothing lies at {uri}") from None
     except BaseError as error:
         text = str(error)
@@ -125,4 +126,11 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
             raise StoreFull(uri + NO_SPACE) from None
         if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
-        raise StoreUnavailable(f"{uri}: {text.splitlines()[0][:500]}") from error
+        raise StoreUnavailable(f"{uri}: {reason(text, bucket)}") from error
+
+
+def reason(error: str, bucket: Bucket) -> str:
+    """In one line."""
+    if isinstance(bucket, LocalStore):
+        return error.splitlines()[0][:500]
+    return told(error, str(bucket.config.get("endpoint")), str(bucket.config.get("bucket")))

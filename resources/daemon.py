@@ -1,7 +1,7 @@
 """Dagster's daemon, which begins anew where the clock was put back.
 
 Its threads wait for a time of day. With the clock put back by two hours below them none looked for as long, nor did a run
-leave the queue; and for `up` the daemon was one that runs.
+leave the queue; and for `up` the daemon was one that runs. Sensors wait for their interval from a look that may be to come.
 """
 
 import os
@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+
+import dagster as dg
+from dagster._core.scheduler.instigation import SensorInstigatorData
 
 STEP_SECONDS = 10.0
 """A clock that is corrected by less than that holds up nothing for longer than a new beginning would."""
@@ -37,6 +40,21 @@ def begin_anew_where_put_back(
     threading.Thread(target=watch, name="clock", daemon=True).start()
 
 
+def forget_looks_to_come(instance: dg.DagsterInstance, now: float) -> None:
+    """Let each sensor look at once whose last look is later than `now`: it waits for its interval from that one, whatever
+    database holds it, also where the clock was put back while nothing ran.
+    """
+    for state in instance.all_instigator_state():
+        data = state.instigator_data
+        if not isinstance(data, SensorInstigatorData):
+            continue
+        looks = ("last_tick_timestamp", "last_tick_start_timestamp")
+        if to_come := {look: None for look in looks if (getattr(data, look) or 0) > now}:
+            instance.update_instigator_state(state.with_data(data._replace(**to_come)))
+
+
 if __name__ == "__main__":
     begin_anew_where_put_back()
+    with dg.DagsterInstance.get() as ours:
+        forget_looks_to_come(ours, time.time())
     runpy.run_module("dagster._daemon", run_name="__main__", alter_sys=True)

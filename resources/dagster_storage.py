@@ -4,19 +4,17 @@ Dagster makes an engine for each query, which compiles the statement anew, and c
 writes its log back each time. On a laptop where nothing happened the daemon took a fifth of a processor for that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Self
 
-from dagster._core.scheduler.instigation import InstigatorState, SensorInstigatorData
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME, SqliteEventLogStorage
 from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
 from dagster._core.storage.schedules.sqlite.sqlite_schedule_storage import SqliteScheduleStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
-from dagster._time import get_current_timestamp
 from sqlalchemy import Connection, Engine, create_engine
 
 BUSY_SECONDS = 60
@@ -26,19 +24,6 @@ BUSY_SECONDS = 60
 def kept(address: str) -> Engine:
     """SQLAlchemy's own pool for a file: a few connections, which a thread has for itself as long as it needs one."""
     return create_engine(address, connect_args={"timeout": BUSY_SECONDS})
-
-
-def not_ahead(state: InstigatorState) -> InstigatorState:
-    """A sensor without a look that is to come: where the clock was put back by hours, none of them looked for as long, also
-    after `down` and `up`, since each waits for its interval from the last one.
-    """
-    data = state.instigator_data
-    if not isinstance(data, SensorInstigatorData):
-        return state
-    now = get_current_timestamp()
-    looks = ("last_tick_timestamp", "last_tick_start_timestamp")
-    ahead = {look: None for look in looks if (getattr(data, look) or 0) > now}
-    return state.with_data(data._replace(**ahead)) if ahead else state
 
 
 class Kept:
@@ -65,13 +50,6 @@ class KeptRuns(Kept, SqliteRunStorage):  # type: ignore[misc]
 
 class KeptSchedules(Kept, SqliteScheduleStorage):  # type: ignore[misc]
     """Sensors, and each of their looks."""
-
-    def all_instigator_state(self, *args: Any, **kwargs: Any) -> Sequence[InstigatorState]:
-        return [not_ahead(state) for state in super().all_instigator_state(*args, **kwargs)]
-
-    def get_instigator_state(self, origin_id: str, selector_id: str) -> InstigatorState | None:
-        state = super().get_instigator_state(origin_id, selector_id)
-        return state and not_ahead(state)
 
 
 class KeptEvents(SqliteEventLogStorage):  # type: ignore[misc]

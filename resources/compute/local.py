@@ -28,6 +28,8 @@ WAITED = "waited"
 """Its time is that of the start that had to wait last."""
 BEGAN = "began.json"
 """When the time of a job began, in seconds since 1970, later by as long as nothing ran: a restart gets what was left."""
+SET_SECONDS = 10.0
+"""A clock that is set by less changes little of what a job may take."""
 MEMORY_KILLS = "memory_kills.json"
 """How often the kernel had ended something for want of memory when the attempt began."""
 
@@ -79,6 +81,7 @@ class LocalCompute(Compute):
         self.source = source
         self.max_restarts = max_restarts
         self.grace_seconds = grace_seconds
+        self._ahead: dict[str, float] = {}
 
     def submit(self, job: Job) -> None:
         """Raises BadConfiguration: the job asks for more than one machine."""
@@ -95,6 +98,7 @@ class LocalCompute(Compute):
 
     def observe(self, job: Job) -> Observation:
         work = Path(job.work_dir)
+        self._heed_the_clock(job, work)
         over = is_over(job, work)
         if over and is_running(work):
             self.cancel(job)  # it may save a checkpoint, or end well, in its grace
@@ -121,6 +125,16 @@ class LocalCompute(Compute):
                 return Observation(Phase.FAILED, attempt, detail, code)
             end_what_is_left(job)  # it would compute on GPUs that are another job's by then
             return self._start(job, work, descriptor, Start(attempt=attempt + 1, faults=faults, detail=detail, code=code))
+
+    def _heed_the_clock(self, job: Job, work: Path) -> None:
+        """Where the clock was set since the last look, the job has used no time by that: set forward by two hours, it ended
+        whatever may take one.
+        """
+        ahead = time.time() - time.monotonic()
+        set_by = ahead - self._ahead.get(job.id, ahead)
+        self._ahead[job.id] = ahead
+        if abs(set_by) > SET_SECONDS and (work / BEGAN).is_file():
+            write_json(work / BEGAN, float((work / BEGAN).read_text()) + set_by)
 
     def cancel(self, job: Job) -> None:
         stop(Path(job.work_dir), self.grace_seconds)

@@ -601,8 +601,10 @@ def test_the_address_says_how_to_encrypt(
 
 def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
     store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
-    with pytest.raises(StoreUnavailable, match="bucket"):
-        store.put_bytes("s3://hanzo-models/m/1/x", b"x")
+    uri = "s3://hanzo-models/m/1/x"
+    for ask in (store.list, store.exists, lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256()):
+        with pytest.raises(StoreUnavailable, match=f"{s3.url} has no bucket no-such-bucket"):
+            ask(uri)
 
 
 def test_a_full_disk_is_told_apart_and_leaves_nothing(in_folder: Store) -> None:

@@ -1,10 +1,32 @@
-"""A process that begins anew where the clock was put back below it."""
+"""A process that begins anew where the clock was put back below it, and what it forgets then."""
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import dagster as dg
 import pytest
+import yaml
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    ScheduleInstigatorData,
+    SensorInstigatorData,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._daemon.sensor import get_elapsed
+
+from resources.daemon import forget_looks_to_come
+from resources.dagster_instance import instance_configuration
+from resources.services import SOURCE
+from tests.postgres import postgres
+
+__all__ = ["postgres"]
 
 PROGRAM = """
 import os, sys, threading
@@ -47,3 +69,52 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
         )
     first, *others = done.stdout.splitlines()
     assert others == (["the clock was put back by 7200 s: the daemon begins anew", first] if anew else ["went on"])
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """With the storage that `up` gives it, and with Dagster's own of a cluster."""
+    storage = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), tmp_path, 1))["storage"]
+    if request.param == "postgresql":
+        server, name = request.getfixturevalue("postgres"), f"dagster_{uuid4().hex[:12]}"
+        server.execute(f"CREATE DATABASE {name}")
+        storage = {"postgres": {"postgres_url": server.url(name)}}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump({"telemetry": {"enabled": False}, "storage": storage}))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as made:
+        yield made
+    if request.param == "postgresql":
+        server.drop(name)
+
+
+@pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])
+def test_a_sensor_looks_again_where_the_clock_was_put_back(instance: dg.DagsterInstance, field: str) -> None:
+    """It waits for its interval since the last look: one of two hours from now had all of them wait for as long."""
+    now = time.time()
+    waits, has_looked = sensor("waits", {field: now + 7200}), sensor("has_looked", {field: now - 7200})
+    data = ScheduleInstigatorData(cron_schedule="0 * * * *", start_timestamp=now + 7200)
+    schedule = InstigatorState(origin("schedule"), InstigatorType.SCHEDULE, InstigatorStatus.RUNNING, data)
+    for state in (waits, has_looked, schedule):
+        instance.add_instigator_state(state)
+    assert get_elapsed(found(instance, waits)) < 0
+
+    forget_looks_to_come(instance, now)
+
+    assert get_elapsed(found(instance, waits)) is None, "it never looked: it is due at once"
+    assert found(instance, waits).instigator_data.cursor == "7"
+    assert (found(instance, has_looked), found(instance, schedule)) == (has_looked, schedule)
+
+
+def sensor(name: str, looks: dict[str, float]) -> InstigatorState:
+    data = SensorInstigatorData(cursor="7", **looks)
+    return InstigatorState(origin(name), InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
+
+
+def origin(name: str) -> RemoteInstigatorOrigin:
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="looks"))
+    return RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "looks"), name)
+
+
+def found(instance: dg.DagsterInstance, state: InstigatorState) -> InstigatorState:
+    known = instance.get_instigator_state(state.origin.get_id(), state.origin.get_selector().get_id())
+    assert known is not None
+    return known

@@ -8,18 +8,8 @@ import dagster as dg
 import pytest
 import yaml
 from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
-from dagster._core.scheduler.instigation import (
-    InstigatorState,
-    InstigatorStatus,
-    SensorInstigatorData,
-    TickData,
-    TickStatus,
-)
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster._daemon.sensor import get_elapsed
+from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._daemon.types import DaemonHeartbeat
-from dagster._time import get_current_timestamp
 from sqlalchemy import Engine, event
 
 from resources.dagster_instance import instance_configuration
@@ -104,23 +94,3 @@ def test_two_instances_write_at_the_same_time(tmp_path: Path) -> None:
             thread.join()
         assert problems == []
         assert len(one.get_ticks("origin", "selector")) == 40
-
-
-@pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])
-def test_a_sensor_looks_again_where_the_clock_was_put_back(tmp_path: Path, field: str) -> None:
-    """It waits for its interval since the last look: one of two hours from now had all of them wait for as long."""
-    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="looks"))
-    origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "looks"), "looks")
-    with ours(tmp_path) as one:
-        elapsed: list[float | None] = []
-        for since in (7200.0, -7200.0):
-            data = SensorInstigatorData(**{field: get_current_timestamp() + since, "cursor": "7"})
-            state = InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
-            one.add_instigator_state(state) if not elapsed else one.update_instigator_state(state)
-            found = one.get_instigator_state(origin.get_id(), origin.get_selector().get_id())
-            assert found is not None and [found] == list(one.all_instigator_state())
-            assert isinstance(found.instigator_data, SensorInstigatorData) and found.instigator_data.cursor == "7"
-            elapsed.append(get_elapsed(found))
-    ahead, behind = elapsed
-    assert ahead is None, "it never looked: it is due at once"
-    assert behind is not None and behind >= 7200

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from sqlalchemy import update
 
 from hanzo_ml_assets.command import PARTITIONS
 from recipes.command.job import CommandJob
@@ -12,6 +13,7 @@ from recipes.usage import Usage, write_usage
 from resources.command_jobs import submit_command
 from resources.metadata.jobs import JobRecord
 from resources.metadata.outbox import Event, now_ms, read_after
+from resources.metadata.tables import events
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.failed_runs import AGAIN_TAG, is_tried_again
 from sensors.retries import FAILURE_REASON, may_be_retried, retry
@@ -75,6 +77,20 @@ def test_one_whose_checkpoints_stay_away_is_told_of_once(house: House, type: str
         look_at_command(house.plane.jobs.read(job.id), house.plane, began + minutes * 60_000)
         if minutes < late_at:
             assert stale_events(house, job) == []
+    assert len(stale_events(house, job)) == 1
+
+
+def test_its_time_is_from_when_it_ran_and_the_sensor_looks_at_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had waited for its GPUs for a day, and has run for a minute of the hour and a half."""
+    job = submit(house, type="training")
+    house.plane.jobs.start(job.id)
+    with house.plane.database.write() as connection:
+        connection.execute(update(events).values(created_at=now_ms() - 86_400_000))
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=60.0))
+    house.tick(watch_training)
+    assert stale_events(house, job) == []
+    write_usage(house.plane.store, f"s3://hanzo-ml/runs/{job.id}", Usage(seconds=5460.0))
+    house.tick(watch_training)
     assert len(stale_events(house, job)) == 1
 
 

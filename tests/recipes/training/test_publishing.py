@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from recipes.recipe import Recipe
 from recipes.training.publishing import save_spread, save_trained, whole
@@ -110,19 +110,34 @@ def test_a_model_of_many_files_is_split_as_transformers_splits_it(tmp_path: Path
     assert len(expected) > 3 and contents(tmp_path / "spread") == expected
 
 
-def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(base: Path, trained: Any, tmp_path: Path) -> None:
-    """Also where a checkpoint has each weight as one row of numbers."""
-    other = shutil.copytree(base, tmp_path / "other")
+def test_a_model_whose_files_name_other_tensors_is_left_in_their_form(tmp_path: Path) -> None:
+    """Of experts that lie in the files one by one, and are one tensor of the model."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(tmp_path / "base")
+    trained: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight += 0.01
+    save_spread((4, spread(trained, tmp_path / "checkpoint")), tmp_path / "base", full("float32"), tmp_path / "spread")
+    trained.save_pretrained(tmp_path / "whole")
+    found, stored = load_file(tmp_path / "spread" / "model.safetensors"), load_file(tmp_path / "base" / "model.safetensors")
+    assert set(found) == set(stored) != {name for name, _ in trained.named_parameters()}
+    assert contents(tmp_path / "spread")["model.safetensors"] == contents(tmp_path / "whole")["model.safetensors"]
+
+
+def test_a_model_that_is_a_part_of_the_published_one_is_completed(base: Path, trained: Any, tmp_path: Path) -> None:
+    """Its files name tensors as that part does. Also where a checkpoint has each weight as one row of numbers."""
+    part = shutil.copytree(base, tmp_path / "part")
     tensors = load_file(base / "model.safetensors")
-    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, other / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, part / "model.safetensors")
     (tmp_path / "checkpoint").mkdir()
-    flat = {name: weight.detach().flatten() for name, weight in trained.named_parameters()}
+    weights = dict(trained.named_parameters())
+    flat = {name: weight.detach().flatten() for name, weight in weights.items()}
     save_file(flat, tmp_path / "checkpoint" / "model-rows-00001-of-00001.safetensors")
-    save_spread((4, tmp_path / "checkpoint"), other, full("float32"), tmp_path / "spread")
+    save_spread((4, tmp_path / "checkpoint"), part, full("float32"), tmp_path / "spread")
     found = load_file(tmp_path / "spread" / "model.safetensors")
-    assert {name.removeprefix("model.") for name in found} == {name.removeprefix("model.") for name in flat}
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "spread").state_dict()
-    assert all(again[name].flatten().equal(weight) for name, weight in flat.items())
+    assert set(found) == set(weights) and all(found[name].equal(weight) for name, weight in weights.items())
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Random states in a file, as a checkpoint has them. Those of a GPU are for one to show (`test_on_a_gpu`)."""
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.training.random_states import RandomStates
+from recipes.training.random_states import RandomStates, within_32_bits
 
 
 def drawn() -> tuple[float, float, float]:
@@ -33,3 +34,26 @@ def test_checkpoints_from_before_are_read(of_gpus: dict[str, Any], tmp_path: Pat
         pytest.skip("these are no states of this machine's GPUs")
     RandomStates.load(tmp_path / "states").put_back()
     assert drawn() == expected
+
+
+class Harm:
+    """What runs a command once it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+def test_a_file_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
+    torch.save({"python": Harm(tmp_path / "harm")}, tmp_path / "states")
+    with pytest.raises(pickle.UnpicklingError):
+        RandomStates.load(tmp_path / "states")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_seed_that_was_added_up_is_one_that_numpy_takes() -> None:
+    """And the same one where it could be taken as it is."""
+    assert [within_32_bits(seed) for seed in (0, 2**32 - 1, 2**32, 2**33 + 7)] == [0, 2**32 - 1, 0, 7]
+    np.random.RandomState(within_32_bits(2**32 - 1))

@@ -84,6 +84,11 @@ def written(place: Place, folder: str, steps: int) -> Usage:
     return found
 
 
+def test_a_run_that_wrote_nothing_down_has_used_nothing(place: Place) -> None:
+    found = read_usage(place.store, "s3://hanzo-ml/runs/none")
+    assert not any(found.model_dump().values()) and (found.checkpoint_share, found.gpu_hours) == (0, 0)
+
+
 def test_what_a_run_did_twice_has_cost_twice(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, and all that it had saved is lost: what it used until then is not."""
     work, folder = tmp_path / "used", "s3://hanzo-ml/runs/used"

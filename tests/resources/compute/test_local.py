@@ -169,6 +169,24 @@ def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: 
     assert compute.run(more, Watcher().follower).metrics == {"starts": 2.0}
 
 
+@pytest.mark.parametrize("set_by", [7200.0, -7200.0], ids=["forward", "back"])
+def test_a_clock_that_is_set_takes_and_gives_no_time(
+    compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch, set_by: float
+) -> None:
+    """By two hours forward, it ended what may take one; and once more as it was set right again."""
+    job = job_that("wait", schedule=Schedule(max_duration="1h"))
+    compute.submit(job)
+    until("its start", lambda: starts(job))
+    began, right = float((Path(job.work_dir) / BEGAN).read_text()), time.time
+    for clock, wrong_by in ((right, 0.0), (lambda: right() + set_by, set_by), (lambda: right() + 5.0, 5.0)):
+        monkeypatch.setattr(time, "time", clock)
+        for _ in range(2):
+            assert compute.observe(job) == Observation(Phase.RUNNING, 1)
+        assert float((Path(job.work_dir) / BEGAN).read_text()) == pytest.approx(began + wrong_by, abs=60)
+    go_on(job)
+    until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
+
+
 def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("wait", schedule=Schedule(max_duration="1h"))
     work = Path(job.work_dir)

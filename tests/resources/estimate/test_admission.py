@@ -25,3 +25,10 @@ def test_a_job_that_does_not_fit_is_told_what_does_whatever_other_recipe_is_brok
     monkeypatch.setattr(recipes.recipe, "FOLDER", tmp_path)
     with pytest.raises(HanzoError, match=r"recipe 'zen-72b-lora' needs .* use .*zen-72b-qlora"):
         admit(recipe, shape_of(recipe))
+
+
+def test_where_no_recipe_fits_it_is_told_what_to_lower() -> None:
+    """None of that base model is of this objective."""
+    recipe = Recipe.named("zen-72b-lora").changed({**ONE_80GB, "objective": "dpo", "batch_size": 1})
+    with pytest.raises(HanzoError, match=r"no recipe of this base model fits: lower batch_size or sequence_length$"):
+        admit(recipe, shape_of(recipe))
