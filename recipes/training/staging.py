@@ -107,9 +107,7 @@ class Staging:
 
 @torch.no_grad()
 def copy_all(tensors: Iterable[torch.Tensor], room: Iterable[torch.Tensor]) -> None:
-    """By one thread: it moves some GB a second, and where others want the processor too, several wait for each other at every
-    tensor.
-    """
+    """By one thread, which moves some GB a second: where others want the processor too, several wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
