@@ -1,6 +1,6 @@
 """What a checkpoint is made of, copied to the host's memory, so that training goes on while it is written.
 
-To write files takes several times as long as to copy, and on a GPU many times. The copies take as much memory as the
+To write files takes several times as long as to copy (on two cores, four times). The copies take as much memory as the
 checkpoint has bytes, from the first one on.
 """
 

@@ -73,7 +73,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.metrics = metrics
         self.meter = meter
         self.divergence = divergence
-        self.staging = Staging(group.on_this_node)
+        all_save = in_rows or self.is_deepspeed_enabled  # else the leader alone, all of it
+        self.staging = Staging(group.on_this_node if all_save else 1)
         self.add_callback(NoticeWhatFailed(self.staging))
         self._scratch: Path | None = None
 
