@@ -1,5 +1,6 @@
 """Checkpoints that are written while training is steps ahead of them."""
 
+import errno
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,3 +57,30 @@ def test_a_checkpoint_is_that_of_its_step_however_late_it_is_written(
     found = files_of(place, late)
     assert [*found] == [8, 6, 3] and {"optimizer.pt", "scheduler.pt", "rng_state.pth"} < {*found[3]}
     assert found == files_of(place, at_once)
+
+
+class Failed(Staging):
+    """Has failed before the next step."""
+
+    def begin(self) -> Future[None]:
+        begun = super().begin()
+        assert begun.exception()
+        return begun
+
+
+def test_what_cannot_be_written_ends_the_run_at_the_next_step_and_leaves_no_checkpoint(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The next checkpoint may be an hour away."""
+
+    def full(state: Any, file: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trainer, "Staging", Failed)
+    monkeypatch.setattr(trainer, "save_without_checksum", full)
+    policy = {"interval": "1h", "interval_steps": 3, "keep_last": 9}
+    with pytest.raises(OSError, match="No space left"):
+        place.train(tmp_path / "full", checkpoint=policy, eval_steps=8)
+    said = capfd.readouterr().out
+    assert "step 3/8" in said and "step 5/8" not in said
+    assert not [*(tmp_path / "full" / "checkpoints").iterdir()]
