@@ -17,6 +17,10 @@ from sensors.homes import home_of
 from sensors.sensor import sensor
 
 STEPS = ("evaluation", "version", "merged", "gguf")
+FIRST = {"dagster/priority": "1"}
+"""Before the trainings that wait for the same GPUs: a model that is made was to be evaluated after all that were submitted
+meanwhile.
+"""
 
 
 @sensor(interval=INTERVAL_SECONDS, description="Evaluates, registers and exports each completed training run.")
@@ -42,6 +46,7 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                     run_key=cursor.run_key(f"evaluate-{job.id}"),
                     partition_key=job.id,
                     asset_selection=[dg.AssetKey(["models", home, step]) for step in STEPS],
+                    tags=FIRST,
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
 
 from hanzo_ml_assets.control_plane import ControlPlane
@@ -394,6 +395,7 @@ def test_a_completed_job_is_evaluated_registered_and_exported_once(house: House)
     (request,) = house.tick(evaluate_completed_jobs)
     assert keys(request) == [f"models/{MODEL}/{step}" for step in ("evaluation", "version", "merged", "gguf")]
     assert (request.run_key, request.partition_key) == ("evaluate-job-1", "job-1")
+    assert int(request.tags[PRIORITY_TAG]) > 0, "it does not wait for trainings that were submitted meanwhile"
     assert house.tick(evaluate_completed_jobs) == []
 
 
