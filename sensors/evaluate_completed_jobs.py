@@ -14,10 +14,11 @@ from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 from sensors.homes import home_of
+from sensors.runs_of_jobs import PRIORITY_TAG
 from sensors.sensor import sensor
 
 STEPS = ("evaluation", "version", "merged", "gguf")
-FIRST = {"dagster/priority": "1"}
+FIRST = {PRIORITY_TAG: "1"}
 """Before the trainings that wait for the same GPUs: a model that is made was to be evaluated after all that were submitted
 meanwhile.
 """

@@ -4,7 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import ORGANIZATION_TAG, VERSION_TAG
-from sensors.runs_of_jobs import PARTITION_TAG
+from sensors.runs_of_jobs import PARTITION_TAG, PRIORITY_TAG
 
 RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"
@@ -18,7 +18,7 @@ def retry(run: dg.DagsterRun, *, got_on: bool = False) -> dg.RunRequest:
     """Programs go on from what is there, and work that is done is not done again. A run that `got_on` is none of those that
     failed in vain, which end at `MAX_RETRIES`.
     """
-    kept = {tag: run.tags[tag] for tag in OF_DATA if tag in run.tags}
+    kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *OF_DATA) if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),

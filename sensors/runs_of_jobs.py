@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-PARTITION_TAG, RUN_KEY_TAG = "dagster/partition", "dagster/run_key"
+PARTITION_TAG, RUN_KEY_TAG, PRIORITY_TAG = "dagster/partition", "dagster/run_key", "dagster/priority"
 IN_PROGRESS = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
