@@ -39,6 +39,7 @@ class Group:
         self.local_rank = local_rank
         self.on_this_node = on_this_node
         self._control: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
+        # Files travel in a thread, while the others agree on something else: in one group the two would be mixed up.
         self._files: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
 
     @property

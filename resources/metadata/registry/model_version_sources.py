@@ -14,10 +14,10 @@ A source is checked before a version is made of it. The reference checks its for
   quarantined;
 - `runs:/RUN/PATH` must hold files, where `run_id` names RUN and the run is one of this server's: its own, or those of the
   logged model of that name that it made (`models_of_runs`). What the run's job published is registered by its job, with
-  its evaluation and its proof. **A run that this server
-  does not know is let through**: MLflow lets registry and tracking be two servers, so it may be a run of the other one,
-  which nobody here can look into. It is a name and no address, nothing is ever read or served for it, and MLflow's own
-  tests and scripts register such names; refusing them would break clients without protecting anything;
+  its evaluation and its proof. **A run that this server does not know is let through**: MLflow lets registry and tracking
+  be two servers, so it may be a run of the other one, which nobody here can look into. It is a name and no address, nothing
+  is ever read or served for it, and MLflow's own tests and scripts register such names; refusing them would break clients
+  without protecting anything;
 - everything else is refused: local paths and file: (they would be this server's or the client's disk), http(s) and other
   hosts (somebody would be made to fetch them), `..`, `#`, `?`, `%`, backslashes and empty parts (CVE-2023-2356,
   2023-6977, 2024-1483, 2024-3848, 2025-11201, 2026-2614);
