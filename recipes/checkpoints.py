@@ -5,7 +5,6 @@ I15): loading falls back to the one before it and says so. The last few stay, an
 inside a checkpoint is the trainer's business.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,14 +15,11 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_compression import decompress, is_compressed
-from recipes.checkpoint_folder import broken, finish, seal, tell
+from recipes.checkpoint_folder import broken, content_of, finish, seal, tell
 from recipes.retention import Standing, from_the_best, kept, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST, BrokenArtifact, Store
-from recipes.stored_checkpoints import StoredCheckpoints
-
-DOWNLOAD = ".download"
+from recipes.stored_checkpoints import DOWNLOAD, StoredCheckpoints
 
 
 class Checkpoints:
@@ -198,6 +194,28 @@ class Checkpoints:
         self._sweep()
         return self._first_whole([step])
 
+    def offer(self, step: int) -> None:
+        """Have the checkpoint of `step`, which is whole here, in the store: another machine goes on from it too.
+
+        Raises what kept it from there.
+        """
+        if step not in self.stored_steps():
+            self.stored.upload(step, lambda slow: True, self._prune)
+            self.stored.wait()
+
+    def take(self, step: int, content: str) -> None:
+        """Have here the checkpoint of `step` that another machine goes on from. What this one has of that step may be other
+        weights: those that the run was healed of while it had no part in it.
+
+        Raises:
+            BrokenArtifact: the store has no such checkpoint.
+        """
+        path = self.folder / str(step)
+        if content_of(path) != content:
+            shutil.rmtree(path, ignore_errors=True)
+        if self.at(step) is None or content_of(path) != content:
+            raise BrokenArtifact(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
+
     def came_from(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
         it. None at the beginning.
@@ -237,7 +255,7 @@ class Checkpoints:
             if problem and path.is_dir():
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
-            if problem and not self._restore(step):
+            if problem and not self.stored.fetch(step):
                 continue
             return step, path
         return None
@@ -253,32 +271,3 @@ class Checkpoints:
                 say(f"checkpoint {step} was whole, and has its name now")
             else:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _restore(self, step: int) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken."""
-        uri = f"{self.uri}/{step}"
-        if not self.store.exists(uri):
-            return False
-        try:
-            artifact = self.store.find(uri)
-            if artifact is None:
-                raise BrokenArtifact(f"{uri} has no readable manifest")
-            source = self.store.fetch(artifact, self.folder / DOWNLOAD)
-        except BrokenArtifact as error:
-            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
-            self.store.delete(uri)
-            return False
-        scratch = self.folder / f".{step}.tmp"
-        shutil.rmtree(scratch, ignore_errors=True)
-        manifest = self.store.manifest(artifact)
-        if is_compressed(manifest):
-            manifest = decompress(source, manifest, scratch)
-        elif source.is_relative_to(self.folder):
-            os.replace(source, scratch)  # it was downloaded; else it lies in the store itself
-        else:
-            shutil.copytree(source, scratch)
-        (scratch / MANIFEST).write_bytes(manifest.to_bytes())
-        os.replace(scratch, self.folder / str(step))
-        shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
-        say(f"checkpoint {step} restored from {uri}")
-        return True

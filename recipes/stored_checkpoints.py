@@ -1,8 +1,9 @@
 """A run's checkpoints as they lie in the store: they arrive in the background, one after the other, and the best ones stay.
 
-What belongs here: uploads and retention there. What does not: the local folder they come from (`recipes.checkpoints`).
+What belongs here: uploads, retention there, and the way back. What does not: the local folder (`recipes.checkpoints`).
 """
 
+import os
 import shutil
 import threading
 import time
@@ -14,13 +15,14 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_compression import compress
+from recipes.checkpoint_compression import compress, decompress, is_compressed
 from recipes.checkpoint_folder import with_facts
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
-from recipes.store import MANIFEST, Store
+from recipes.store import MANIFEST, BrokenArtifact, Store
 
+DOWNLOAD = ".download"
 UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
 RETRY_SECONDS = (1.0, 4.0)
@@ -70,6 +72,35 @@ class StoredCheckpoints:
             return standing_of(self.store.get_bytes(f"{self.uri}/{step}/{MANIFEST}"))
         except FileNotFoundError:
             return Standing()
+
+    def fetch(self, step: int) -> bool:
+        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken."""
+        uri = f"{self.uri}/{step}"
+        if not self.store.exists(uri):
+            return False
+        try:
+            artifact = self.store.find(uri)
+            if artifact is None:
+                raise BrokenArtifact(f"{uri} has no readable manifest")
+            source = self.store.fetch(artifact, self.folder / DOWNLOAD)
+        except BrokenArtifact as error:
+            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
+            self.store.delete(uri)
+            return False
+        scratch = self.folder / f".{step}.tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        manifest = self.store.manifest(artifact)
+        if is_compressed(manifest):
+            manifest = decompress(source, manifest, scratch)
+        elif source.is_relative_to(self.folder):
+            os.replace(source, scratch)  # it was downloaded; else it lies in the store itself
+        else:
+            shutil.copytree(source, scratch)
+        (scratch / MANIFEST).write_bytes(manifest.to_bytes())
+        os.replace(scratch, self.folder / str(step))
+        shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
+        say(f"checkpoint {step} restored from {uri}")
+        return True
 
     def delete(self, step: int) -> None:
         self.store.delete(f"{self.uri}/{step}")

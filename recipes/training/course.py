@@ -15,7 +15,8 @@ from recipes.training.group import Group, join
 from recipes.training.healing import what_happened
 from recipes.training.machine import refuse_what_the_machine_lacks
 from recipes.training.parameters import TrainParameters
-from recipes.training.resuming import check_fits, where_to_resume
+from recipes.training.resuming import check_fits
+from recipes.training.resuming_together import resume_together
 from recipes.training.trainable import refuse_what_is_missing
 
 
@@ -57,8 +58,7 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     group.together, group.in_stages = recipe.together, recipe.in_stages
     policy, uri = job.checkpoint, job.outputs["checkpoints"]
     checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
-    with group.one_fetches():
-        checkpoints, resume = where_to_resume(checkpoints, policy.resume_from, parameters.sent_back)
+    checkpoints, resume = resume_together(checkpoints, policy.resume_from, parameters.sent_back, group)
     if resume:
         check_fits(resume, recipe)
     if group.leads:

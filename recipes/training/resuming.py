@@ -1,5 +1,5 @@
 """Where a run goes on: from its newest checkpoint, from its best, or from a step (`CheckpointPolicy.resume_from`), or from
-one that its user sent it back to.
+one that its user sent it back to. What several nodes make of that: `recipes.training.resuming_together`.
 """
 
 from collections.abc import Sequence

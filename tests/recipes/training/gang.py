@@ -21,7 +21,7 @@ NODES = 2
 
 
 class Gang:
-    """The pods of a job, each with a folder of its own that is as empty as a new pod's, and with variables of its own."""
+    """The pods of a job, each with its variables and its folder: empty as a new pod's, or as an earlier gang left it."""
 
     def __init__(self, job: Job, folder: Path, variables: Sequence[dict[str, str]] = ({},) * NODES) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class Gang:
 
     def _start(self, job: Job, rank: int, port: int) -> subprocess.Popen[bytes]:
         folder = self._folder / str(rank)
-        (folder / "work").mkdir(parents=True)
+        (folder / "work").mkdir(parents=True, exist_ok=True)
         mine = job.model_copy(update={"work_dir": str(folder / "work"), "cache_dir": str(folder / "cache")})
         (folder / "job.json").write_text(mine.model_dump_json())
         pod = {

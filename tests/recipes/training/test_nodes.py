@@ -64,3 +64,28 @@ def test_a_lost_node_and_a_preemption_change_nothing(
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
     }
+
+
+@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL)])
+def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
+) -> None:
+    """The leader's newest was on its way to the store as all were killed: the others have none of it."""
+    whole = started.train(job_of(place, server, tmp_path / f"node-{strategy}", 1, strategy, **method))
+    job = job_of(place, server, tmp_path / f"nodes-{strategy}", NODES, strategy, **method)
+    gang = Gang(job, tmp_path / "machines")
+    gang.until(16)
+    gang.kill(0, 1)
+    gang.wait()
+    leaders = tmp_path / "machines" / "0" / "work" / "checkpoints"
+    newest = max(int(folder.name) for folder in leaders.iterdir() if folder.name.isdigit())
+    place.store.delete(f"{job.outputs['checkpoints']}/{newest}")
+
+    gang = Gang(job, tmp_path / "machines")
+    assert gang.wait() == [0, 0], gang.said()
+    result = result_of(place, job)
+    assert TrainingFacts.model_validate(result.facts).resumed_from == newest
+    assert losses_of(result) == losses_of(whole)
+    assert {role: made.digest for role, made in result.artifacts.items()} == {
+        role: made.digest for role, made in whole.artifacts.items()
+    }

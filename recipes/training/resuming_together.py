@@ -1,0 +1,87 @@
+"""One checkpoint that all processes of a run go on from, whatever each machine has in its folder.
+
+Where folders outlive a restart, the leader's newest may have been on its way to the store as all were killed, and others
+have none of it: they trained on from different checkpoints, until one waited for the other.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Literal
+
+from recipes.checkpoint_folder import content_of
+from recipes.checkpoints import Checkpoints
+from recipes.schema import BadConfiguration
+from recipes.sent_back import SentBack, way_from
+from recipes.training.group import Group
+from recipes.training.resuming import where_to_resume
+
+Found = tuple[int, Path]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the leader goes on, in terms that hold on every machine.
+
+    `left_at` are the steps at which the run left one way for the next. After the first `ways_before` of them lies the
+    checkpoint of `step`, with that `content`; none at the beginning.
+    """
+
+    left_at: tuple[int, ...]
+    ways_before: int = 0
+    step: int | None = None
+    content: str = ""
+
+
+def resume_together(
+    checkpoints: Checkpoints, resume_from: Literal["latest", "best"] | int, sent_back: Sequence[SentBack], group: Group
+) -> tuple[Checkpoints, Found | None]:
+    """`where_to_resume` as the leader sees it, for all processes at once.
+
+    One process of each node looks for itself meanwhile, and nearly always has the same by then: it is the one that fetches.
+
+    Raises:
+        BadConfiguration: there is no valid checkpoint of the step to resume from.
+        BrokenArtifact: the store has not what the leader goes on from.
+    """
+    seen: Found | None = None
+    place: Place | None = None
+    if group.leads:
+        way, seen = where_to_resume(checkpoints, resume_from, sent_back)
+        place = place_of(way, seen, checkpoints)
+        if place.step is not None and group.size > group.on_this_node:
+            along(checkpoints, place.left_at[: place.ways_before]).offer(place.step)
+    elif group.local_rank == 0:
+        with suppress(BadConfiguration):  # what is not here may be with the leader
+            _, seen = where_to_resume(checkpoints, resume_from, sent_back)
+    place = group.share(place)
+    assert place is not None
+    way = along(checkpoints, place.left_at)
+    if place.step is None:
+        return way, None
+    holder = along(checkpoints, place.left_at[: place.ways_before])
+    found = place.step, holder.folder / str(place.step)
+    if group.local_rank == 0 and not group.leads and (seen != found or content_of(found[1]) != place.content):
+        holder.take(place.step, place.content)
+    group.collect(None)
+    return way, found
+
+
+def place_of(way: Checkpoints, found: Found | None, checkpoints: Checkpoints) -> Place:
+    """Of a run whose first way is `checkpoints`."""
+    left_at: list[int] = []
+    last = way
+    while last.before:
+        last, step = last.before
+        left_at.insert(0, step)
+    if found is None:
+        return Place(tuple(left_at))
+    step, folder = found
+    return Place(tuple(left_at), len(folder.relative_to(checkpoints.folder).parts) - 1, step, content_of(folder))
+
+
+def along(checkpoints: Checkpoints, left_at: Sequence[int]) -> Checkpoints:
+    """The way that a run is on after it left those before at these steps."""
+    return reduce(lambda way, step: way.below(way_from(step), step), left_at, checkpoints)
