@@ -80,6 +80,16 @@ def content_of(folder: Path) -> str:
     return Manifest(kind=KIND, files=files).digest
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of a checkpoint's files, by its manifest."""
+    return Manifest.model_validate_json((folder / MANIFEST).read_bytes()).size_bytes
+
+
+def free_bytes(folder: Path) -> int:
+    """What its disk has left for us."""
+    return shutil.disk_usage(folder).free
+
+
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a folder: a rename must never reach the disk before what it names."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,10 +15,10 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_folder import broken, content_of, finish, seal, tell
+from recipes.checkpoint_folder import broken, content_of, finish, free_bytes, seal, size_of, tell
 from recipes.retention import Standing, from_the_best, kept, standing_of
-from recipes.runner import say
-from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.runner import Restart, say
+from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import DOWNLOAD, StoredCheckpoints
 
 
@@ -31,6 +31,7 @@ class Checkpoints:
         keep_last: how many of the newest stay, locally and in the store, besides the best one.
         compression: of what is uploaded.
         before: those that the run has come from, and the step at which it left them.
+        free: how many bytes the disk of a folder has left.
     """
 
     def __init__(
@@ -41,20 +42,22 @@ class Checkpoints:
         keep_last: int,
         compression: Literal["zstd"] | None = None,
         before: "tuple[Checkpoints, int] | None" = None,
+        free: Callable[[Path], int] = free_bytes,
     ) -> None:
         self.folder = folder
         self.store = store
         self.uri = uri
         self.keep_last = keep_last
         self.before = before
+        self._free = free
         self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
         self._newest: Future[None] | None = None
 
     def below(self, name: str, left_at: int = 0) -> "Checkpoints":
         """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
-        compression, before = self.stored.compression, (self, left_at)
-        return Checkpoints(self.folder / name, self.store, f"{self.uri}/{name}", self.keep_last, compression, before)
+        uri, compression = f"{self.uri}/{name}", self.stored.compression
+        return Checkpoints(self.folder / name, self.store, uri, self.keep_last, compression, (self, left_at), self._free)
 
     @contextmanager
     def writing(
@@ -73,6 +76,7 @@ class Checkpoints:
         Raises what kept the one before from becoming a checkpoint.
         """
         self.settle()
+        self.make_room()
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
@@ -113,6 +117,30 @@ class Checkpoints:
         with self.stored.taking:
             for old in set(self.local_steps()) - self._kept_locally() - {self.stored.busy_with}:
                 shutil.rmtree(self.folder / str(old))
+
+    def make_room(self, spared: int | None = None) -> None:
+        """Where the disk has none for one more as large as the newest, those go that the store has too, the oldest first.
+
+        The newest stays, and the one that is `spared`. What is here is for a fast return; of 72B parameters five are 4 TB,
+        which would end the run as they fill the disk. To wait for one that is on its way to the store is less than that.
+        """
+        newest, *others = self.local_steps() or [0]
+        older = {*others} - {spared}
+        if older and (self.folder / str(newest) / MANIFEST).exists():
+            wanted = size_of(self.folder / str(newest)) * (2 if self.stored.compression else 1)
+            if not self._has_room(wanted, older):
+                self.stored.finish()
+                self._has_room(wanted, older)
+
+    def _has_room(self, wanted: int, older: set[int]) -> bool:
+        """Whether there is room for so many bytes, perhaps without some of the checkpoints `older` than the newest."""
+        with self.stored.taking:
+            for old in sorted(self.stored.arrived & older):
+                if self._free(self.folder) >= wanted:
+                    return True
+                say(f"checkpoint {old} stays in the store alone: the disk has no room for it here")
+                shutil.rmtree(self.folder / str(old), ignore_errors=True)
+        return self._free(self.folder) >= wanted
 
     def _is_wanted(self, step: int, slow: bool) -> bool:
         """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
@@ -208,13 +236,13 @@ class Checkpoints:
         weights: those that the run was healed of while it had no part in it.
 
         Raises:
-            BrokenArtifact: the store has no such checkpoint.
+            Restart: the store has no such checkpoint. That it was broken may have been seen here first: it is offered anew.
         """
         path = self.folder / str(step)
         if content_of(path) != content:
             shutil.rmtree(path, ignore_errors=True)
         if self.at(step) is None or content_of(path) != content:
-            raise BrokenArtifact(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
+            raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
 
     def came_from(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
@@ -255,8 +283,10 @@ class Checkpoints:
             if problem and path.is_dir():
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
-            if problem and not self.stored.fetch(step):
-                continue
+            if problem:
+                self.make_room()
+                if not self.stored.fetch(step):
+                    continue
             return step, path
         return None
 

@@ -49,6 +49,8 @@ class StoredCheckpoints:
         self.taking = threading.Lock()
         """Held while it is decided which local checkpoint is uploaded next, or is removed."""
         self.busy_with: int | None = None
+        self.arrived: set[int] = set()
+        """Steps that are known to be here."""
         self._took = 0.0
         self._uploader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-upload")
         self._newest: Future[None] | None = None
@@ -56,7 +58,8 @@ class StoredCheckpoints:
 
     def steps(self) -> list[int]:
         """Newest first."""
-        return sorted((step for step, whole in self._folders().items() if whole), reverse=True)
+        self.arrived = {step for step, whole in self._folders().items() if whole}
+        return sorted(self.arrived, reverse=True)
 
     def _folders(self) -> dict[int, bool]:
         """Step -> whether its manifest is there, of everything that lies here."""
@@ -103,6 +106,7 @@ class StoredCheckpoints:
         return True
 
     def delete(self, step: int) -> None:
+        self.arrived.discard(step)
         self.store.delete(f"{self.uri}/{step}")
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 
@@ -144,6 +148,7 @@ class StoredCheckpoints:
                 shutil.rmtree(folder, ignore_errors=True)
                 manifest = compress(plain, manifest, folder)
             self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
+            self.arrived.add(step)
         finally:
             shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
         self._prune()

@@ -203,6 +203,7 @@ def leave(
     grace = STOPPED_GRACE_SECONDS if ends_early else METRICS_GRACE_SECONDS
     unsent = trainer.metrics.close(timeout=grace) if trainer.metrics else []
     chosen = weights_to_leave(course, trainer, ends, store)
+    course.checkpoints.make_room(spared=chosen[0] if chosen else None)
     out = work / recipe.trained_role
     published = save_chosen(trainer, chosen, material.folder, recipe, out)
     if unsent:

@@ -44,7 +44,7 @@ def resume_together(
 
     Raises:
         BadConfiguration: there is no valid checkpoint of the step to resume from.
-        BrokenArtifact: the store has not what the leader goes on from.
+        Restart: the store has not what the leader goes on from.
     """
     seen: Found | None = None
     place: Place | None = None

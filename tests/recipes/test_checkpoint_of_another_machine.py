@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.addresses import BrokenArtifact
 from recipes.checkpoint_folder import content_of
 from recipes.checkpoints import Checkpoints
+from recipes.runner import Restart
 from recipes.schema import StoreAddress
 from recipes.store import Store
 
@@ -71,10 +71,10 @@ def test_a_loss_that_was_told_since_is_no_other_content(store: Store, tmp_path: 
 
 def test_that_the_store_has_another_one_or_none_is_said(store: Store, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
-    with pytest.raises(BrokenArtifact, match="run-1/8 is not the checkpoint that the first node goes on from"):
+    with pytest.raises(Restart, match="run-1/8 is not the checkpoint that the first node goes on from"):
         second.take(8, "of nothing")
     save(first, 8, "of 8")
-    with pytest.raises(BrokenArtifact, match="run-1/8 is not"):
+    with pytest.raises(Restart, match="run-1/8 is not"):
         second.take(8, "of nothing")
 
 
@@ -83,3 +83,14 @@ def test_where_there_is_no_checkpoint_it_has_no_content(tmp_path: Path) -> None:
     (tmp_path / "8").mkdir()
     (tmp_path / "8" / "manifest.json").write_text("{")
     assert content_of(tmp_path / "8") == ""
+
+
+def test_one_that_is_broken_in_the_store_is_offered_anew(store: Store, tmp_path: Path) -> None:
+    first, second = machine(tmp_path, "first", store), machine(tmp_path, "second", store)
+    save(first, 8, "of 8")
+    store.put_bytes(f"{URI}/8/weights", b"torn")
+    with pytest.raises(Restart):
+        second.take(8, content_of(first.folder / "8"))
+    first.offer(8)
+    second.take(8, content_of(first.folder / "8"))
+    assert (second.folder / "8" / "weights").read_text() == "of 8"

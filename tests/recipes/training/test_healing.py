@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from recipes import schema
 from recipes import train as program
+from recipes.checkpoints import Checkpoints
 from recipes.incidents import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, read_incidents, write_incident
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
@@ -356,6 +357,22 @@ def test_the_best_weights_are_published_where_the_recipe_says_so(place: Place, t
     assert found.published_step == found.best_step != 8
     best = tmp_path / "best" / "checkpoints" / str(found.best_step) / "adapter_model.safetensors"
     assert (tmp_path / "best" / "adapter" / "adapter_model.safetensors").read_bytes() == best.read_bytes()
+
+
+def test_checkpoints_make_room_for_the_weights_that_are_published_and_not_the_one_that_has_them(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that they filled, a run of many hours ended at its last line."""
+    work, made = tmp_path / "best", Checkpoints.make_room
+    seen: list[tuple[int | None, bool]] = []
+
+    def noting(self: Checkpoints, spared: int | None = None) -> None:
+        seen.append((spared, (work / "adapter").exists()))
+        made(self, spared)
+
+    monkeypatch.setattr(Checkpoints, "make_room", noting)
+    found = facts(place.train(work, publish="best", learning_rate=1e-15))
+    assert seen[-1] == (found.best_step, False)
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
