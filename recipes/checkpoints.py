@@ -244,6 +244,11 @@ class Checkpoints:
         if self.at(step) is None or content_of(path) != content:
             raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
 
+    def leave_only(self, step: int) -> None:
+        """Of a machine that takes what another saves: what it fetched for its earlier starts nobody reads again."""
+        for old in set(self.local_steps()) - {step}:
+            shutil.rmtree(self.folder / str(old))
+
     def came_from(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
         it. None at the beginning.

@@ -63,8 +63,10 @@ def resume_together(
         return way, None
     holder = along(checkpoints, place.left_at[: place.ways_before])
     found = place.step, holder.folder / str(place.step)
-    if group.local_rank == 0 and not group.leads and (seen != found or content_of(found[1]) != place.content):
-        holder.take(place.step, place.content)
+    if group.local_rank == 0 and not group.leads:
+        if seen != found or content_of(found[1]) != place.content:
+            holder.take(place.step, place.content)
+        holder.leave_only(place.step)
     group.collect(None)
     return way, found
 

@@ -80,11 +80,14 @@ def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
     leaders = tmp_path / "machines" / "0" / "work" / "checkpoints"
     newest = max(int(folder.name) for folder in leaders.iterdir() if folder.name.isdigit())
     place.store.delete(f"{job.outputs['checkpoints']}/{newest}")
+    earlier = tmp_path / "machines" / "1" / "work" / "checkpoints" / "2"
+    earlier.mkdir(parents=True, exist_ok=True)
 
     gang = Gang(job, tmp_path / "machines")
     assert gang.wait() == [0, 0], gang.said()
     result = result_of(place, job)
     assert TrainingFacts.model_validate(result.facts).resumed_from == newest
+    assert not earlier.exists(), "what was fetched for an earlier start fills the disk"
     assert losses_of(result) == losses_of(whole)
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
