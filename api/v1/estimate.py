@@ -10,6 +10,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
 from api.v1.new_job import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named, refuse_incomplete
+from recipes.checkpoint_size import disk_words
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
@@ -94,6 +95,8 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "tokens_per_parameter": found.tokens_per_parameter,
         "compute_optimal_tokens_per_parameter": COMPUTE_OPTIMAL,
         "memory": memory_json(found.memory) if found.memory else None,
+        "checkpoint_bytes": found.checkpoint,
+        "disk": disk_words(recipe, found.checkpoint) if found.checkpoint is not None else None,
         "hours": asdict(found.hours) if found.hours else None,
         "dollars": asdict(found.dollars) if found.dollars else None,
         "source": found.source,

@@ -27,6 +27,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"dataset   {dataset_words(found)}",
         f"scaling   {scaling_words(found)}",
         f"memory    {memory_words(found['memory'])}",
+        f"disk      {found['disk'] or 'not known'}",
         f"time      {range_words(found['hours'], hours)}",
         f"cost      {range_words(found['dollars'], dollars)}",
         f"source    {found['source']}",

@@ -11,6 +11,7 @@ import yaml
 
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.output import show, table
+from recipes.checkpoint_size import checkpoint_bytes, disk_words
 from recipes.fit import Fit, fit, hardware_words, sized
 from recipes.known_architectures import known_shape, shape_of
 from recipes.recipe import Recipe
@@ -89,9 +90,11 @@ def check(name: str, as_json: bool) -> None:
     problems = differences(tried) + ([] if found.fits else [f"it {found.words}"])
     if as_json:
         memory = {"needed": found.needed, "available": found.available, "parts": vars(found.budget)}
-        show({"memory": memory, "dry_run": tried, "problems": problems, "cannot_train": missing(recipe)})
+        size = checkpoint_bytes(recipe, shape)
+        said = {"problems": problems, "cannot_train": missing(recipe)}
+        show({"memory": memory, "checkpoint_bytes": size, "dry_run": tried, **said})
     else:
-        print("\n".join(lines(recipe, found, tried)))
+        print("\n".join(lines(recipe, found, checkpoint_bytes(recipe, shape), tried)))
     if problems:
         raise Refused(f"recipe '{recipe.name}' does not hold: {'; '.join(problems)}")
 
@@ -136,7 +139,7 @@ def differences(tried: dict[str, Any]) -> list[str]:
     ]
 
 
-def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
+def lines(recipe: Recipe, found: Fit, checkpoint: int, tried: dict[str, Any]) -> list[str]:
     adapted = f" in {tried['adapted_modules']} modules" if tried["adapted_modules"] else ""
     share = tried["trainable"] / tried["parameters"]
     said = [
@@ -144,6 +147,7 @@ def lines(recipe: Recipe, found: Fit, tried: dict[str, Any]) -> list[str]:
         f"parameters   {tried['parameters']:,}, trained {tried['trainable']:,}{adapted} ({share:.2%})",
         f"memory       {found.words}",
         *(f"  {part:<11} {sized(size):>9}" for part, size in vars(found.budget).items() if size),
+        f"disk         {disk_words(recipe, checkpoint)}",
         f"start        {' '.join(tried['command'])}{on_each_node(recipe)}",
         *([f"image        {recipe.image}"] if recipe.image else []),
     ]

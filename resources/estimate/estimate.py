@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from recipes.architecture import Architecture
+from recipes.checkpoint_size import checkpoint_bytes
 from recipes.fit import Fit
 from recipes.memory import trained_tensors
 from recipes.recipe import Recipe
@@ -35,7 +36,9 @@ class DatasetTokens:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why. `trained` counts parameters."""
+    """`hours`, `dollars` and `memory` are none where too little is known; `notes` say why. `trained` counts parameters,
+    `checkpoint` bytes.
+    """
 
     recipe: Recipe
     steps: int
@@ -43,6 +46,7 @@ class Estimate:
     trained: int | None
     dataset: DatasetTokens | None
     memory: Fit | None
+    checkpoint: int | None
     hours: Range | None
     dollars: Range | None
     gpus: int
@@ -98,6 +102,7 @@ def estimate(
         trained=trained_parameters(recipe, shape),
         dataset=dataset,
         memory=memory,
+        checkpoint=checkpoint_bytes(recipe, shape) if shape and memory else None,
         hours=hours,
         dollars=dollars,
         gpus=gpus,

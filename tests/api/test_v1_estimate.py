@@ -65,6 +65,8 @@ def test_an_estimate_before_and_after_a_run_of_the_same_recipe(server: ServerPro
     assert before["seed_estimate"] == {"time": "5 minutes", "cost": "$0"}
     assert before["memory"]["where"] == "the host" and before["memory"]["needed"] < before["memory"]["available"]
     assert sum(before["memory"]["parts"].values()) == pytest.approx(before["memory"]["needed"])
+    assert 0 < before["checkpoint_bytes"] - 12 * before["trained_parameters"] < 10_000, "a step counter for each tensor"
+    assert before["disk"] == "55.9 MiB a checkpoint; the disk must hold two of them, the store up to 5"
 
     run = finished_run(server)
     after = estimate(server)

@@ -63,5 +63,6 @@ def test_an_estimate_is_said_in_words(server: ServerProcess, tmp_path: Path) -> 
     assert "tokens per trained parameter (161,480,704); 20 per parameter are best from nothing (Hoff" in shown
     assert "4 hours, $20 (the recipe's own figures)" in shown
     assert "of 39.4 GiB on each nvidia-a100-40gb" in shown
+    assert "\ndisk      1.8 GiB a checkpoint; the disk must hold two of them, the store up to 5\n" in shown
     refused = refusal(run(server.url, "job", "estimate", "--config", str(config), "--set", "batch_size=64"))
     assert "which is the same effective batch" in refused

@@ -89,7 +89,9 @@ def test_on_several_nodes_the_command_is_said_to_be_each_one_s(
     command = ["torchrun", "--nnodes=4", "--nproc-per-node=8", "-m", "recipes.train", "job.json"]
     monkeypatch.setattr(recipe_report, "dry_run", lambda name: played(command=command))
     recipe_report.check("zen-72b-full", as_json=False)
-    (start,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("start"))
+    said = capsys.readouterr().out.splitlines()
+    assert "disk         812.6 GiB a checkpoint; the first node's disk must hold two of them, the store up to 5" in said
+    (start,) = (line for line in said if line.startswith("start"))
     assert (
         start
         == f"start        {' '.join(command)} (on each of 4 nodes; what starts the job adds their rank and where they meet)"
@@ -189,7 +191,7 @@ def test_a_part_of_the_memory_stands_apart_from_its_name_however_large_it_is() -
     recipe = Recipe.named("zen-7b-lora").changed({"sequence_length": 1_000_000})
     shape = known_shape(recipe)
     assert shape is not None
-    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), played())
+    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), 0, played())
     (activations,) = (line.split() for line in said if line.startswith("  activations"))
     assert activations[0] == "activations" and float(activations[1]) > 1000
 
@@ -199,6 +201,6 @@ def test_a_part_of_the_memory_that_is_small_is_said_in_mib() -> None:
     recipe = Recipe.named("smollm2-135m-lora")
     shape = known_shape(recipe)
     assert shape is not None
-    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), played())
+    said = recipe_report.lines(recipe, fit(recipe, shape, host_memory=0), 0, played())
     parts = dict(line.split(maxsplit=1) for line in said if line.startswith("  "))
     assert (parts["adapter"], parts["allowance"]) == ("18.6 MiB", "1.0 GiB")

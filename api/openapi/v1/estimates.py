@@ -53,7 +53,7 @@ class SeedEstimate(Message):
 
 class JobEstimate(Message):
     """`source` says what the hours stand on, `notes` what is not known or assumed. `tokens` of pairs are as many as those of
-    the dataset have; `tokens_per_step` is the most that a step may have."""
+    the dataset have; `tokens_per_step` is the most that a step may have. `disk` says how many checkpoints it must hold."""
 
     recipe: str
     method: Literal["full", "lora", "qlora"]
@@ -70,6 +70,8 @@ class JobEstimate(Message):
     tokens_per_parameter: float | None
     compute_optimal_tokens_per_parameter: float
     memory: NeededMemory | None
+    checkpoint_bytes: int | None
+    disk: str | None
     hours: Bounds | None
     dollars: Bounds | None
     source: str

@@ -1,0 +1,29 @@
+"""How large a checkpoint is, before there is one. Pure functions; figures in bytes.
+
+Left out is what no model makes large: schedule, random states, the tokenizer's files.
+"""
+
+from recipes.architecture import Architecture
+from recipes.fit import sized
+from recipes.memory import TRAINED, WIDTH, optimizer_bytes, trained_tensors
+from recipes.recipe import Recipe
+
+
+def checkpoint_bytes(recipe: Recipe, shape: Architecture) -> int:
+    """What is trained, and what its optimizer keeps of it. How many processes save it makes no difference.
+
+    Raises:
+        BadConfiguration: an adapter's target is no module of this model.
+    """
+    trained = trained_tensors(recipe, shape)
+    kept = "adamw" if recipe.optimizer == "paged_adamw" else recipe.optimizer  # wherever they are while it trains
+    weights = sum(tensors.total for tensors in trained) * WIDTH[TRAINED]
+    return weights + optimizer_bytes(kept, trained, WIDTH[TRAINED])
+
+
+def disk_words(recipe: Recipe, size: int) -> str:
+    """What the disks must hold: the newest and the one that is written, and what is compressed on its way to the store."""
+    nodes = recipe.distributed.num_nodes if recipe.distributed else 1
+    where = "the first node's disk" if nodes > 1 else "the disk"
+    here, policy = "three" if recipe.checkpoint.compression else "two", recipe.checkpoint
+    return f"{sized(size)} a checkpoint; {where} must hold {here} of them, the store up to {policy.keep_last + 2}"
