@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath
 from pydantic import JsonValue, ValidationError
 
 from recipes.addresses import BrokenArtifact
+from recipes.ahead import ahead
 from recipes.chunks import chunk_uri
 from recipes.local_artifact import MANIFEST, describe, difference, lies_alone, sha256_of, what_is_broken
 from recipes.manifest import Artifact, Chunk, FileRecord, Manifest, Selection
 from recipes.objects import Objects
 from recipes.selection import Marks, bitmap_uri, chosen, marks_in, origin_uri
 from recipes.shared_cache import put_when_whole
+from recipes.stored_object import PARTS_AHEAD
 
 __all__ = ["MANIFEST", "BrokenArtifact", "Store", "describe", "sha256_of", "what_is_broken"]
 
@@ -51,8 +53,12 @@ class Store(Objects):
 
     def publish_described(self, folder: Path, uri: str, manifest: Manifest) -> Artifact:
         """`publish` for a folder whose manifest is known already."""
-        for file in manifest.files:
+
+        def put(file: FileRecord) -> None:
             self.put_file(f"{uri.rstrip('/')}/{file.path}", folder / file.path)
+
+        for _ in ahead(put, manifest.files, self.files_at_once):
+            pass
         return self.put_manifest(uri, manifest)
 
     def put_manifest(self, uri: str, manifest: Manifest) -> Artifact:
@@ -103,6 +109,14 @@ class Store(Objects):
             yield from self.open(f"{artifact_uri}/{file.path}").chunks()
         for chunk in file.chunks:
             yield self.chunk(artifact_uri, chunk)
+
+    def pieces_ahead(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        """`pieces` for whoever wants all of them soon: some are fetched at the same time."""
+        if file.selection is not None:
+            return self.pieces(artifact_uri, file)
+        if file.chunks:
+            return ahead(partial(self.chunk, artifact_uri), file.chunks, PARTS_AHEAD)
+        return self.open(f"{artifact_uri}/{file.path}").parts_ahead()
 
     def chunk(self, artifact_uri: str, chunk: Chunk) -> bytes:
         """A verified part of a file.
@@ -162,7 +176,9 @@ class Store(Objects):
         # One after the other, the files of a large model take longer to hash than to load: about 2 GB a second.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as hashing:
             problems = list(hashing.map(partial(what_is_broken, folder), wanted))
-        for file, before, problem in zip(wanted, seen, problems, strict=True):
+
+        def mend(found: tuple[FileRecord, tuple[int, int, int] | None, str | None]) -> None:
+            file, before, problem = found
             if problem and local is None:
                 # Another may have fetched it by now; as it was, it is not hashed again.
                 if stamp(folder / file.path) == before or what_is_broken(folder, file):
@@ -170,6 +186,9 @@ class Store(Objects):
             elif problem:
                 self.refuse_without_bucket(artifact.uri)
                 raise BrokenArtifact(f"{artifact.uri}/{problem}")
+
+        for _ in ahead(mend, zip(wanted, seen, problems, strict=True), self.files_at_once):
+            pass
         return folder
 
     def fetched(self, artifact: Artifact, cache: Path) -> Path:
@@ -188,7 +207,7 @@ class Store(Objects):
         digest, size = hashlib.sha256(), 0
         try:
             with put_when_whole(target) as out:
-                for piece in self.pieces(artifact_uri, file):
+                for piece in self.pieces_ahead(artifact_uri, file):
                     out.write(piece)
                     digest.update(piece)
                     size += len(piece)

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import obstore
+from obstore.store import LocalStore
 
+from recipes.ahead import ahead
 from recipes.buckets import Bucket, readable_errors
 
 CHUNK = 1 << 20
+AHEAD_PART = 8 << 20
+"""Of what is not read or sent in one piece, by a program that moves whole artifacts."""
+PARTS_AHEAD = 4
+"""That are on their way at once."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,17 @@ class StoredObject:
         with readable_errors(self.uri, self.bucket):
             found = obstore.get(self.bucket, self.key, options=options)
         return self._streamed(found)
+
+    def parts_ahead(self) -> Iterator[bytes]:
+        """All of it, in parts of which some are fetched at the same time, each over a connection of its own.
+
+        Raises:
+            FileNotFoundError: the object is gone, or is another one.
+        """
+        if not self.version or self.size <= AHEAD_PART or isinstance(self.bucket, LocalStore):
+            return self.chunks()
+        starts = range(0, self.size, AHEAD_PART)
+        return ahead(lambda start: b"".join(self.chunks(start, start + AHEAD_PART)), starts, PARTS_AHEAD)
 
     def _streamed(self, found: "obstore.GetResult") -> Iterator[bytes]:
         with readable_errors(self.uri, self.bucket):

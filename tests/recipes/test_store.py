@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreUnavailable
-from recipes.manifest import Artifact, FileRecord
+from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.objects import Entry
 from recipes.schema import StoreAddress
-from recipes.store import MANIFEST, BrokenArtifact, Store, sha256_of
+from recipes.store import MANIFEST, BrokenArtifact, Store, describe, sha256_of
 from tests.s3_server import VARIABLES, S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,8 +218,8 @@ class Fetching(Store):
         super().__init__(store.address, VARIABLES)
         self._told = told
 
-    def pieces(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
-        for piece in super().pieces(artifact_uri, file):
+    def pieces_ahead(self, artifact_uri: str, file: FileRecord) -> Iterator[bytes]:
+        for piece in super().pieces_ahead(artifact_uri, file):
             self._told()
             yield piece
 
@@ -230,7 +230,7 @@ def test_jobs_that_fetch_one_artifact_at_once_do_not_disturb_each_other(in_s3: S
     found: list[Path] = []
     first = Fetching(in_s3, lambda: found.append(in_s3.fetch(published, tmp_path / "cache")))
     assert first.fetch(published, tmp_path / "cache") == tmp_path / "cache" / published.digest
-    assert found == [tmp_path / "cache" / published.digest], "the other was done before the first file of this one was"
+    assert {*found} == {tmp_path / "cache" / published.digest}, "the other was done before the first file of this one was"
     assert (found[0] / "inner/b.bin").read_bytes() == bytes(range(256))
     assert not list(tmp_path.rglob("*.part"))
 
@@ -252,6 +252,62 @@ def test_a_fetch_that_breaks_off_leaves_nothing_and_what_a_killed_one_left_goes_
     os.utime(old, (time.time() - 90_000, time.time() - 90_000))
     in_s3.fetch(published, tmp_path / "cache")
     assert young.exists() and not old.exists()
+
+
+def test_a_large_file_is_fetched_in_parts(in_s3: Store, s3: S3Server, tmp_path: Path) -> None:
+    """Over one connection each: by one alone, a large model took an hour."""
+    data = random.Random(0).randbytes(20 << 20)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(data)
+    published = in_s3.publish(tmp_path / "model", URI, "weights")
+    assert (in_s3.fetch(published, tmp_path / "cache") / "weights").read_bytes() == data
+    asked = [
+        request.headers.get("range") for request in s3.requests if request.method == "GET" and "weights" in request.path
+    ]
+    assert sorted(filter(None, asked)) == ["bytes=0-8388607", "bytes=16777216-20971519", "bytes=8388608-16777215"]
+
+
+def test_parts_of_a_version_that_was_replaced_are_not_mixed_with_those_of_the_new_one(in_s3: Store) -> None:
+    uri = "s3://hanzo-models/m/1/x"
+    in_s3.put_bytes(uri, b"old" * (5 << 20))
+    parts = in_s3.open(uri).parts_ahead()
+    assert next(parts)[:3] == b"old"
+    opened = in_s3.open(uri)
+    in_s3.put_bytes(uri, b"new" * (5 << 20))
+    with pytest.raises(FileNotFoundError, match="replaced"):
+        list(opened.parts_ahead())
+
+
+class Meeting(Store):
+    """Each put of a file waits until as many others are under way."""
+
+    def __init__(self, address: StoreAddress, others: int) -> None:
+        super().__init__(address, VARIABLES)
+        self.there = threading.Barrier(others)
+        self.put: list[str] = []
+
+    def put_file(self, uri: str, path: Path) -> None:
+        self.there.wait(30)
+        super().put_file(uri, path)
+        self.put.append(uri)
+
+
+def test_files_go_to_s3_together_and_to_a_folder_one_after_the_other(s3: S3Server, in_folder: Store, tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "made" / f"{number}").mkdir(parents=True)
+        (tmp_path / "made" / f"{number}" / "x").write_bytes(b"x")
+    Meeting(s3.address, 4).publish(tmp_path / "made", URI, "dataset")
+    alone = Meeting(in_folder.address, 1)
+    alone.publish(tmp_path / "made", URI, "dataset")
+    assert alone.put == sorted(alone.put)
+
+
+def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path) -> None:
+    manifest = Manifest(kind="dataset", files=describe(folder))
+    (folder / "inner" / "b.bin").unlink()
+    with pytest.raises(FileNotFoundError):
+        in_s3.publish_described(folder, URI, manifest)
+    assert in_s3.find(URI) is None
 
 
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
@@ -425,7 +481,7 @@ def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S
         in_s3.put_file(uri, file)
     sent = [(request.method, parse_qs(request.query, keep_blank_values=True)) for request in s3.requests]
     numbers = sorted(query.get("partNumber", ["none"])[0] for method, query in sent if method == "PUT")
-    assert numbers == ["1", "2", "3"]
+    assert numbers == (["1", "2", "3"] if of == "stream" else ["1", "2"])
     assert [sorted(query) for method, query in sent if method == "POST"] == [["uploads"], ["uploadId"]]
     assert in_s3.get_bytes(uri) == data
     assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
@@ -547,7 +603,7 @@ def test_every_body_is_put_with_its_checksum(in_s3: Store, s3: S3Server, tmp_pat
     in_s3.put_file(f"{URI}/file", tmp_path / "large")
     asyncio.run(in_s3.put_stream(f"{URI}/stream", arriving(6 << 20)))
     bodies = [request for request in s3.requests if request.method == "PUT"]
-    assert len(bodies) == 1 + 3 + 1
+    assert len(bodies) == 1 + 2 + 1
     assert all(request.headers["x-amz-checksum-sha256"] for request in bodies)
     begun = [request for request in s3.requests if request.method == "POST" and "uploads" in request.query]
     assert [request.headers["x-amz-checksum-algorithm"] for request in begun] == ["SHA256", "SHA256"]
