@@ -89,7 +89,7 @@ class PodsOfMany(Pods):
 
     def give(self, *paths: Path) -> None:
         for path in paths:
-            self._store.put_file(self._place(path), path)
+            self._store.put_file(self._place(path), path, parts_at_once=1)  # of so many files at once
 
     def give_all(self, units: Iterable[Sequence[Path]]) -> None:
         waiting = iter(units)
