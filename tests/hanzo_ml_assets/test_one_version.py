@@ -12,6 +12,7 @@ from tests.hanzo_ml.test_cli import run
 from tests.hanzo_ml_assets.test_validation import Graph, rows, shown
 
 
+@pytest.mark.slow
 def test_the_same_content_is_one_version_whichever_way_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
         monkeypatch.delenv(name)

@@ -3,6 +3,7 @@
 import time
 
 import dagster as dg
+import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.dataset import SPLITS
@@ -18,6 +19,7 @@ from tests.recipes.preparation.place import questions
 __all__ = ["plane"]
 
 
+@pytest.mark.slow
 def test_each_organization_s_version_is_split_and_by_no_other_s_rules(plane: ControlPlane) -> None:
     raw = plane.settings.home / "other.jsonl"
     raw.write_bytes(b"".join(canonical_json({**row, "of": "acme"}) + b"\n" for row in questions(40)))

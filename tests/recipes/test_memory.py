@@ -222,6 +222,7 @@ def test_activations_are_within_5_percent_of_what_autograd_keeps(
     assert saved_bytes(forward) == pytest.approx(kept_by(model), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets", "dropout", "dtype", "adapter", "masked"),
     [

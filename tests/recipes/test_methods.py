@@ -26,6 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
 METHODS: dict[str, dict[str, Any]] = {"lora": LORA, "qlora": QLORA, "full": FULL}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_goes_through_the_whole_chain(tiny: TinyTraining, method: str) -> None:
     """Trained, resumed to the same bytes on another machine, evaluated, merged and exported."""
@@ -91,6 +92,7 @@ def test_full_in_bfloat16_trains_every_number_however_small_its_step(tiny: TinyT
     assert "transformers_version" not in json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("computes_bfloat16")
 def test_full_in_bfloat16_computes_in_it(tiny: TinyTraining) -> None:
     """Near what float32 gives, and not equal, or nothing would be gained; resumed to the same bytes."""

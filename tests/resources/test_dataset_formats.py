@@ -429,6 +429,7 @@ def test_too_many_columns_are_refused_where_they_come(place: Place, monkeypatch:
     assert place.create(json.dumps(dict.fromkeys(wide[:100])))[0].num_records == 1
 
 
+@pytest.mark.slow
 def test_what_is_told_apart_of_wide_records_takes_little_memory() -> None:
     seen = SchemaOfMany()
     names = [f"c{number}" for number in range(5000)]

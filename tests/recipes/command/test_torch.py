@@ -52,6 +52,7 @@ def test_the_environment_s_own_sitecustomize_is_run_too(compute: LocalCompute, h
     assert house.said() == ["7"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_torchrun_starts_the_command_again(compute: LocalCompute, house: House) -> None:
     script = f"""{TOGETHER}
 import time

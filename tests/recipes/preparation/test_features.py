@@ -107,6 +107,7 @@ def test_a_key_is_answered_with_its_last_record_in_the_order_of_the_input(tmp_pa
     assert served.find("nobody") is None
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_makes_the_same_files(tmp_path: Path) -> None:
     place = Place(tmp_path, table(300), SMALL)
     one, two = (place.prepare({"features": FEATURES}, workers=count) for count in (1, 2))

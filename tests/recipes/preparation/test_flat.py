@@ -71,6 +71,7 @@ def told_plan(folder: Path, ranges: int, parameters: dict[str, Any]) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", [EVERYTHING, BY_GROUP, BY_COLUMN])
 def test_eight_times_the_records_take_the_same_memory(tmp_path: Path, parameters: dict[str, Any]) -> None:
     peaks = []

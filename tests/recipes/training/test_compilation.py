@@ -23,6 +23,7 @@ def with_first_half(model: Any, _: Path) -> None:
         block.compile(dynamic=False, backend="aot_eager")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_compiled_blocks_and_says_where_they_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

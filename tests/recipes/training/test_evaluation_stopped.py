@@ -108,6 +108,7 @@ def test_an_evaluation_is_owed_until_it_is_in_the_log() -> None:
     assert not owed(4, None, 4, history)
 
 
+@pytest.mark.slow
 def test_one_is_owed_after_the_last_step_though_it_is_not_its_turn(
     place: Place, tmp_path: Path, evaluated: Evaluated
 ) -> None:

@@ -115,6 +115,7 @@ def test_what_does_not_fit_one_by_one_is_refused_with_what_to_do(place: Place, t
         place.train(tmp_path / "odd", **odd)
 
 
+@pytest.mark.slow
 def test_a_run_that_the_kernel_ended_goes_on_in_smaller_parts_while_there_are_any(place: Place, tmp_path: Path) -> None:
     work = tmp_path / "ended"
     place.train(work, max_steps=2)
@@ -178,6 +179,7 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "compile_blocks", compile_blocks)
 
 
+@pytest.mark.slow
 def test_a_run_whose_blocks_cannot_be_compiled_goes_on_without(
     place: Place, tmp_path: Path, not_compiled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
     assert {point["step"] for point in pending if point["key"] == "train/loss"} == set(range(1, 9))
 
 
+@pytest.mark.slow
 def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
     place: Place, tmp_path: Path, poisoned: list[int], server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

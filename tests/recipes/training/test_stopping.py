@@ -146,6 +146,7 @@ STOPS = [
 """In which micro-batch of each start SIGTERM comes, what that start saves, and where it says that the run stands."""
 
 
+@pytest.mark.slow
 def test_a_step_that_is_broken_off_is_done_again_as_if_nobody_had(
     place: Place, tmp_path: Path, micro_batches: MicroBatches, capsys: pytest.CaptureFixture[str]
 ) -> None:

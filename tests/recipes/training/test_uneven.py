@@ -15,6 +15,7 @@ from tests.recipes.training.place import Place, facts
 OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
 @pytest.mark.parametrize("rows", [5, 7])
 def test_a_smaller_micro_batch_counts_by_its_rows(place: Place, tmp_path: Path, objective: str, rows: int) -> None:
