@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.abandoned_uploads import remove_abandoned
-from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord
 from recipes.objects import Entry
 from recipes.schema import StoreAddress
@@ -602,9 +602,18 @@ def test_the_address_says_how_to_encrypt(
 def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
     store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
     uri = "s3://hanzo-models/m/1/x"
-    for ask in (store.list, store.exists, lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256()):
-        with pytest.raises(StoreUnavailable, match=f"{s3.url} has no bucket no-such-bucket"):
+    puts = (lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256())
+    for ask in (store.find, store.modified, store.list, store.exists, *puts):
+        with pytest.raises(StoreRefuses, match=f"{s3.url} has no bucket no-such-bucket"):
             ask(uri)
+
+
+def test_once_a_bucket_is_known_to_be_there_what_is_missing_takes_one_request(in_s3: Store, s3: S3Server) -> None:
+    uri = "s3://hanzo-models/m/1/x"
+    in_s3.find(uri)
+    s3.requests.clear()
+    assert in_s3.find(uri) is None
+    assert [request.method for request in s3.requests] == ["HEAD"]
 
 
 def test_a_full_disk_is_told_apart_and_leaves_nothing(in_folder: Store) -> None:
