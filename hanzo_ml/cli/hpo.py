@@ -14,6 +14,7 @@ from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import about
+from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 SAY_WHY = ("failed", "queued", "running")
@@ -114,4 +115,4 @@ def export(
 
     sweep = call("GET", f"/v1/hpo/{sweep_id}")
     trials = list(pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))
-    print(f"study {study.export(sweep, trials, to).study_name}: {len(trials)} trials")
+    print(f"study {study.export(sweep, trials, to).study_name}: {counted(len(trials), 'trial')}")

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from recipes.counted import counted
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import Store
 
@@ -258,8 +259,7 @@ def failure(job: Job, observation: Observation) -> Exception:
     of_machine = MachineFailed if is_of_machine(observation) else JobFailed
     of_store = RefusedByStore if REFUSED.search(observation.detail) else NoStore
     kind = of_store if OF_STORE.search(observation.detail) else of_machine
-    attempts = "1 attempt" if observation.attempt == 1 else f"{observation.attempt} attempts"
-    return kind(f"{job.program} {job.id} failed after {attempts}: {observation.detail}")
+    return kind(f"{job.program} {job.id} failed after {counted(observation.attempt, 'attempt')}: {observation.detail}")
 
 
 def is_of_machine(observation: Observation) -> bool:
