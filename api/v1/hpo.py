@@ -12,7 +12,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
-from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named, refuse_unreadable_base
+from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named, refuse_no_time, refuse_unreadable_base
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
@@ -60,6 +60,7 @@ def start(
     quota = settings.scheduler.quotas.get(caller.organization)
     config, version = pinned(checked(body, settings.hpo, quota), database, caller)
     config = scheduled(config, quota)
+    refuse_no_time(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
         raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
     first = trial_job(config, {})

@@ -247,6 +247,18 @@ def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Setti
     database.close()
 
 
+@pytest.mark.parametrize("key", ["max_duration", "checkpoint_interval"])
+@pytest.mark.parametrize("time", ["0s", "0.0h"])
+@pytest.mark.parametrize("asked", [{"command": ["true"]}, {"model": "theirs"}], ids=["command", "recipe"])
+def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
+    """With none it was taken, and each start of it failed."""
+    answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
+    assert (answer.status_code, answer.json()["message"]) == (
+        400,
+        f"schedule.{key} is {time}, which is no time: give some, such as 20m, or leave it out",
+    )
+
+
 @pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])
 def test_every_type_of_the_specification_is_taken_with_a_command(http: TestClient, type: str) -> None:
     assert submitted(http, type=type)["config"]["type"] == type
