@@ -1,6 +1,7 @@
 """/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints
@@ -408,3 +409,16 @@ def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
     assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
     refused = run(server.url, "hpo", "start")
     assert refused.returncode == 1 and "give one sweep file" in refused.stderr
+
+
+def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() -> None:
+    """Fifty trials of a base model that was gone were fifty lines."""
+
+    def failed(job: str, why: str) -> dict[str, str]:
+        said = f"its run failed: train {job} failed after 1 attempt: {why}"
+        return {"status": "failed", "reason": f"{said} (run {uuid.uuid5(uuid.NAMESPACE_URL, job)} in Dagster)"}
+
+    first, other, last = failed("a" * 32, "no disk"), failed("b" * 32, "no GPU"), failed(f"{'c' * 30}12", "no disk")
+    waiting, ended = {"status": "running", "reason": first["reason"]}, {"status": "completed", "reason": "no disk"}
+    lines = hpo.reasons([other, first, waiting, ended, last])
+    assert lines == [f"2 failed: {last['reason']}", f"1 failed: {other['reason']}", f"1 running: {first['reason']}"]
