@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recipes import objects
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord
@@ -429,6 +430,31 @@ def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S
     assert [sorted(query) for method, query in sent if method == "POST"] == [["uploads"], ["uploadId"]]
     assert in_s3.get_bytes(uri) == data
     assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
+
+
+def test_of_a_stream_whose_first_part_ends_with_a_piece_the_rest_is_stored_too(store: Store) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for letter in b"abcdefg":
+            yield bytes([letter]) * (1 << 20)
+
+    asyncio.run(store.put_stream(URI, pieces()))
+    assert store.get_bytes(URI)[:: 1 << 20] == b"abcdefg"
+
+
+def test_what_would_be_too_many_parts_has_larger_ones(
+    in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file of 60 GB would be."""
+    monkeypatch.setattr(objects, "PARTS", 2)
+    (tmp_path / "file").write_bytes(bytes((11 << 20) + 1))
+    in_s3.put_file("s3://hanzo-models/m/1/x", tmp_path / "file")
+    assert sum("partNumber" in request.query for request in s3.requests) == 2
+
+
+@pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
+def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
+    assert size / objects.part_size(size) <= 10_000 and objects.part_size(size) >= 5 << 20
+    assert 140 * 10**9 / objects.part_size(None) <= 10_000
 
 
 @pytest.mark.parametrize("size", [100, 12 << 20])
