@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import obstore
-from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError
 
 from recipes.addresses import Location, local_root, locate, refuse_links
 from recipes.buckets import (
@@ -27,6 +27,7 @@ from recipes.buckets import (
     refuse_without_bucket,
 )
 from recipes.folder_listing import directly_below, files_below
+from recipes.s3_answers import NO_BUCKET
 from recipes.schema import StoreAddress
 from recipes.stored_object import StoredObject
 
@@ -181,8 +182,11 @@ class Objects:
         store, key = self._place(uri)
         name = self._location(uri).bucket
         if self._root is None and name not in self._there:
-            with suppress(PermissionDeniedError, UnauthenticatedError):  # with keys that may not list
+            try:
                 next(iter(obstore.list(store, prefix=key)), None)
+            except BaseError as error:  # keys that may not list tell nothing of it
+                if NO_BUCKET in str(error):
+                    raise
             self._there.add(name)
 
     def sha256(self, uri: str) -> str:

@@ -27,13 +27,19 @@ KEYS = "(settings storage.access_key, storage.secret_key)"
 
 
 @contextmanager
-def answering(status: int, code: str, message: str, certificate: Path | None = None) -> Iterator[str]:
-    """The address of a server that answers all the same."""
+def answering(
+    status: int, code: str, message: str, certificate: Path | None = None, *, head: int | None = None
+) -> Iterator[str]:
+    """The address of a server that answers all the same, but for a HEAD."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_GET()
+
+        def do_HEAD(self) -> None:
+            self.send_response(head or status)
+            self.end_headers()
 
         def do_GET(self) -> None:
             body = ERROR.format(code, message).encode()
@@ -84,6 +90,12 @@ def test_what_the_server_says_is_told(status: int, code: str, message: str, told
         kind, said = refusal(url)
         assert said == f"{URI}: {url} {told.format(f'{code}: {message}')}"
         assert kind is (StoreRefuses if status in (403, 404) else StoreUnavailable), "what another day may change nothing of"
+
+
+def test_with_keys_that_may_not_list_a_missing_file_is_one() -> None:
+    """Whether its bucket is there is asked by a listing."""
+    with answering(403, "AccessDenied", "No listing.", head=404) as url:
+        assert Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES).find(URI) is None
 
 
 @pytest.mark.slow
