@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import os
 from functools import partial
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -17,13 +14,11 @@ from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.schema_revision import Revision, make_new
 from resources.metadata.tracking.tracking import Tracking
+from resources.store_problem import store_problem
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
-
-PROBES = ("s3://hanzo-ml/datasets/ready", "s3://hanzo-ml/runs/ready", "s3://hanzo-models/ready")
-"""One name in every bucket. Nothing needs to lie there: that the bucket answers is what is asked."""
 
 
 @router.get("/alive")
@@ -82,20 +77,7 @@ def database_answers(tracking: Tracking, database: Database, *, is_new: bool) ->
 
 
 def storage_answers(store: Store) -> bool:
-    try:
-        for uri in PROBES:
-            store.list(uri)
-            local = store.local_path(uri)
-            bucket = None if local is None else bucket_folder(local, uri)
-            if bucket is not None and not (bucket.is_dir() and os.access(bucket, os.W_OK)):
-                log.warning("not ready: %s is no folder that can be written to", bucket)
-                return False
-    except Exception as error:  # whatever the store's library raises means that it does not answer
-        log.warning("not ready: the object store does not answer: %s", error)
-        return False
-    return True
-
-
-def bucket_folder(local: Path, uri: str) -> Path:
-    """The folder that stands for the bucket of `uri`: above every part of its key."""
-    return local.parents[urlsplit(uri).path.count("/") - 1]
+    problem = store_problem(store)
+    if problem:
+        log.warning("not ready: the object store: %s", problem)
+    return problem is None

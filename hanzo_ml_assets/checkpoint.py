@@ -1,7 +1,7 @@
 """The checkpoint asset: one partition is one tracking run; materializing it again resumes that run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -31,6 +31,8 @@ from resources.metadata.tracking.run_alerts import tell_incidents
 from resources.metadata.tracking.run_data import RunData
 from resources.resume import settle
 
+DAGSTER = "dagster"
+"""Whose job it is that was asked for in the Dagster UI, which knows no users."""
 DATASET_METADATA, RECIPE_METADATA = "hanzo_ml/dataset", "hanzo_ml/recipe"
 
 
@@ -112,15 +114,7 @@ def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane:
     Raises:
         dagster.Failure: the run is of another model, or was started with other settings than the launchpad gives now.
     """
-    config = {"name": model, "model": model, **given}
-    job = control_plane.jobs.submit(
-        name=config["name"],
-        config=config,
-        user="dagster",
-        organization=DEFAULT_ORGANIZATION,
-        id=run_id,
-        status="running",
-    )
+    job = record_click(run_id, model, given, control_plane, "running")
     if job.config.get("model") != model:
         raise dg.Failure(
             f"run {run_id} is of another job, '{job.name}': add a partition of another name", allow_retries=False
@@ -131,6 +125,17 @@ def ensure_job(run_id: str, model: str, given: Mapping[str, Any], control_plane:
             f"run {run_id} was started with other settings: empty the launchpad to go on with it, or add a new partition",
             allow_retries=False,
         )
+
+
+def record_click(
+    run_id: str, model: str, given: Mapping[str, Any], control_plane: ControlPlane, status: Literal["queued", "running"]
+) -> JobRecord:
+    """The job that a run does which was launched in the Dagster UI; one that is recorded already stays as it is."""
+    config = {"name": model, "model": model, **given}
+    user, organization = DAGSTER, DEFAULT_ORGANIZATION
+    return control_plane.jobs.submit(
+        name=config["name"], config=config, user=user, organization=organization, id=run_id, status=status
+    )
 
 
 def as_given(job: JobRecord, given: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
 from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
 from recipes.architecture import Architecture
-from recipes.base_model_folder import checked_folder, folder_of
+from recipes.base_model_folder import checked_folder
 from recipes.base_model_ref import BaseModelRef
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
@@ -122,7 +122,7 @@ def refuse_another_base(reference: BaseModelRef, store: Store) -> None:
         BadConfiguration: the folder lacks something, or has other bytes than the recipe pins.
     """
     uri = reference.artifact_uri
-    if uri and reference.is_folder and folder_of(reference).is_dir() and store.find(uri) is None:
+    if uri and reference.is_folder and reference.folder.is_dir() and store.find(uri) is None:
         checked_folder(reference)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.addresses import local_root
-from recipes.objects import UNFINISHED
+from recipes.folder_listing import UNFINISHED
 from recipes.schema import StoreAddress
 
 DAY = 24 * 3600.0

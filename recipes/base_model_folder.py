@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from safetensors import SafetensorError, safe_open
 
@@ -16,19 +15,15 @@ NEEDED = ("tokenizer.json", "tokenizer_config.json")
 INDEX = "model.safetensors.index.json"
 
 
-def folder_of(reference: BaseModelRef) -> Path:
-    return Path(unquote(urlparse(reference.uri).path))
-
-
 def checked_folder(reference: BaseModelRef) -> Path:
     """The folder, hashed: about 2 GB a second.
 
     Raises:
         BadConfiguration: it is not there, lacks something, or its bytes do not have the recipe's hash.
     """
-    folder = folder_of(reference)
-    if not (folder / "config.json").is_file():
-        raise BadConfiguration(f"unknown base model {reference.uri}: no config.json in {folder}")
+    folder = reference.folder
+    if problem := reference.missing:
+        raise BadConfiguration(problem)
     if problem := incomplete(folder):
         raise BadConfiguration(f"base model {reference.uri} {problem}: copy it anew, then pin what it is then")
     check(reference, folder_digest(folder))

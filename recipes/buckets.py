@@ -15,7 +15,7 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import LocalStore, S3Store
 
 from recipes.addresses import local_root
-from recipes.s3_answers import told
+from recipes.s3_answers import refuses, told
 from recipes.schema import StoreAddress
 from recipes.store_folder import away, is_there, make
 
@@ -33,6 +33,10 @@ class StoreFull(Exception):
 
 class StoreUnavailable(Exception):
     """The object store does not answer, or refuses what it was asked."""
+
+
+class StoreRefuses(StoreUnavailable):
+    """The keys are wrong or may not do this, or there is no such bucket: to wait for it does not help."""
 
 
 class Replaced(FileNotFoundError):
@@ -116,8 +120,8 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
         raise Replaced(f"{uri} was replaced while it was read") from None
     except FileNotFoundError as error:
         refuse_without_bucket(uri, bucket)
-        if writing or "NoSuchBucket" in str(error):
-            raise StoreUnavailable(f"{uri}: {reason(str(error), bucket)}") from None
+        if writing or refuses(str(error)):
+            raise no_answer(uri, str(error), bucket) from None
         raise FileNotFoundError(f"nothing lies at {uri}") from None
     except BaseError as error:
         text = str(error)
@@ -126,11 +130,12 @@ def readable_errors(uri: str, bucket: Bucket, *, writing: bool = False) -> Itera
             raise StoreFull(uri + NO_SPACE) from None
         if code in (errno.ENOTDIR, errno.EISDIR) and not writing:  # a folder's name that is a file's, or the reverse
             raise FileNotFoundError(f"nothing lies at {uri}") from None
-        raise StoreUnavailable(f"{uri}: {reason(text, bucket)}") from error
+        raise no_answer(uri, text, bucket) from error
 
 
-def reason(error: str, bucket: Bucket) -> str:
-    """In one line."""
+def no_answer(uri: str, error: str, bucket: Bucket) -> StoreUnavailable:
+    """What the library said, in one line."""
     if isinstance(bucket, LocalStore):
-        return error.splitlines()[0][:500]
-    return told(error, str(bucket.config.get("endpoint")), str(bucket.config.get("bucket")))
+        return StoreUnavailable(f"{uri}: {error.splitlines()[0][:500]}")
+    kind = StoreRefuses if refuses(error) else StoreUnavailable
+    return kind(f"{uri}: {told(error, str(bucket.config.get('endpoint')), str(bucket.config.get('bucket')))}")

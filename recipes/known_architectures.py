@@ -6,8 +6,6 @@ and the base model's own `config.json` both: in the folder that the recipe names
 """
 
 import json
-from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from recipes.architecture import Architecture
 from recipes.recipe import Recipe
@@ -63,7 +61,7 @@ def shape_in_folder(recipe: Recipe) -> Architecture | None:
         BadConfiguration: it is of a family that is not known here, or cannot be read.
     """
     uri = recipe.base_model.uri
-    file = Path(unquote(urlparse(uri).path), "config.json")
+    file = recipe.base_model.folder / "config.json"
     try:
         if not recipe.base_model.is_folder or not file.is_file():
             return None

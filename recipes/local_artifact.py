@@ -4,8 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from recipes.folder_listing import UNFINISHED
 from recipes.manifest import FileRecord, Manifest
-from recipes.objects import UNFINISHED
 from recipes.stored_object import CHUNK
 
 MANIFEST = "manifest.json"

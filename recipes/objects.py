@@ -6,14 +6,15 @@ A put is whole or not at all. What does not belong here: artifacts and their man
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import obstore
+from obstore.exceptions import BaseError
 
 from recipes.addresses import Location, local_root, locate, refuse_links
 from recipes.buckets import (
@@ -25,8 +26,13 @@ from recipes.buckets import (
     readable_errors,
     refuse_without_bucket,
 )
+from recipes.folder_listing import directly_below, files_below
+from recipes.s3_answers import NO_BUCKET
 from recipes.schema import StoreAddress
 from recipes.stored_object import AHEAD_PART, PARTS_AHEAD, StoredObject
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 PART = 5 << 20
 """The smallest part that S3 takes, and what is sent in one request without parts."""
@@ -41,9 +47,6 @@ FILES_AT_ONCE = 4
 """Of one artifact: one connection to S3 brings some 90 MB a second. With the parts of each, 128 MB of memory. One after the
 other, the 84 GB of a 7B model's checkpoint took longer than is waited for a node that is asked to leave.
 """
-UNFINISHED = re.compile(r".*#\d+")
-"""What obstore calls a file of a folder that is not complete yet; no listing shows it."""
-
 MD5 = re.compile(r'"(?P<md5>[0-9a-f]{32})"')
 """An ETag that tells what an object consists of."""
 
@@ -67,6 +70,7 @@ class Objects:
         self._variables = dict(variables or {})
         self._root = local_root(address)
         self._buckets: dict[str, Bucket] = {}
+        self._there: set[str] = set()
 
     def __reduce__(self) -> tuple[type[Self], tuple[StoreAddress, Mapping[str, str]]]:
         """To another process goes where it is and with which keys; its buckets it opens itself."""
@@ -137,8 +141,7 @@ class Objects:
     def open(self, uri: str) -> StoredObject:
         """The object that lies at `uri` now. Raises FileNotFoundError."""
         store, key = self._place(uri)
-        with readable_errors(uri, store):
-            meta = obstore.head(store, key)
+        meta = self._head(uri)
         return StoredObject(uri, meta["size"], meta["e_tag"] or "", store, key)
 
     def known(self, uri: str, size: int) -> StoredObject:
@@ -169,9 +172,32 @@ class Objects:
 
     def modified(self, uri: str) -> int:
         """When the object came there, in milliseconds since 1970. Raises FileNotFoundError."""
+        return int(self._head(uri)["last_modified"].timestamp() * 1000)
+
+    def _head(self, uri: str) -> "ObjectMeta":
+        """What is known of an object without reading it. Raises FileNotFoundError."""
         store, key = self._place(uri)
         with readable_errors(uri, store):
-            return int(obstore.head(store, key)["last_modified"].timestamp() * 1000)
+            try:
+                return obstore.head(store, key)
+            except FileNotFoundError:
+                self._ask_for_bucket(uri)
+                raise
+
+    def _ask_for_bucket(self, uri: str) -> None:
+        """Once for each: to a HEAD, S3 says of a bucket that is not there what it says of an object that is not.
+
+        Raises what the library does, which names the bucket, where it is not there.
+        """
+        store, key = self._place(uri)
+        name = self._location(uri).bucket
+        if self._root is None and name not in self._there:
+            try:
+                next(iter(obstore.list(store, prefix=key)), None)
+            except BaseError as error:  # keys that may not list tell nothing of it
+                if NO_BUCKET in str(error):
+                    raise
+            self._there.add(name)
 
     def sha256(self, uri: str) -> str:
         """SHA-256 of the bytes that lie at `uri` now. Raises FileNotFoundError."""
@@ -277,31 +303,3 @@ async def rejoined(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncItera
         yield first.pop(0)
     async for chunk in rest:
         yield chunk
-
-
-def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
-    """The complete files below a folder, and their sizes. No link is followed: behind one may lie anything.
-
-    What another deletes meanwhile is not among them, as in a listing of S3.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                yield from files_below(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
-                with suppress(FileNotFoundError):
-                    yield Path(entry.path), entry.stat(follow_symlinks=False).st_size
-
-
-def directly_below(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    """Names and sizes of the complete files in a folder, and names of the folders that have one somewhere below."""
-    files, folders = [], []
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                if next(files_below(Path(entry.path)), None):
-                    folders.append(entry.name)
-            elif entry.is_file(follow_symlinks=False) and not UNFINISHED.fullmatch(entry.name):
-                with suppress(FileNotFoundError):
-                    files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
-    return files, folders

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from recipes.buckets import NO_SPACE, StoreFull, StoreUnavailable
+from recipes.buckets import NO_SPACE, StoreFull, StoreRefuses, StoreUnavailable
 from recipes.machine import read_machine
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
@@ -33,6 +33,7 @@ Work = Callable[[Job, Store, Path], Result | None]
 AGAIN = "starting again"
 FOR_STORE = f"{AGAIN}: the object store"
 """How a program says why it ends that could not get at the store; `resources.compute.base` tells it by that."""
+REFUSED = f"{FOR_STORE} refuses"
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -110,6 +111,8 @@ def main(program: Work) -> None:
         fail(f"{AGAIN}: {error}", EXIT_RESTART)
     except Failed as error:
         fail(str(error), 1)
+    except StoreRefuses as error:
+        fail(f"{REFUSED}: {error}", EXIT_RESTART)
     except StoreUnavailable as error:
         traceback.print_exc()
         fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)

@@ -12,6 +12,13 @@ MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
 OF_THE_SYSTEM = re.compile(r'(?:message|error): "([^"]*)"')
 REFUSALS = ("401", "403")
+NO_BUCKET = "NoSuchBucket"
+
+
+def refuses(error: str) -> bool:
+    """Whether a server said what it will say until a setting, or what is allowed there, is another one."""
+    status = STATUS.search(error)
+    return NO_BUCKET in error or (status is not None and status[1].startswith(REFUSALS))
 
 
 def told(error: str, endpoint: str, bucket: str) -> str:
@@ -22,7 +29,7 @@ def told(error: str, endpoint: str, bucket: str) -> str:
     status, code, message = STATUS.search(error), CODE.search(error), MESSAGE.search(error)
     if status:
         answer = ": ".join([status[1].strip(), *(found[1] for found in (code, message) if found)])
-        if code and code[1] == "NoSuchBucket":
+        if code and code[1] == NO_BUCKET:
             return f"{endpoint} has no bucket {bucket} (settings storage.buckets, storage.endpoint)"
         if answer.startswith(REFUSALS):
             keys = "settings storage.access_key, storage.secret_key"

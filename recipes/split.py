@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from recipes.assignment import SPLITS, TRAIN, assign, draw, leaks, named, refuse_no_groups, split_named
+from recipes.counted import counted
 from recipes.keyed_lines import hash_of
 from recipes.layouts import laid_out, question
 from recipes.manifest import Artifact, FileRecord, Manifest, Selection
@@ -181,7 +182,7 @@ def divide(job: Job, store: Store, work: Path) -> Result:
         store.put_bytes(origin_uri(places[name]), version.uri.encode())
         manifest = Manifest(kind="split", files=tuple(found), inputs={"dataset": version.digest}, facts=facts)
         artifacts[name] = store.put_manifest(places[name], manifest)
-        say(f"{name}: {counts[name]} records")
+        say(f"{name}: {counted(counts[name], 'record')}")
     return Result(
         work_digest=job.work_digest,
         artifacts=artifacts,

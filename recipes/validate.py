@@ -6,6 +6,7 @@ The statistics become an artifact beside the version. Input `reference` is anoth
 from collections.abc import Iterable
 from pathlib import Path
 
+from recipes.counted import counted
 from recipes.preparation.source import Source
 from recipes.runner import main, say
 from recipes.schema import BadConfiguration, Job, Result
@@ -26,7 +27,7 @@ def validate(job: Job, store: Store, work: Path) -> Result:
         raise BadConfiguration(f"{source.uri} does not say how many records it has: make the version again")
     lines = Source(store, source, Path(job.cache_dir)).lines()
     statistics, violations = examine(lines, parameters, records, work)
-    say(f"{statistics.records} records, {violations.count} violations of the contract")
+    say(f"{counted(statistics.records, 'record')}, {counted(violations.count, 'violation')} of the contract")
     folder = work / "statistics"
     folder.mkdir(exist_ok=True)
     (folder / STATISTICS).write_text(statistics.model_dump_json(indent=None), encoding="utf-8")

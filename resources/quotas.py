@@ -6,6 +6,7 @@ submitted, or fails as soon as it is known what it wants.
 
 from dataclasses import dataclass
 
+from recipes.counted import counted
 from recipes.schema import Distributed, Hardware, Schedule
 from resources.errors import invalid
 from resources.settings_sections import Quota
@@ -56,8 +57,8 @@ def refuse_sweep_beyond(quota: Quota | None, trials_at_once: int, gpus: int) -> 
     places = quota.max_concurrent_jobs
     if places is not None and trials_at_once > places:
         raise invalid(
-            f"max_concurrent_trials is {trials_at_once}, and the quota of your organization is {places} jobs at once: lower "
-            f"it to {places}"
+            f"max_concurrent_trials is {trials_at_once}, and the quota of your organization is {counted(places, 'job')} at "
+            f"once: lower it to {places}"
         )
     if quota.max_gpus is not None and trials_at_once * gpus > quota.max_gpus:
         raise invalid(
@@ -70,7 +71,7 @@ def refuse_sweep_beyond(quota: Quota | None, trials_at_once: int, gpus: int) -> 
 def reason_to_wait(quota: Quota, used: Used, gpus: int) -> str:
     """Why a job does not start beside those that its organization has already; nothing where it may."""
     if quota.max_concurrent_jobs is not None and used.jobs >= quota.max_concurrent_jobs:
-        return f"waits for its organization's quota: {used.jobs} of {quota.max_concurrent_jobs} jobs run"
+        return f"waits for its organization's quota: {used.jobs} of {counted(quota.max_concurrent_jobs, 'job')} run"
     if quota.max_gpus is not None and used.gpus + gpus > quota.max_gpus:
         return f"waits for its organization's quota: {used.gpus} of {quota.max_gpus} GPUs are taken, and it asks for {gpus}"
     return ""

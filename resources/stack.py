@@ -20,6 +20,7 @@ from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.store import Store
 from resources.configuration import no_home
 from resources.dagster_instance import migrate_dagster
 from resources.detached import LOG, is_running, kill, lock, read_pid, send, start, stop
@@ -28,6 +29,7 @@ from resources.metadata.database import Database
 from resources.orphans import end_orphans
 from resources.services import SOURCE, Service, environment, services
 from resources.settings import Settings
+from resources.store_problem import problem_in_time
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 20.0
@@ -54,6 +56,13 @@ def up(settings: Settings, console: Console) -> None:
     settings.home.mkdir(parents=True, exist_ok=True)
     with alone(settings, console):
         start_missing(settings, console)
+    tell_store(settings, console)
+
+
+def tell_store(settings: Settings, console: Console) -> None:
+    """A line where the object store cannot be used: all runs, and every job would fail for it."""
+    if problem := problem_in_time(Store(settings.store, settings.storage.variables)):
+        console.print(f"  object store       {problem}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -260,6 +269,8 @@ def status(settings: Settings, console: Console) -> None:
         running = is_running(folder(settings, service.name))
         state = "running" if running and answers(service) else "starting or stuck" if running else "not running"
         console.print(f"  {service.name:<18} {state}")
+    if folder(settings, "").is_dir():  # else nothing was ever started, and to ask would make the folders of a store
+        tell_store(settings, console)
 
 
 def main() -> None:

@@ -29,7 +29,15 @@ DATASETS = "datasets"
 MAX_AGAIN = 5
 AGAIN = ", which is tried again"
 OF_STORE = {"StoreUnavailable", "StoreFull", "NoStore"}
-OF_WORKER = OF_STORE | {"OperationalError", "InterfaceError", "TimeoutError", "MemoryError"}
+"""Not of one that refuses: a sweep whose keys were wrong waited for that until it was cancelled, and had said nothing."""
+OF_WORKER = OF_STORE | {
+    "StoreRefuses",
+    "RefusedByStore",
+    "OperationalError",
+    "InterfaceError",
+    "TimeoutError",
+    "MemoryError",
+}
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
 failed for that, which went on or was over. And one of programs: while a store was full, or could only be read, a sweep lost
 all of its trials, one after the other, and nobody can resume a trial.

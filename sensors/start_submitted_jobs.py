@@ -13,6 +13,7 @@ import dagster as dg
 from dagster._core.launcher import WorkerStatus
 from sqlalchemy import Connection
 
+from hanzo_ml_assets.checkpoint import DAGSTER
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import tags_of
@@ -27,7 +28,7 @@ from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.failed_runs import is_given_up
 from sensors.homes import dataset_of, is_of_another_definition, undefined
 from sensors.quota import held_back
-from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG
+from sensors.runs_of_jobs import PARTITION_TAG, RUN_KEY_TAG, newest_run
 from sensors.sensor import sensor
 
 MAX_NEW_RUNS = 20
@@ -171,6 +172,8 @@ def decide(
         return Decision(wait="waits until what ran before it was resumed has ended")
     if job.type == COMMAND:
         return Decision(start=True)
+    if job.user_id == DAGSTER and not job.resumed.times:
+        return of_click(context.instance, job)
     model = str(job.config["model"])
     if missing := undefined(context, model):
         return Decision(fail=missing)
@@ -191,6 +194,13 @@ def decide(
             return Decision(fail=f"dataset {version.reference} {reason}")
         return Decision(wait=f"waits for the checks and splits of {version.reference}", dataset=version.reference)
     return Decision(start=True, dataset=version.reference)
+
+
+def of_click(instance: dg.DagsterInstance, job: JobRecord) -> Decision:
+    """Of a job that is recorded because its run waits: Dagster starts that, and a second one would do its work again."""
+    if newest_run(instance, job.id, resumed_at=0) is None:
+        return Decision(fail="its run was deleted in Dagster before it began: launch it again in a new partition")
+    return Decision(wait="waits for its turn in Dagster's queue")
 
 
 def failed_split(instance: dg.DagsterInstance, version: DatasetVersion) -> str | None:

@@ -12,7 +12,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
 from api.requests import StrictRoute
-from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named
+from api.v1.new_job import allow_base_model, allow_image, changed, recipe_named, refuse_no_time, refuse_unreadable_base
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
@@ -60,13 +60,14 @@ def start(
     quota = settings.scheduler.quotas.get(caller.organization)
     config, version = pinned(checked(body, settings.hpo, quota), database, caller)
     config = scheduled(config, quota)
+    refuse_no_time(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
     if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
         raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
     first = trial_job(config, {})
     if first["model"] == SANDBOX:
         check_name(config.experiment)
     base = recipe_named(first.get("recipe"))
-    gpus = 0
+    gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
     for params in probes(config):
         job = trial_job(config, params)
         recipe = changed(base, job["parameters"])
@@ -79,6 +80,9 @@ def start(
             if version:
                 admit_dataset(recipe, version)
             gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+        if recipe.base_model not in readable:
+            refuse_unreadable_base(recipe, store)
+            readable.add(recipe.base_model)
     refuse_what_never_fits(quota, gpus)
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
         refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)

@@ -13,7 +13,7 @@ from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, Stor
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobOfKey
 from api.v1.job_log import events, last_lines, log_of
-from api.v1.new_job import NewJob, queued
+from api.v1.new_job import NewJob, queued, refuse_no_time
 from recipes.command.job import CommandJob
 from resources.command_jobs import submit_command
 from resources.errors import ErrorCode, HanzoError, invalid
@@ -58,6 +58,7 @@ def submit(
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
+        refuse_no_time(body.schedule)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         job = submit_command(database, store, body, caller.user_id, caller.organization, job_of_key)

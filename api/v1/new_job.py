@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
 
 from api.auth.permissions import Caller
+from recipes.duration import seconds_of
 from recipes.frozen import Name
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
@@ -69,6 +70,7 @@ def queued(
     """
     quota = settings.scheduler.quotas.get(caller.organization)
     refuse_incomplete(body)
+    refuse_no_time(body.schedule)
     base = recipe_named(body.recipe)
     recipe = changed(base, body.parameters)
     allow_base_model(settings, recipe, base)
@@ -78,6 +80,8 @@ def queued(
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
     elif usual := recipe_of_newest(body, database, caller):
         admit_usual(usual, body.model, store)
+    if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
+        refuse_unreadable_base(recipe, store)
     version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
     if version and (body.recipe or body.model == SANDBOX):
         admit_dataset(recipe, version)
@@ -133,6 +137,32 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
             "base_model.uri names a folder of this server, which none may where people sign in: name a package, or ask the "
             "operator for a recipe with this base model",
         )
+
+
+def refuse_no_time(schedule: Schedule | None) -> None:
+    """Of a job that was given no seconds, each start failed. Not in its type, which those that are recorded have to fit.
+
+    Raises HanzoError.
+    """
+    for key in ("max_duration", "checkpoint_interval"):
+        given = getattr(schedule, key, None)
+        if given is not None and not seconds_of(given):
+            raise invalid(f"schedule.{key} is {given}, which is no time: give some, such as 20m, or leave it out")
+
+
+def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:
+    """Of what a job was to begin with, the program found out with the GPUs in its hands that nobody can read it.
+
+    A folder is looked for where the store is one too: this machine trains. Raises HanzoError.
+    """
+    base = recipe.base_model
+    if base.artifact_uri and store.find(base.artifact_uri):
+        return
+    problem = base.problem
+    if problem is None and base.is_folder and store.local_path(str(base.artifact_uri)):
+        problem = base.missing
+    if problem:
+        raise invalid(f"recipe '{recipe.name}': {problem}")
 
 
 def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:

@@ -23,6 +23,7 @@ from hanzo_ml.cli import (
     training_data,
 )
 from hanzo_ml.cli.connection import Refused, tracking_uri
+from hanzo_ml.cli.terminal import plain
 from hanzo_ml.credentials import BadToken
 
 EXIT_REFUSED = 1
@@ -56,7 +57,7 @@ def main() -> None:
     try:
         app()
     except (Refused, BadToken) as refusal:
-        errors.print(f"error: {refusal}", markup=False)
+        errors.print(plain(f"error: {refusal}"), markup=False)
         sys.exit(EXIT_REFUSED)
     except OSError as error:  # of a file that cannot be read, or a disk that is full
         errors.print(f"error: {error.filename or 'this machine'}: {error.strerror or error}", markup=False)

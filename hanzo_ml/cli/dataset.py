@@ -26,6 +26,7 @@ from hanzo_ml.cli.upload import (
     send_query,
 )
 from hanzo_ml.credentials import authorization
+from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command()(prepare)
@@ -82,8 +83,8 @@ def create(
         return
     what = "created" if made["created"] else "is there already with this content"
     print(
-        f"{made['name']}@{made['version']} {what}: {made['num_records']} records, "
-        f"{made['size_bytes']} bytes, id {made['id']}"
+        f"{made['name']}@{made['version']} {what}: {counted(made['num_records'], 'record')}, "
+        f"{counted(made['size_bytes'], 'byte')}, id {made['id']}"
     )
     if left := made.get("not_taken"):
         print(not_taken_line(made, left))

@@ -1,6 +1,6 @@
 """`hanzo-ml hpo`: search for good hyperparameters."""
 
-from collections import Counter
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,13 @@ from hanzo_ml.cli.json_values import check_json
 from hanzo_ml.cli.once import Key
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import about
+from hanzo_ml.cli.terminal import plain
+from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 SAY_WHY = ("failed", "queued", "running")
 """Trials that failed, or wait for something: a sweep whose store is away seems to do nothing."""
+ID = re.compile(r"\b[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}\b")
 SWEEP = "A YAML file: experiment, base_config, search_space, strategy, objective."
 
 
@@ -52,15 +55,26 @@ def results(
         return
     counts = ", ".join(f"{count} {status}" for status, count in sorted(sweep["trials"].items()))
     line = f"{sweep['id']} {sweep['status']}: {counts or 'no trial'} of {sweep['max_trials']} by {sweep['strategy']}"
-    Console(highlight=False, markup=False, soft_wrap=True).print(f"{line} {sweep['reason']}".rstrip())
+    Console(highlight=False, markup=False, soft_wrap=True).print(plain(f"{line} {sweep['reason']}".rstrip()))
     names = list(sweep["config"]["search_space"])
     columns = ("trial", "run", "status", sweep["objective"]["metric"], "step", *names)
     rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
     values = [[shown(trial["params"][name]) for name in names] for trial in best]
     table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
-    told = Counter((trial["status"], trial["reason"]) for trial in trials if trial["status"] in SAY_WHY and trial["reason"])
-    for (status, reason), count in told.most_common():
-        Console(highlight=False, markup=False, soft_wrap=True).print(f"{count} {status}: {reason}")
+    for reason in reasons(trials):
+        Console(highlight=False, markup=False, soft_wrap=True).print(plain(reason))
+
+
+def reasons(trials: list[dict[str, Any]]) -> list[str]:
+    """Why trials failed, or wait, what most of them say first. Of those whose words differ by the ids of their runs alone,
+    the newest says it for all.
+    """
+    saying: dict[tuple[str, str], list[str]] = {}
+    for trial in trials:
+        if trial["status"] in SAY_WHY and trial["reason"]:
+            saying.setdefault((trial["status"], ID.sub("", trial["reason"])), []).append(trial["reason"])
+    told = sorted(saying.items(), key=lambda each: len(each[1]), reverse=True)
+    return [f"{len(said)} {status}: {said[-1]}" for (status, _), said in told]
 
 
 def ordered(trials: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:
@@ -114,4 +128,4 @@ def export(
 
     sweep = call("GET", f"/v1/hpo/{sweep_id}")
     trials = list(pages(f"/v1/hpo/{sweep_id}/trials", "trials", {}))
-    print(f"study {study.export(sweep, trials, to).study_name}: {len(trials)} trials")
+    print(f"study {study.export(sweep, trials, to).study_name}: {counted(len(trials), 'trial')}")

@@ -14,6 +14,7 @@ from hanzo_ml.cli.local import module
 from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show, table
 from hanzo_ml.cli.refused_line import about
+from hanzo_ml.cli.terminal import in_colour
 from hanzo_ml.cli.waiting import begun_job
 from recipes.schema import BadConfiguration
 from recipes.yaml_document import yaml_document
@@ -156,7 +157,7 @@ def logs(job_id: str, follow: Annotated[bool, typer.Option("--follow", help="Unt
         if line.startswith("event: "):
             event = line.removeprefix("event: ")
         elif line.startswith("data: ") and event != "end":
-            print(line.removeprefix("data: "), flush=True)
+            print(in_colour(line.removeprefix("data: ")), flush=True)
 
 
 @app.command()

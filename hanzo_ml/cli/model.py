@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from hanzo_ml.cli.connection import call, pages
 from hanzo_ml.cli.output import AsJson, show, table
+from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -99,7 +100,7 @@ def print_proof(proof: dict[str, Any]) -> None:
 def draw(node: dict[str, Any], tree: Tree | None = None) -> Tree:
     """A proof as a tree: what it is, its digest, where it lies; a broken one in red with the reasons."""
     mark = "[red]✗[/red]" if node["problems"] else "[green]✓[/green]"
-    size = f", {node['files']} files, {node['size_bytes']:,} bytes" if node["files"] else ""
+    size = f", {counted(node['files'], 'file')}, {counted(node['size_bytes'], 'byte')}" if node["files"] else ""
     facts = ", ".join(
         f"{key} {value}" for key, value in node["facts"].items() if isinstance(value, str | int) and key != "split"
     )

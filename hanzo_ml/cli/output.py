@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -11,11 +12,16 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from hanzo_ml.cli.terminal import plain
+
 WHOLE = ("job", "run", "sweep", "dataset", "model", "recipe", "checks")
 """Columns of names and of verdicts, which a narrow console does not cut."""
 
 FOR_PROGRAMS = 10_000
 """Columns where no terminal reads: cut at 80, one row was six lines, of which `grep` found one."""
+
+CONTROL = re.compile("[\\x7f-\\x9f]")
+"""Characters that JSON may have as they are, and on which a terminal acts."""
 
 GAP = 2
 """Between two columns."""
@@ -24,14 +30,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, f
 
 
 def show(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:
     """Rows as a table; `empty` says what to do where there are none. What is read `across` stays side by side."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else FOR_PROGRAMS
     console = Console(highlight=False, markup=False, width=width)  # a name may look like markup
-    lines = [[str(cell) for cell in row] for row in rows]
+    lines = [[plain(str(cell)) for cell in row] for row in rows]
     if not lines:
         console.print(empty)
         return

@@ -13,6 +13,7 @@ from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.refused_line import about
 from hanzo_ml.cli.waiting import ended_job
+from recipes.counted import counted
 
 
 def prepare(
@@ -47,5 +48,5 @@ def made_by(job: dict[str, Any]) -> str:
     name, digest = job["config"]["name"], job["artifacts"]["dataset"]["digest"]
     for version in versions(name):
         if version["artifact"]["digest"] == digest:
-            return f"{name}@{version['version']} created: {version['num_records']} records"
+            return f"{name}@{version['version']} created: {counted(version['num_records'], 'record')}"
     return f"{name} has a version with this content already"

@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import AsJson, show
+from recipes.counted import counted
 
 MOST = 100
 """Records of one file: each is a question of its own."""
@@ -76,7 +77,7 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
         if not each["found"]:
             console.print("no version holds this record")
             continue
-        counts = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in each["totals"].items())
+        counts = ", ".join(counted(count, kind) for kind, count in each["totals"].items())
         served = (
             "[red]served now[/red]: " + escape(", ".join(each["live"]))
             if each["live"]

@@ -8,6 +8,7 @@ from rich.tree import Tree
 
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.output import AsJson, show
+from recipes.counted import counted
 
 
 def data(name: str, version: int, as_json: AsJson = False) -> None:
@@ -23,9 +24,11 @@ def print_data(found: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     root = Tree(escape(f"{found['name']} version {found['version']}"))
     for use in found["datasets"]:
-        branch = root.add(f"{escape(use['dataset'])} [dim]{use['records']:,} records, {escape(use['digest'][:12])}[/dim]")
+        branch = root.add(
+            f"{escape(use['dataset'])} [dim]{counted(use['records'], 'record')}, {escape(use['digest'][:12])}[/dim]"
+        )
         for role, count in use["splits"].items():
-            branch.add(f"{escape(role)}: {'?' if count is None else f'{count:,}'} records")
+            branch.add(f"{escape(role)}: {'? records' if count is None else counted(count, 'record')}")
         if not use["splits"]:
             branch.add("used through what was made of it")
         if use["made_of"]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from hanzo_ml.cli.connection import call
+from hanzo_ml.cli.terminal import plain
 
 ENDED = ("completed", "failed", "cancelled")
 POLL_SECONDS = 1.0
@@ -66,7 +67,7 @@ def begun_job(job_id: str) -> dict[str, Any]:
             return job
         reason = job["reason"] or "it starts within seconds, or once what runs before it has left it a place"
         if reason != told:
-            notes().print(f"{job_id} is queued: {reason}")
+            notes().print(plain(f"{job_id} is queued: {reason}"))
             told = reason
         return None
 

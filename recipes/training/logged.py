@@ -7,14 +7,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hanzo_ml.buffer import MetricBuffer
 from recipes.runner import say
+from recipes.training.own_names import CHECKPOINT_SECONDS, OF_TRANSFORMERS, PERPLEXITY
 from recipes.training.usage import Meter, Work
 
-NAMES = {
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "eval_loss": "eval/loss",
-}
 TOLD = ("train/", "eval/")
 """How the names begin of what an objective tells, whatever it calls it: of others' only what ours tell was logged once."""
 
@@ -45,7 +40,7 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._began = time.monotonic()
         if self.meter.newest_stall is not None:
-            self.metrics.add("train/checkpoint_seconds", self.meter.newest_stall, state.global_step)
+            self.metrics.add(CHECKPOINT_SECONDS, self.meter.newest_stall, state.global_step)
 
     def on_log(
         self,
@@ -55,9 +50,10 @@ class LogToTracking(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        named = {NAMES.get(key, key): value for key, value in (logs or {}).items() if key in NAMES or key.startswith(TOLD)}
+        names = OF_TRANSFORMERS
+        named = {names.get(key, key): value for key, value in (logs or {}).items() if key in names or key.startswith(TOLD)}
         if "eval/loss" in named and self.has_perplexity:
-            named["eval/perplexity"] = math.exp(min(named["eval/loss"], 700.0))
+            named[PERPLEXITY] = math.exp(min(named["eval/loss"], 700.0))
         if "train/loss" in named:  # read from the device by now, so that the step is over
             before, self._began = self._began, time.monotonic()
             tokens, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen

@@ -18,10 +18,7 @@ def missing(recipe: Recipe) -> str | None:
 
 def unpinned(recipe: Recipe) -> str | None:
     """That the files of its base model are not at hand, where they are not."""
-    if recipe.base_model.sha256 is not None:
-        return None
-    name = recipe.base_model.uri
-    return f"base model {name} is not pinned: set base_model to {{uri: file:///FOLDER, sha256: ...}} of its files"
+    return None if recipe.base_model.sha256 else recipe.base_model.problem
 
 
 def contradiction(recipe: Recipe, shape: Architecture | None) -> str | None:

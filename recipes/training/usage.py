@@ -22,6 +22,7 @@ from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Job
 from recipes.store import Store
 from recipes.throughput import flops_per_token
+from recipes.training.own_names import MFU, TOKENS_PER_SECOND
 from recipes.usage import Usage, write_usage
 
 EVERY_SECONDS = 60.0
@@ -126,9 +127,9 @@ class Work:
 
     def speed(self, tokens: int, seconds: float) -> dict[str, float]:
         """What a step of so many tokens in so many seconds means, by the name of the metric."""
-        found = {"train/tokens_per_second": tokens / seconds}
+        found = {TOKENS_PER_SECOND: tokens / seconds}
         if self.flops and self.peak:
-            found["train/mfu"] = tokens * self.flops / seconds / self.peak
+            found[MFU] = tokens * self.flops / seconds / self.peak
         return found
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from recipes.counted import counted
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import Store
 
@@ -40,6 +41,7 @@ OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryEr
 """How an end is told of that another machine, or the same one an hour later, would not have come to."""
 OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
 """How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
+REFUSED = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
 PATIENCE_SECONDS = 3600.0
 """How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
 RETRY_SECONDS = 1.0
@@ -121,6 +123,10 @@ class MachineFailed(JobFailed):
 
 class NoStore(MachineFailed):
     """The disk or the store was full, or the store away: once it is not, the program goes on from what it has saved."""
+
+
+class RefusedByStore(NoStore):
+    """The store does not take the keys, or has no such bucket: somebody has to change that first."""
 
 
 class Compute(ABC):
@@ -251,8 +257,9 @@ def failure(job: Job, observation: Observation) -> Exception:
     if observation.exit_code == EXIT_BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
     of_machine = MachineFailed if is_of_machine(observation) else JobFailed
-    kind = NoStore if OF_STORE.search(observation.detail) else of_machine
-    return kind(f"{job.program} {job.id} failed after {observation.attempt} attempts: {observation.detail}")
+    of_store = RefusedByStore if REFUSED.search(observation.detail) else NoStore
+    kind = of_store if OF_STORE.search(observation.detail) else of_machine
+    return kind(f"{job.program} {job.id} failed after {counted(observation.attempt, 'attempt')}: {observation.detail}")
 
 
 def is_of_machine(observation: Observation) -> bool:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.counted import counted
 from recipes.schema import Job, Program
 from resources.compute.gpus import installed
 from resources.detached import is_running, lock, write_json
@@ -64,7 +65,7 @@ class Devices:
         """What a job waits for."""
         running = self._running()
         if self.places is not None and (running >= self.places or not self.names):
-            return f"waits for its turn: on this machine run {running} of at most {self.places} jobs"
+            return f"waits for its turn: on this machine run {running} of at most {counted(self.places, 'job')}"
         return f"waits for GPUs of this machine: {self.wanted(job)} of {len(self.names or ())}"
 
     def forget(self, job: Job) -> None:

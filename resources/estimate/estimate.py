@@ -6,6 +6,7 @@ from statistics import median
 
 from recipes.architecture import Architecture
 from recipes.checkpoint_size import checkpoint_bytes
+from recipes.counted import counted
 from recipes.fit import Fit
 from recipes.memory import trained_tensors
 from recipes.recipe import Recipe
@@ -141,7 +142,7 @@ def expected_speed(recipe: Recipe, shape: Architecture | None, past: Sequence[Pa
         found = [run.speed for run in past]
         margin = MARGIN if len(found) > 1 else MARGIN_OF_ONE
         speed = Range(min(found) * (1 - margin), median(found), max(found) * (1 + margin))
-        return speed, f"measured: {len(found)} past run{'s' if len(found) > 1 else ''} of this recipe on this hardware"
+        return speed, f"measured: {counted(len(found), 'past run')} of this recipe on this hardware"
     if shape is None:
         return None, "the base model's shape is not known"
     assumed = assumed_flops(recipe)

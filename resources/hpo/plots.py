@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import quantiles
 
+from recipes.counted import counted
 from resources.hpo.config import SweepConfig
 from resources.hpo.space import Choice, Dimension, LogUniform, Value, number_in, share_of, share_of_axis
 from resources.hpo.trial import Trial, ranked
@@ -134,7 +135,7 @@ def parallel_coordinates_page(config: SweepConfig, trials: Sequence[Trial]) -> s
 
 def page(config: SweepConfig, trials: Sequence[Trial], kind: str, picture: str, width: int = WIDTH) -> str:
     best = next(iter(ranked(trials, config.objective.direction)), None)
-    count = f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
+    count = counted(len(trials), "trial")
     told = f"{count} by strategy {config.strategy}, to {config.objective.direction} {config.objective.metric}."
     words = f"{escape(told)} " + (f"Best: {words_of(best)}." if best else "No trial has a value yet.")
     title = escape(f"{config.experiment}: {kind}")

@@ -4,6 +4,7 @@ Asked once, when it is submitted, and no part of its type: a rule that is made s
 before from being read.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES, installed_objectives
@@ -44,6 +45,8 @@ def check_sweep(config: SweepConfig) -> None:
         # A grid would train it twice, and none could tell the two apart: 1, 1.0 and true are the same to all that compare.
         if isinstance(dimension, Choice) and (twice := list(repeated(dimension.values))):
             raise invalid(f"search_space.{name[:100]} has the value {twice[0]} twice: leave one of them out")
+        if not isinstance(dimension, Choice) and not math.isfinite(dimension.max - dimension.min):
+            raise invalid(f"search_space.{name[:100]} is wider than any number: give a narrower range, or a log_uniform")
     if config.strategy == "pbt":
         check_population(config)
     if config.strategy == "bayesian" and config.sampler == "gp":

@@ -67,7 +67,8 @@ class LogUniform(Uniform):
         return self
 
     def at(self, share: float) -> float:
-        return min(max(self.min * math.exp(share * math.log(self.max / self.min)), self.min), self.max)
+        # Not by their ratio, which may be no number: of a range like that, every value was the last.
+        return min(max(math.pow(self.min, 1.0 - share) * math.pow(self.max, share), self.min), self.max)
 
 
 class Choice(Frozen):
@@ -131,7 +132,7 @@ def share_of_axis(dimension: Dimension, value: Value) -> float:
     if isinstance(dimension, Choice):
         return dimension.values.index(value) / max(len(dimension.values) - 1, 1)
     if isinstance(dimension, LogUniform):
-        return math.log(number_in(value) / dimension.min) / math.log(dimension.max / dimension.min)
+        return share_of(*(math.log(each) for each in (number_in(value), dimension.min, dimension.max)))
     return share_of(number_in(value), dimension.min, dimension.max)
 
 

@@ -7,18 +7,16 @@ graph's business.
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
 from recipes.manifest import Artifact
-from recipes.results import trained_role
-from recipes.schema import Schedule
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.filters.keyset import Keyset, SortKey
+from resources.metadata.job_record import REPLAY_OF, JobRecord
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
@@ -27,6 +25,8 @@ from resources.metadata.told_config import told_config
 from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
+
+__all__ = ["REPLAY_OF", "JobRecord", "Jobs"]
 
 MAX_PAGE = 1000
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
@@ -37,52 +37,10 @@ TRACKED = (TRAINING, COMMAND)
 """Types of jobs that have a tracking run."""
 WORK_FOLDERS = {TRAINING: "train", PREPARATION: "prepare", COMMAND: "command"}
 """Where the program of a job works, below the job's own folder."""
-REPLAY_OF, DATASET = "replay_of", "dataset"
-"""Keys of a job's configuration: the run that it repeats, and what it is trained on."""
+DATASET = "dataset"
+"""Key of a job's configuration: what it is trained on."""
 DELETED = "job.deleted"
 """The event by which a job is known to be deleted."""
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """A row of the jobs table; times in milliseconds."""
-
-    id: str
-    name: str
-    type: str
-    status: str
-    config: Mapping[str, Any]
-    user_id: str
-    organization: str
-    submitted_at: int
-    started_at: int | None
-    ended_at: int | None
-    reason: str
-    artifacts: Mapping[str, Any]
-    evaluation: Mapping[str, Any] | None
-
-    @property
-    def schedule(self) -> Schedule:
-        """The limits that its submission gave."""
-        return Schedule.model_validate(self.config.get("schedule") or {})
-
-    @property
-    def replay_of(self) -> str | None:
-        """The run that this job repeats, to compare with. What it makes is no new model."""
-        original = self.config.get(REPLAY_OF)
-        return None if original is None else str(original)
-
-    @property
-    def resumed(self) -> Resumed:
-        return Resumed.model_validate(self.config.get(RESUMED) or {})
-
-    def artifact(self, role: str) -> Artifact:
-        return Artifact.model_validate(self.artifacts[role])
-
-    @property
-    def trained(self) -> Artifact:
-        """What training left, an adapter or weights. Raises KeyError of a job that is not trained."""
-        return self.artifact(trained_role(self.artifacts))
 
 
 class Jobs:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from recipes.counted import counted
 from recipes.duration import seconds_of
 from recipes.frozen import Frozen
 from recipes.validation.findings import Drift, Leaks, Slice, Statistics, ValidationFacts
@@ -44,7 +45,7 @@ def judge_version(
     """All checks of a version's records. Times in milliseconds; `created_at` is the version's own."""
     newest = statistics.newest if statistics.newest is not None else created_at
     found: Mapping[Check, tuple[Sequence[str], str]] = {
-        Check.CONTRACT: (contract(facts), f"all {statistics.records} records keep it"),
+        Check.CONTRACT: (contract(facts), f"kept by all: {counted(statistics.records, 'record')}"),
         Check.COMPLETENESS: (list(incomplete(statistics, checks.completeness)), least_filled(statistics)),
         Check.FRESHNESS: (
             [*timeless(statistics, measures), *stale(newest, now, checks.freshness)],
@@ -101,7 +102,7 @@ def contract(facts: ValidationFacts) -> list[str]:
     if not found.count:
         return []
     named = [f"line {each.line}, {each.column} {each.reason}" for each in found.first[:NAMED]]
-    return [f"{found.records} records break the contract in {found.count} places", *named]
+    return [f"broken by {counted(found.records, 'record')} in {counted(found.count, 'place')}", *named]
 
 
 def incomplete(statistics: Statistics, policy: CompletenessCheck) -> Iterator[str]:

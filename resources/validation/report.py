@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from recipes.counted import counted
 from recipes.validation.findings import Statistics
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.validations import Validation
@@ -72,7 +73,7 @@ def lineage(version: DatasetVersion) -> Iterator[tuple[str, str]]:
     yield "transform", transform if isinstance(transform, str) else json.dumps(transform, ensure_ascii=False)
     yield "records", f"{version.artifact.uri} ({version.artifact.digest})"
     for name, split in version.splits.items():
-        yield f"{name} split", f"{split['num_records']:,} records, {split['artifact']['digest']}"
+        yield f"{name} split", f"{counted(split['num_records'], 'record')}, {split['artifact']['digest']}"
 
 
 def day(milliseconds: int) -> str:

@@ -150,7 +150,34 @@ def test_of_a_log_all_is_told_whatever_is_printed(
     (folder / "log.txt").write_bytes(b"\n".join([*odd, b"Segmentation fault"]))
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
     told_logs(job)
-    assert capsys.readouterr().out == "".join(f"{line.decode(errors='replace')}\n" for line in [*odd, b"Segmentation fault"])
+    seen = [
+        "a^Kb^Lc^\\d\\x85e\u2028f",
+        "\ufffd\ufffd^@",
+        "\x1b[31mred\x1b[0m",
+        "event: end",
+        "",
+        ": x",
+        "Segmentation fault",
+    ]
+    assert capsys.readouterr().out == "".join(f"{line}\n" for line in seen)
+
+
+def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One gave its window another title, erased what it showed, and wrote to the clipboard."""
+    body = {"name": "mine\x1b[2J\x1b]0;theirs\x07", "command": ["true"]}
+    job = httpx.post(f"{server.url}/v1/jobs", json=body).json()["id"]
+    folder = server.home / "jobs" / job / "command"
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_bytes(
+        b"\x1b]0;theirs\x07\x1b[1;31mred\x1b[0m\t\x1b[2J\x1b[A7%\x1b]52;c;eA==\x1b\\\x08 \xc2\x9b2J"
+    )
+    monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    told_logs(job)
+    assert capsys.readouterr().out == "^[]0;theirs^G\x1b[1;31mred\x1b[0m\t7%^[]52;c;eA==^[\\^H \\x9b2J\n"
+    list_jobs(status=None)
+    assert "mine^[[2J^[]0;theirs^G" in capsys.readouterr().out
 
 
 def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
@@ -245,6 +272,18 @@ def test_it_waits_in_the_queue_of_its_priority(http: TestClient, settings: Setti
     with database.read() as connection:
         assert queued(connection) == {("default", "high"): 1.0}
     database.close()
+
+
+@pytest.mark.parametrize("key", ["max_duration", "checkpoint_interval"])
+@pytest.mark.parametrize("time", ["0s", "0.0h"])
+@pytest.mark.parametrize("asked", [{"command": ["true"]}, {"model": "theirs"}], ids=["command", "recipe"])
+def test_a_job_is_given_some_time(http: TestClient, asked: dict[str, Any], key: str, time: str) -> None:
+    """With none it was taken, and each start of it failed."""
+    answer = http.post("/v1/jobs", json={"name": "late", **asked, "schedule": {key: time}})
+    assert (answer.status_code, answer.json()["message"]) == (
+        400,
+        f"schedule.{key} is {time}, which is no time: give some, such as 20m, or leave it out",
+    )
 
 
 @pytest.mark.parametrize("type", ["training", "eval", "conversion", "preprocessing"])

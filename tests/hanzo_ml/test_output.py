@@ -1,8 +1,10 @@
 """Rows as people see them on a terminal of eighty columns."""
 
+import json
+
 import pytest
 
-from hanzo_ml.cli.output import table
+from hanzo_ml.cli.output import show, table
 
 ID = "389f62b8321f4e2b9ea5700d3d769cea"
 NAMES = ("trial", "run", "status", "eval/loss", "step", "learning_rate", "lora_dropout", "weight_decay", "warmup_ratio")
@@ -46,3 +48,11 @@ def test_no_word_of_a_heading_is_broken(monkeypatch: pytest.MonkeyPatch, capsys:
         said = capsys.readouterr().out
         assert {word for name in columns for word in name.split()} <= set(said.split()), said
         assert max(map(len, said.splitlines())) <= 80
+
+
+def test_no_text_in_json_takes_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """U+009B begins a sequence as escape and a bracket do."""
+    document = {"name": "ü\x1b[2J\x9b2J\x7f"}
+    show(document)
+    said = capsys.readouterr().out
+    assert json.loads(said) == document and "ü" in said and not any(ord(each) in (0x1B, 0x7F, 0x9B) for each in said)

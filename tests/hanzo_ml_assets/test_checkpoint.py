@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.run_params import log_params
 from hanzo_ml_assets.training_job import training_job
-from hanzo_ml_assets.training_plan import make_plan
+from hanzo_ml_assets.training_plan import Plan, make_plan
 from recipes import recipe as recipes
 from recipes.base_model_folder import folder_digest
 from recipes.incidents import OutOfMemory, write_incident
+from recipes.manifest import Artifact
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Machine, Result
 from recipes.sent_back import SentBack
@@ -40,6 +42,15 @@ from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
 from tests.recipes.tiny_model import make_tiny_model
 
 __all__ = ["home"]
+
+
+def trained(id: str, config: Mapping[str, Any], control_plane: ControlPlane, folder: Path) -> tuple[Plan, Artifact]:
+    """The plan of a job that runs, and the adapter that its program has just left."""
+    control_plane.jobs.submit(name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id=id, status="running")
+    (folder / "made").mkdir()
+    (folder / "made" / "file").write_text("weights")
+    made = control_plane.store.publish(folder / "made", f"s3://hanzo-ml/runs/{id}/adapter", "adapter")
+    return make_plan(dry_run.definition("ellarin-assistant"), id, control_plane), made
 
 
 def test_a_recipe_file_that_is_edited_since_changes_no_run_that_has_begun(
@@ -208,13 +219,7 @@ def test_a_completed_run_says_what_it_used(home: Path, tmp_path: Path, told: int
     control_plane = ControlPlane()
     hardware = {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}
     config = {**ASSISTANT, "parameters": {"hardware": hardware, "distributed": {"gpus_per_node": 2}}}
-    control_plane.jobs.submit(
-        name="n", config=config, user="u", organization=DEFAULT_ORGANIZATION, id="used", status="running"
-    )
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "file").write_text("weights")
-    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/used/adapter", "adapter")
-    plan = make_plan(dry_run.definition("ellarin-assistant"), "used", control_plane)
+    plan, made = trained("used", config, control_plane, tmp_path)
     facts = TrainingFacts(
         train_seconds=1800.0,
         gpus=told,
@@ -274,13 +279,7 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
     """Each step once: one that had arrived unacknowledged too, one that was done again after a kill, and when the end is
     recorded a second time. What was done otherwise the second time is there twice."""
     control_plane = ControlPlane()
-    control_plane.jobs.submit(
-        name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="unheard", status="running"
-    )
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "file").write_text("weights")
-    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/unheard/adapter", "adapter")
-    plan = make_plan(dry_run.definition("ellarin-assistant"), "unheard", control_plane)
+    plan, made = trained("unheard", ASSISTANT, control_plane, tmp_path)
     job = training_job(plan, control_plane)
     unsent = [UnsentPoint(key="train/loss", value=1 / step, step=step, timestamp=step) for step in range(1, 2502)]
     odd = [UnsentPoint(key=key, value=float("nan"), step=1, timestamp=1) for key in ("train/grad_norm", "no * name")]
@@ -327,13 +326,7 @@ def test_what_the_tracking_server_did_not_get_is_on_the_run_once_its_program_has
 def test_losses_that_a_database_put_back_has_lost_are_logged_from_the_result(home: Path, tmp_path: Path) -> None:
     """Each once, also when the end is recorded a second time; what the tracker has stays as it is."""
     control_plane = ControlPlane()
-    control_plane.jobs.submit(
-        name="n", config=ASSISTANT, user="u", organization=DEFAULT_ORGANIZATION, id="lost", status="running"
-    )
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "file").write_text("weights")
-    made = control_plane.store.publish(tmp_path / "made", "s3://hanzo-ml/runs/lost/adapter", "adapter")
-    plan = make_plan(dry_run.definition("ellarin-assistant"), "lost", control_plane)
+    plan, made = trained("lost", ASSISTANT, control_plane, tmp_path)
     job = training_job(plan, control_plane)
     for step, value in ((1, 3.0), (2, 2.5)):  # before the backup
         RunData(control_plane.database).log_metric("lost", metric_point("train/loss", value, step, step))

@@ -18,7 +18,7 @@ RESULT = "s3://hanzo-ml/runs/r/result.json"
 HEAD = """
 import errno
 from recipes.runner import Failed, Preempted, main
-from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.schema import BadConfiguration, Result
 from recipes.store import BrokenArtifact
 
@@ -96,6 +96,7 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise BrokenArtifact('s3://x has other bytes')", 78, "error: s3://x has other bytes"),
         ("raise Preempted('checkpoint 3 holds everything')", 143, "error: preempted: checkpoint 3 holds everything"),
         ("raise StoreUnavailable('no answer')", 75, "error: starting again: the object store gives no answer, or refuses: "),
+        ("raise StoreRefuses('wrong key')", 75, "error: starting again: the object store refuses: wrong key"),
         ("raise Failed('the command exited with 3: late')", 1, "error: the command exited with 3: late"),
         ("raise ValueError('first line\\n  second line')", 1, "error: ValueError: first line second line"),
         ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from recipes.buckets import StoreUnavailable
+from recipes.buckets import StoreRefuses, StoreUnavailable
 from recipes.schema import StoreAddress
 from recipes.store import Store
 from tests.s3_server import BUCKETS, VARIABLES
@@ -27,13 +27,19 @@ KEYS = "(settings storage.access_key, storage.secret_key)"
 
 
 @contextmanager
-def answering(status: int, code: str, message: str, certificate: Path | None = None) -> Iterator[str]:
-    """The address of a server that answers all the same."""
+def answering(
+    status: int, code: str, message: str, certificate: Path | None = None, *, head: int | None = None
+) -> Iterator[str]:
+    """The address of a server that answers all the same, but for a HEAD."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_GET()
+
+        def do_HEAD(self) -> None:
+            self.send_response(head or status)
+            self.end_headers()
 
         def do_GET(self) -> None:
             body = ERROR.format(code, message).encode()
@@ -58,15 +64,15 @@ def answering(status: int, code: str, message: str, certificate: Path | None = N
         server.server_close()
 
 
-def refusal(url: str) -> str:
+def refusal(url: str) -> tuple[type[StoreUnavailable], str]:
     """What a put and a look at what is there end with."""
     store = Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES)
     with pytest.raises(StoreUnavailable) as put:
         store.put_bytes(URI, b"x")
     with pytest.raises(StoreUnavailable) as listed:
         store.list(URI)
-    assert str(put.value) == str(listed.value)
-    return str(put.value)
+    assert (put.type, str(put.value)) == (listed.type, str(listed.value))
+    return put.type, str(put.value)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,15 @@ def refusal(url: str) -> str:
 def test_what_the_server_says_is_told(status: int, code: str, message: str, told: str) -> None:
     """It was cut off where the server's own words begin."""
     with answering(status, code, message) as url:
-        assert refusal(url) == f"{URI}: {url} {told.format(f'{code}: {message}')}"
+        kind, said = refusal(url)
+        assert said == f"{URI}: {url} {told.format(f'{code}: {message}')}"
+        assert kind is (StoreRefuses if status in (403, 404) else StoreUnavailable), "what another day may change nothing of"
+
+
+def test_with_keys_that_may_not_list_a_missing_file_is_one() -> None:
+    """Whether its bucket is there is asked by a listing."""
+    with answering(403, "AccessDenied", "No listing.", head=404) as url:
+        assert Store(StoreAddress(root=url, buckets=BUCKETS), VARIABLES).find(URI) is None
 
 
 @pytest.mark.slow
@@ -89,13 +103,16 @@ def test_a_server_that_is_not_there_is_told_by_its_address() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        assert refusal(url) == f"{URI}: {url} does not answer: Connection refused (setting storage.endpoint)"
+        assert refusal(url) == (
+            StoreUnavailable,
+            f"{URI}: {url} does not answer: Connection refused (setting storage.endpoint)",
+        )
 
 
 @pytest.mark.slow
 def test_a_certificate_that_is_not_trusted_is_no_server_that_is_away(tmp_path: Path) -> None:
     with answering(503, "SlowDown", "Slow.", self_signed(tmp_path / "server.pem")) as url:
-        told = refusal(url)
+        told = refusal(url)[1]
     assert told.startswith(f"{URI}: the certificate of {url} is not trusted: ") and "SSL_CERT_FILE" in told
 
 

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recipes import objects
 from recipes.abandoned_uploads import remove_abandoned
-from recipes.buckets import StoreFull, StoreUnavailable
+from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.objects import Entry
 from recipes.schema import StoreAddress
@@ -487,6 +488,31 @@ def test_what_is_large_goes_to_s3_in_parts_and_is_one_object(in_s3: Store, s3: S
     assert not s3.client.list_multipart_uploads(Bucket="hanzo-models").get("Uploads")
 
 
+def test_of_a_stream_whose_first_part_ends_with_a_piece_the_rest_is_stored_too(store: Store) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for letter in b"abcdefg":
+            yield bytes([letter]) * (1 << 20)
+
+    asyncio.run(store.put_stream(URI, pieces()))
+    assert store.get_bytes(URI)[:: 1 << 20] == b"abcdefg"
+
+
+def test_what_would_be_too_many_parts_has_larger_ones(
+    in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file of 60 GB would be."""
+    monkeypatch.setattr(objects, "PARTS", 2)
+    (tmp_path / "file").write_bytes(bytes((11 << 20) + 1))
+    in_s3.put_file("s3://hanzo-models/m/1/x", tmp_path / "file")
+    assert sum("partNumber" in request.query for request in s3.requests) == 2
+
+
+@pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
+def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
+    assert size / objects.part_size(size) <= 10_000 and objects.part_size(size) >= 5 << 20
+    assert 140 * 10**9 / objects.part_size(None) <= 10_000
+
+
 @pytest.mark.parametrize("size", [100, 12 << 20])
 def test_a_stream_that_breaks_off_leaves_nothing_and_what_was_there_stays(
     store: Store, s3: S3Server, tmp_path: Path, size: int
@@ -658,9 +684,18 @@ def test_the_address_says_how_to_encrypt(
 def test_a_bucket_that_is_not_there_is_no_missing_file(s3: S3Server) -> None:
     store = Store(s3.address.model_copy(update={"buckets": {**BUCKETS, "models": "no-such-bucket"}}), VARIABLES)
     uri = "s3://hanzo-models/m/1/x"
-    for ask in (store.list, store.exists, lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256()):
-        with pytest.raises(StoreUnavailable, match=f"{s3.url} has no bucket no-such-bucket"):
+    puts = (lambda uri: store.put_bytes(uri, b"x"), lambda uri: store.known(uri, 1).sha256())
+    for ask in (store.find, store.modified, store.list, store.exists, *puts):
+        with pytest.raises(StoreRefuses, match=f"{s3.url} has no bucket no-such-bucket"):
             ask(uri)
+
+
+def test_once_a_bucket_is_known_to_be_there_what_is_missing_takes_one_request(in_s3: Store, s3: S3Server) -> None:
+    uri = "s3://hanzo-models/m/1/x"
+    in_s3.find(uri)
+    s3.requests.clear()
+    assert in_s3.find(uri) is None
+    assert [request.method for request in s3.requests] == ["HEAD"]
 
 
 def test_a_full_disk_is_told_apart_and_leaves_nothing(in_folder: Store) -> None:

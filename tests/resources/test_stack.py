@@ -20,6 +20,7 @@ from resources.settings import Settings
 from resources.stack import answers, down, folder, launch
 from tests.api.server_process import REPOSITORY
 from tests.ports import free_port
+from tests.recipes.test_s3_answers import answering
 
 VARIABLES = (
     "HANZO_ML_SERVER_PORT",
@@ -220,13 +221,23 @@ def test_where_no_state_folder_can_be_nothing_runs(command: str, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def program(home: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def test_a_store_that_refuses_is_told_with_the_setting(tmp_path: Path) -> None:
+    """All ran, and every job failed."""
+    (tmp_path / "services").mkdir()
+    keys = {"HANZO_ML_STORAGE_ACCESS_KEY": "wrong", "HANZO_ML_STORAGE_SECRET_KEY": "wrong"}
+    with answering(403, "InvalidAccessKeyId", "No such key.") as url:
+        done = program(tmp_path, "stack", "status", HANZO_ML_STORAGE_ENDPOINT=url, **keys)
+    words = "refuses what the keys are used for, with 403 Forbidden: InvalidAccessKeyId: No such key. (settings storage."
+    assert f"  object store       {url} {words}" in done.stdout
+
+
+def program(home: Path, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HANZO_ML_")}
     ports = {name: str(free_port()) for name in VARIABLES}
     return subprocess.run(
         [sys.executable, "-m", f"resources.{name}", *arguments],
         cwd=REPOSITORY,
-        env={**clean, **ports, "HANZO_ML_HOME": str(home)},
+        env={**clean, **ports, **more, "HANZO_ML_HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,

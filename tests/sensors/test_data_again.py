@@ -39,7 +39,7 @@ CASES = pytest.mark.parametrize(
         (DATABASE_AWAY, MAX_AGAIN - 1, True),
         (MachineFailed("it failed after 12 attempts: starting again: the store gives no answer"), 0, True),
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
-        (JobFailed("it failed after 1 attempts: KeyError: 'x'"), 0, False),
+        (JobFailed("it failed after 1 attempt: KeyError: 'x'"), 0, False),
         (BadConfiguration("line 3 is no JSON"), 0, False),
     ],
     ids=["store-away", "database-away", "machine", "too-often", "program", "users"],

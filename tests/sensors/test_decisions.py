@@ -13,6 +13,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from dagster._core.storage.tags import PRIORITY_TAG
 from sqlalchemy import update
 
+from hanzo_ml_assets.checkpoint import ensure_job
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definitions import definitions
 from recipes.incidents import OutOfMemory, write_incident
@@ -40,11 +41,14 @@ from resources.metadata.tracking_rules import MetricPoint
 from resources.validation.judge import Verdict
 from resources.validation.policy import Check
 from sensors import retry_dead_runs as dead_runs
+from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.failed_runs import is_tried_again
+from sensors.list_clicked_runs import list_clicked_runs
 from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
 from sensors.start_submitted_jobs import start_submitted_jobs
@@ -791,3 +795,54 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     run = failed_run(house, ("deployment",), "job-1", **{RETRIES: str(before)})
     requests = house.tick(retry_dead_runs)
     assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried
+
+
+def test_a_training_that_was_launched_in_dagster_is_listed_while_it_waits_and_begins_once(house: House) -> None:
+    """It was no job until its run had begun, hours later."""
+    house.dataset()
+    click(house, "clicked", {"parameters": {"max_steps": 3}})
+    click(house, "job-1", {})
+    house.submit("job-1")
+    house.tick(list_clicked_runs)
+    house.tick(list_clicked_runs)
+    job = house.plane.jobs.read("clicked")
+    assert (job.status, job.user_id) == ("queued", "dagster")
+    assert job.config == {"name": MODEL, "model": MODEL, "parameters": {"max_steps": 3}}
+    assert house.plane.jobs.read("job-1").user_id == "u", "that is recorded already"
+    assert [request.run_key for request in house.tick(start_submitted_jobs)] == ["job-1"], "the other has its run"
+    assert house.plane.jobs.read("clicked").reason == "waits for its turn in Dagster's queue"
+    ensure_job("clicked", MODEL, {"parameters": {"max_steps": 3}}, house.plane)
+    assert house.plane.jobs.start("clicked").status == "running"
+
+
+def test_a_training_whose_run_is_deleted_in_dagster_s_queue_waits_no_longer(house: House) -> None:
+    run = click(house, "clicked", {})
+    house.tick(list_clicked_runs)
+    house.instance.delete_run(run.run_id)
+    assert house.tick(start_submitted_jobs) == []
+    job = house.plane.jobs.read("clicked")
+    assert job.status == "failed" and "its run was deleted in Dagster" in job.reason
+
+
+def test_a_training_that_is_terminated_in_dagster_s_queue_is_cancelled(house: House) -> None:
+    run = click(house, "clicked", {})
+    house.tick(list_clicked_runs)
+    house.instance.report_run_canceled(run)
+    assert house.tick(start_submitted_jobs) == []
+    house.tick(cancel_terminated_jobs)
+    assert house.plane.jobs.read("clicked").status == "cancelled"
+
+
+def click(house: House, partition: str, given: dict[str, Any]) -> dg.DagsterRun:
+    """A run of the training, as the launchpad makes one, which stands in the queue."""
+    key = dg.AssetKey(["models", MODEL, "checkpoint"])
+    definition = house.repository.get_implicit_job_def_for_assets([key])
+    assert definition is not None
+    return house.instance.create_run_for_job(
+        definition,
+        run_config={"ops": {key.to_python_identifier(): {"config": given}}} if given else {},
+        asset_selection=frozenset({key}),
+        tags={PARTITION_TAG: partition},
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "job"),
+    )

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from recipes.buckets import StoreUnavailable
-from resources.compute.base import MachineFailed, NoStore, Observation, Phase, failure
+from resources.compute.base import MachineFailed, NoStore, Observation, Phase, RefusedByStore, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
@@ -103,3 +103,16 @@ def test_whose_reason_it_is(commands: Commands, detail: str, code: int | None, o
 def test_what_had_no_store_is_told_from_others(commands: Commands, detail: str, code: int | None, no_store: bool) -> None:
     problem = failure(commands.job(""), Observation(Phase.FAILED, 1, detail, code))
     assert isinstance(problem, NoStore) == no_store
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"), [("refuses: s3://x: no bucket", True), ("gives no answer, or refuses: x", False)]
+)
+def test_a_store_that_refuses_for_good_is_told_from_one_that_is_away(commands: Commands, said: str, refused: bool) -> None:
+    observation = Observation(Phase.FAILED, 12, f"starting again: the object store {said}", 75)
+    assert isinstance(failure(commands.job(""), observation), RefusedByStore) == refused
+
+
+@pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
+def test_attempts_are_counted_in_words(commands: Commands, attempt: int, counted: str) -> None:
+    assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", 1)))

@@ -7,8 +7,8 @@ import dagster as dg
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from recipes.buckets import StoreFull, StoreUnavailable
-from resources.compute.base import JobFailed, MachineFailed, NoStore
+from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
+from resources.compute.base import JobFailed, MachineFailed, NoStore, RefusedByStore
 from resources.hpo.trial_job import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
@@ -55,10 +55,22 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
+        (StoreRefuses("wrong key"), MAX_AGAIN - 1, True),
+        (RefusedByStore("train job-1 failed: starting again: the object store refuses: wrong key"), MAX_AGAIN - 1, True),
         (MachineFailed("train job-1 failed after 12 attempts: killed"), 0, False),
-        (JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"), 0, False),
+        (JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"), 0, False),
     ],
-    ids=["store-away", "database-away", "too-often", "disk-full", "full-too-often", "program-killed", "program"],
+    ids=[
+        "store-away",
+        "database-away",
+        "too-often",
+        "disk-full",
+        "full-too-often",
+        "refused",
+        "program-refused",
+        "program-killed",
+        "program",
+    ],
 )
 def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
     run = train(training, error, **{RETRIES: str(tried)})
@@ -78,8 +90,10 @@ def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Excep
         (StoreUnavailable("no answer"), True),
         (StoreFull("s3://hanzo-ml/results/1"), True),
         (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), False),
+        (StoreRefuses("wrong key"), False),
+        (RefusedByStore("train failed: starting again: the object store refuses: wrong key"), False),
     ],
-    ids=["program-found-no-store", "store-away", "store-full", "database-away"],
+    ids=["program-found-no-store", "store-away", "store-full", "database-away", "store-refuses", "store-refused-program"],
 )
 def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
     house: House, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
@@ -100,9 +114,9 @@ def test_a_trial_waits_for_its_store_in_its_place_however_long_that_takes(
 
 def test_a_job_s_reason_is_what_its_program_said(training: House) -> None:
     """It began with `resources.compute.base.JobFailed:`, which says nothing to whoever submitted it."""
-    run = train(training, JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"))
+    run = train(training, JobFailed("train job-1 failed after 1 attempt: KeyError: 'x'"))
     training.tick(retry_dead_runs)
-    said = "its run failed: train job-1 failed after 1 attempts: KeyError: 'x'"
+    said = "its run failed: train job-1 failed after 1 attempt: KeyError: 'x'"
     assert training.plane.jobs.read("job-1").reason == f"{said} (run {run} in Dagster)"
 
 

@@ -12,10 +12,9 @@ import torch
 
 from recipes.schema import BadConfiguration
 from recipes.training.objectives.objective import Loss, Objective, Rows
+from recipes.training.own_names import TAKEN
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-TAKEN = ("loss", "perplexity", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "checkpoint_seconds")
-"""Names under which training logs numbers of its own."""
 
 
 def rows_given(objective: Objective, found: object) -> Rows:

@@ -155,7 +155,7 @@ def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
     compute: LocalCompute, house: House, script: str, reason: str
 ) -> None:
     job = house.job(f"print('begun')\n{script}")
-    with pytest.raises(JobFailed, match="failed after 1 attempts") as failed:
+    with pytest.raises(JobFailed, match="failed after 1 attempt") as failed:
         compute.run(job, house.follower)
     assert reason in str(failed.value)
     assert house.said().count("begun") == 1

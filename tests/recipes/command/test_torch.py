@@ -104,4 +104,4 @@ dist.barrier()
 """
     with pytest.raises(JobFailed, match=r"exited with 1: .*ValueError: no such column") as error:
         compute.run(house.job(script, command=TWO), house.follower)
-    assert "after 1 attempts" in str(error.value)
+    assert "after 1 attempt" in str(error.value)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.counted import counted
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
 from resources.compute import devices, local
 from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
@@ -206,7 +207,7 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
 
 
 def turn(running: int, most: int) -> str:
-    return f"waits for its turn: on this machine run {running} of at most {most} jobs"
+    return f"waits for its turn: on this machine run {running} of at most {counted(most, 'job')}"
 
 
 def kill(job: Job) -> None:

@@ -7,7 +7,18 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from resources.hpo.space import Choice, Dimension, LogUniform, Space, Uniform, grid_point, grid_size, perturbed, sample
+from resources.hpo.space import (
+    Choice,
+    Dimension,
+    LogUniform,
+    Space,
+    Uniform,
+    grid_point,
+    grid_size,
+    perturbed,
+    sample,
+    share_of_axis,
+)
 
 RATE = LogUniform(type="log_uniform", min=1e-6, max=1e-3, points=4)
 RATIO = Uniform(type="uniform", min=0.0, max=0.1, points=3)
@@ -28,6 +39,15 @@ def test_a_log_uniform_has_as_many_values_in_each_order_of_magnitude() -> None:
     exponents = [math.floor(math.log10(float(sample({"x": RATE}, chance)["x"]))) for _ in range(3000)]
     counts = [exponents.count(exponent) for exponent in (-6, -5, -4)]
     assert sum(counts) == 3000 and all(850 < count < 1150 for count in counts)
+
+
+@pytest.mark.parametrize("top", [1e200, 1.7976931348623157e308])
+def test_a_range_whose_ratio_is_no_number_is_searched_as_any_other(top: float) -> None:
+    wide = LogUniform(type="log_uniform", min=1e-200, max=top)
+    shares = [0.0, 0.25, 0.5, 1.0]
+    values = [wide.at(share) for share in shares]
+    assert (values[0], values[-1]) == (wide.min, wide.max)
+    assert [share_of_axis(wide, value) for value in values] == pytest.approx(shares)
 
 
 def test_what_is_perturbed_stays_near_and_inside() -> None:

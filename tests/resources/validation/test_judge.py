@@ -71,7 +71,7 @@ def test_a_good_version_passes_every_check() -> None:
 def test_a_broken_contract() -> None:
     broken = Violations(count=2, records=1, first=(Violation(line=7, column="a", reason="must be string", value="1"),))
     reason = failed(facts=ValidationFacts(violations=broken))["contract"]
-    assert reason == "1 records break the contract in 2 places; line 7, a must be string"
+    assert reason == "broken by 1 record in 2 places; line 7, a must be string"
 
 
 @pytest.mark.parametrize(

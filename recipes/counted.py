@@ -1,0 +1,6 @@
+"""How many there are of something, as people say it."""
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `1,200 files`: of a thing whose plural ends with an s."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
