@@ -5,6 +5,7 @@ the pod: the graph forgot what it had made, and nobody went on with the runs tha
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ PREFIX = "dagster_of_"
 """Before the name of the schema with our tables: installations that share a database share no history."""
 ONE_PREPARES = 0x48616E7A70
 """PostgreSQL's number of the lock that who prepares the schema holds, in whichever pod."""
+ASKS_EVERY = 0.2
+"""Seconds."""
 NOTE = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = :schema"
 
 
@@ -63,9 +66,10 @@ def own_schema(settings: Settings) -> Iterator["OwnSchema"]:
     """
     database = Database(settings.database_url, settings.database.connect_seconds)
     try:
-        name = made(database)
-        check_reached(address_of(settings, name), name)
-        with alone(database) as connection:
+        with database.read() as connection:  # and written without a transaction, too
+            wait_alone(connection)
+            name = made(connection)
+            check_reached(address_of(settings, name), name)
             yield OwnSchema(name, connection)
     except SQLAlchemyError as problem:
         raise BadConfiguration(f"Dagster's history can't be prepared in database.url: {first_line(problem)}") from None
@@ -92,28 +96,29 @@ class OwnSchema:
         self._connection.exec_driver_sql(f"COMMENT ON SCHEMA {quoted} IS '{note}'")
 
 
-@contextmanager
-def alone(database: Database) -> Iterator[Connection]:
-    """A transaction in which nobody else has one of these."""
-    with database.write() as connection:
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ONE_PREPARES})")
-        yield connection
+def wait_alone(connection: Connection) -> None:
+    """Until no other connection has this lock, which this one has until it is closed.
+
+    By asking, not by a statement that waits: Dagster makes indexes beside others' work, and each of them waits for every
+    statement that has begun, and for every transaction.
+    """
+    while not connection.execute(select(func.pg_try_advisory_lock(ONE_PREPARES))).scalar():
+        time.sleep(ASKS_EVERY)
 
 
-def made(database: Database) -> str:
+def made(connection: Connection) -> str:
     """The name of the schema, which is there."""
-    with alone(database) as connection:
-        name = f"{PREFIX}{connection.execute(select(func.current_schema())).scalar()}"
-        if name in inspect(connection).get_schema_names():
-            return name
-        try:
-            connection.execute(CreateSchema(name))
-        except SQLAlchemyError as problem:
-            quoted = connection.dialect.identifier_preparer.quote(name)
-            raise BadConfiguration(
-                f"the schema for Dagster's history can't be made: {first_line(problem)}: have somebody who may "
-                f"say `CREATE SCHEMA {quoted} AUTHORIZATION` and the user of database.url"
-            ) from None
+    name = f"{PREFIX}{connection.execute(select(func.current_schema())).scalar()}"
+    if name in inspect(connection).get_schema_names():
+        return name
+    try:
+        connection.execute(CreateSchema(name))
+    except SQLAlchemyError as problem:
+        quoted = connection.dialect.identifier_preparer.quote(name)
+        raise BadConfiguration(
+            f"the schema for Dagster's history can't be made: {first_line(problem)}: have somebody who may say "
+            f"`CREATE SCHEMA {quoted} AUTHORIZATION` and the user of database.url"
+        ) from None
     return name
 
 

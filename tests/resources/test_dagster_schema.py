@@ -1,5 +1,7 @@
 """Dagster's history on a cluster: by which address it is reached, and where that is decided."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,27 @@ def test_a_pooler_that_drops_the_options_is_told_of_before_dagster_takes_our_tab
     address = make_url(address_of(settings_of(postgres_url), "dagster_of_public")).difference_update_query(["options"])
     with pytest.raises(BadConfiguration, match="drops `options`"):
         check_reached(address.render_as_string(False), "dagster_of_public")
+
+
+def test_who_waits_to_prepare_it_holds_up_no_index_that_is_made_beside_others_work(postgres_url: str) -> None:
+    """As Dagster's migrations make them: with a lock that belonged to a transaction, `up` waited for itself."""
+    settings = settings_of(postgres_url)
+    names: list[str] = []
+
+    def wait() -> None:
+        with own_schema(settings) as schema:
+            names.append(schema.name)
+
+    waiting = threading.Thread(target=wait)
+    with own_schema(settings) as schema, psycopg.connect(postgres_url, autocommit=True) as connection:
+        schema.read()
+        waiting.start()
+        asked = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%advisory%lock%' AND pid <> pg_backend_pid()"
+        while not connection.execute(f"{asked} AND datname = current_database()".encode()).fetchone():
+            time.sleep(0.01)
+        connection.execute("CREATE TABLE dagster_of_public.indexed (id int)")
+        connection.execute("SET statement_timeout = '10s'")
+        connection.execute("CREATE INDEX CONCURRENTLY ON dagster_of_public.indexed (id)")
+        assert names == []
+    waiting.join()
+    assert names == ["dagster_of_public"]
