@@ -29,7 +29,7 @@ DATASETS = "datasets"
 MAX_AGAIN = 5
 AGAIN = ", which is tried again"
 OF_STORE = {"StoreUnavailable", "StoreFull", "NoStore"}
-OF_WORKER = OF_STORE | {"OperationalError", "InterfaceError", "TimeoutError", "MemoryError"}
+OF_WORKER = OF_STORE | {"OperationalError", "InterfaceError", "TimeoutError", "DagsterPostgresException", "MemoryError"}
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had
 failed for that, which went on or was over. And one of programs: while a store was full, or could only be read, a sweep lost
 all of its trials, one after the other, and nobody can resume a trial.

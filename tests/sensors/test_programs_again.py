@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import dagster as dg
 import pytest
+from dagster_postgres.utils import DagsterPostgresException
 from sqlalchemy.exc import OperationalError
 
 from recipes.buckets import StoreFull, StoreUnavailable
@@ -52,13 +53,23 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     [
         (StoreUnavailable("no answer"), 0, True),
         (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), MAX_AGAIN - 1, True),
+        (DagsterPostgresException("too many retries for DB connection"), 0, True),
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
         (MachineFailed("train job-1 failed after 12 attempts: killed"), 0, False),
         (JobFailed("train job-1 failed after 1 attempts: KeyError: 'x'"), 0, False),
     ],
-    ids=["store-away", "database-away", "too-often", "disk-full", "full-too-often", "program-killed", "program"],
+    ids=[
+        "store-away",
+        "database-away",
+        "history-away",
+        "too-often",
+        "disk-full",
+        "full-too-often",
+        "program-killed",
+        "program",
+    ],
 )
 def test_a_run_goes_on_whose_worker_found_no_store(training: House, error: Exception, tried: int, again: bool) -> None:
     run = train(training, error, **{RETRIES: str(tried)})
