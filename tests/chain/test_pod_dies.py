@@ -1,6 +1,7 @@
 """The chain with a cluster's database and store: the database is killed, and the pod dies with all that was in it."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.chain.local_stack import LocalStack, wait_until
 from tests.postgres import NoPostgres, PostgresServer
 
 NAME = "doors-of-a-pod"
+AWAY_SECONDS = 20
+"""Longer than Dagster tries to connect."""
 
 
 @pytest.fixture
@@ -59,8 +62,10 @@ def test_a_new_pod_goes_on_with_the_history_and_the_job_of_the_one_that_died(
     pod.hanzo_ml("dataset", "create", "--name", "colours", "--path", str(raw_data))
     job = pod.submit(NAME, "colours@1", baseline.parameters)
     pod.wait_for_step(job, 10)
-    server.kill()
-    server.start()
+    with pod.standing_still(job):
+        server.kill()
+        time.sleep(AWAY_SECONDS)
+        server.start()
     pod.wait_for_step(job, 20)
     runs = rows(pod, "SELECT run_id FROM dagster_of_public.runs")
     assert not (pod.home / "dagster" / "history").exists()
