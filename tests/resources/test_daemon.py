@@ -72,6 +72,19 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
     assert others == (["the clock was put back by 7200 s: the daemon begins anew", first] if anew else ["went on"])
 
 
+def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
+    says = (
+        "import logging; from resources.daemon import print_once; from dagster._utils.log import configure_loggers; "
+        "from dagster_postgres.utils import retry_pg_connection_fn; from sqlalchemy.exc import TimeoutError as Lost\n"
+        "print_once(); configure_loggers(log_level='INFO'); tried = []\n"
+        "def connect():\n    tried.append(1)\n    if len(tried) == 1: raise Lost('lost')\n"
+        "retry_pg_connection_fn(connect); logging.getLogger('dagster.daemon').info('a look')"
+    )
+    done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True)
+    assert (done.stderr + done.stdout).count("lost") == 1
+    assert (done.stderr + done.stdout).count("a look") == 1
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
