@@ -4,6 +4,7 @@ Its threads wait for a time of day. With the clock put back by two hours below t
 leave the queue; and for `up` the daemon was one that runs. Sensors wait for their interval from a look that may be to come.
 """
 
+import logging
 import os
 import runpy
 import sys
@@ -53,7 +54,17 @@ def forget_looks_to_come(instance: dg.DagsterInstance, now: float) -> None:
             instance.update_instigator_state(state.with_data(data._replace(**to_come)))
 
 
+def print_once() -> None:
+    """What a library tells no logger of its own, as dagster-postgres does of a lost connection, has Python give all loggers
+    a way to print: whatever Dagster said after that was printed twice. So there is one, for such words alone.
+    """
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.name == logging.root.name)
+    logging.root.addHandler(handler)
+
+
 if __name__ == "__main__":
+    print_once()
     begin_anew_where_put_back()
     with dg.DagsterInstance.get() as ours:
         forget_looks_to_come(ours, time.time())

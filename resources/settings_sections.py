@@ -68,7 +68,9 @@ CONNECT_SECONDS = 10
 
 
 class DatabaseSection(Section):
-    url: SecretStr | None = Field(None, description="SQLAlchemy URL; SQLite in the state folder when unset")
+    url: SecretStr | None = Field(
+        None, description="SQLAlchemy URL; PostgreSQL also holds Dagster's history; SQLite in the state folder when unset"
+    )
     connect_seconds: int = Field(
         CONNECT_SECONDS, ge=2, le=300, description="how long a PostgreSQL that says nothing is waited for"
     )

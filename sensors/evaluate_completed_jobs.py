@@ -42,6 +42,8 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
             version = control_plane.registry.of_training(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue
+            # One that Dagster does not know, whose history was begun anew, fails the tick, and with it all jobs behind it.
+            context.instance.add_dynamic_partitions(f"{home}-runs", [job.id])
             requests.append(
                 dg.RunRequest(
                     run_key=cursor.run_key(f"evaluate-{job.id}"),

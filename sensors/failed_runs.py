@@ -36,6 +36,7 @@ OF_WORKER = OF_STORE | {
     "OperationalError",
     "InterfaceError",
     "TimeoutError",
+    "DagsterPostgresException",
     "MemoryError",
 }
 """Errors of whoever follows a program. Store or database were away as it began, or recorded the end: a training of weeks had

@@ -68,11 +68,10 @@ def start_submitted_jobs(context: dg.SensorEvaluationContext, control_plane: Con
         if decision.wait and decision.wait != job.reason:
             control_plane.jobs.wait_for(job.id, decision.wait)
         if decision.start and new < MAX_NEW_RUNS:
-            partitions, asset = place_of(job)
+            partitions, _ = place_of(job)
             # One that was requested before is requested again: if it was launched, its run key holds.
             new += job.resumed.times > 0 or not context.instance.has_dynamic_partition(partitions, job.id)
-            context.instance.add_dynamic_partitions(partitions, [job.id])
-            requests.append(dg.RunRequest(run_key=run_key(job), partition_key=job.id, asset_selection=[asset]))
+            requests.append(run_of(context.instance, job))
     # Of all sensors: one daemon looks at them, and people who wait for a job want to know whether it runs.
     control_plane.heartbeats.beat(SENSORS)
     return dg.SensorResult(run_requests=requests)
@@ -112,6 +111,13 @@ def in_turn(
         replace(decision, wait=words) if decision.start and run_key(job) in keys else decision
         for job, decision in zip(jobs, decisions, strict=True)
     ]
+
+
+def run_of(instance: dg.DagsterInstance, job: JobRecord) -> dg.RunRequest:
+    """A run of the asset that runs a job, in a partition that Dagster knows from then on."""
+    partitions, asset = place_of(job)
+    instance.add_dynamic_partitions(partitions, [job.id])
+    return dg.RunRequest(run_key=run_key(job), partition_key=job.id, asset_selection=[asset])
 
 
 def run_key(job: JobRecord) -> str:

@@ -58,11 +58,18 @@ class LocalStack:
     ports: dict[str, int] = field(default_factory=lambda: {variable: free_port() for variable in PORTS})
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
     """One for all calls: a new one reads all certificates first."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Variables beside those of its ports."""
+    store: Path | None = None
+    """The object store, where it is not in the state folder."""
 
     @property
     def environment(self) -> dict[str, str]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HANZO_ML_")}
-        return {**clean, "HANZO_ML_HOME": str(self.home), **{name: str(port) for name, port in self.ports.items()}}
+        if self.store is not None:
+            clean["HANZO_ML_STORAGE_ENDPOINT"] = self.store.as_uri()
+        ports = {name: str(port) for name, port in self.ports.items()}
+        return {**clean, "HANZO_ML_HOME": str(self.home), **ports, **self.settings}
 
     def hanzo_ml(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from hanzo_ml.cli import main; main()", *arguments]
@@ -188,7 +195,7 @@ class LocalStack:
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         buckets = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "runs": "hanzo-ml-checkpoints"}
         name = buckets[key.split("/")[0]] if bucket == "hanzo-ml" else bucket
-        return self.home / "objects" / name / key
+        return (self.store or self.home / "objects") / name / key
 
     def training_job(self, job: str) -> Job:
         return Job.model_validate_json((self.trainer(job) / "job.json").read_bytes())

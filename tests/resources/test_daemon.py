@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import dagster as dg
 import pytest
@@ -22,11 +21,13 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.sensor import get_elapsed
 
 from resources.daemon import forget_looks_to_come
-from resources.dagster_instance import instance_configuration
-from resources.services import SOURCE
-from tests.postgres import postgres
+from resources.dagster_instance import in_folder, in_schema
+from resources.dagster_postgres_storage import make_tables
+from resources.dagster_schema import address_of, own_schema
+from resources.settings import Settings
+from tests.postgres import postgres, postgres_url
 
-__all__ = ["postgres"]
+__all__ = ["postgres", "postgres_url"]
 
 PROGRAM = """
 import os, sys, threading
@@ -71,19 +72,34 @@ def test_a_daemon_begins_anew_where_the_clock_was_put_back(tmp_path: Path, seen:
     assert others == (["the clock was put back by 7200 s: the daemon begins anew", first] if anew else ["went on"])
 
 
+def test_what_dagster_says_is_printed_once_also_after_a_connection_was_lost() -> None:
+    says = (
+        "import logging; from resources.daemon import print_once; from dagster._utils.log import configure_loggers; "
+        "from dagster_postgres.utils import retry_pg_connection_fn; from sqlalchemy.exc import TimeoutError as Lost\n"
+        "print_once(); configure_loggers(log_level='INFO'); tried = []\n"
+        "def connect():\n    tried.append(1)\n    if len(tried) == 1: raise Lost('lost')\n"
+        "retry_pg_connection_fn(connect); logging.getLogger('dagster.daemon').info('a look')"
+    )
+    done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True)
+    assert (done.stderr + done.stdout).count("lost") == 1
+    assert (done.stderr + done.stdout).count("a look") == 1
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """With the storage that `up` gives it, and with Dagster's own of a cluster."""
-    storage = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), tmp_path, 1))["storage"]
+def instance(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dg.DagsterInstance]:
+    """With the storage that `up` gives it, on a laptop and on a cluster."""
+    storage = in_folder(tmp_path)
     if request.param == "postgresql":
-        server, name = request.getfixturevalue("postgres"), f"dagster_{uuid4().hex[:12]}"
-        server.execute(f"CREATE DATABASE {name}")
-        storage = {"postgres": {"postgres_url": server.url(name)}}
-    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump({"telemetry": {"enabled": False}, "storage": storage}))
+        monkeypatch.setenv("HANZO_ML_DATABASE_URL", request.getfixturevalue("postgres_url"))
+        with own_schema(Settings.load()) as schema:
+            storage = in_schema(schema.name)
+        make_tables(address_of(Settings.load(), schema.name))
+    configuration = {"telemetry": {"enabled": False}, "storage": {"custom": storage}}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(configuration))
     with dg.DagsterInstance.from_config(str(tmp_path)) as made:
         yield made
-    if request.param == "postgresql":
-        server.drop(name)
 
 
 @pytest.mark.parametrize("field", ["last_tick_timestamp", "last_tick_start_timestamp"])

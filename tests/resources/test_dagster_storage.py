@@ -12,7 +12,7 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._daemon.types import DaemonHeartbeat
 from sqlalchemy import Engine, event
 
-from resources.dagster_instance import instance_configuration
+from resources.dagster_instance import in_folder, instance_configuration
 from resources.dagster_storage import KeptSchedules
 from resources.services import SOURCE
 
@@ -27,7 +27,7 @@ def instance(home: Path, **configuration: object) -> dg.DagsterInstance:
 
 def ours(home: Path) -> dg.DagsterInstance:
     """As `hanzo-ml up` makes it."""
-    made = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), home, 1))
+    made = yaml.safe_load(instance_configuration((SOURCE / "dagster.yaml").read_text(), in_folder(home), 1))
     return instance(home, storage=made["storage"])
 
 

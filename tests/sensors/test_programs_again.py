@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import dagster as dg
 import pytest
+from dagster_postgres.utils import DagsterPostgresException
 from sqlalchemy.exc import OperationalError
 
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
@@ -52,6 +53,7 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     [
         (StoreUnavailable("no answer"), 0, True),
         (OperationalError("SELECT 1", {}, Exception("the server closed the connection")), MAX_AGAIN - 1, True),
+        (DagsterPostgresException("too many retries for DB connection"), 0, True),
         (StoreUnavailable("no answer"), MAX_AGAIN, False),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), 0, True),
         (NoStore("train job-1 failed: no space left for s3://hanzo-ml/checkpoints/job-1/4"), MAX_AGAIN, False),
@@ -63,6 +65,7 @@ def training(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     ids=[
         "store-away",
         "database-away",
+        "history-away",
         "too-often",
         "disk-full",
         "full-too-often",
