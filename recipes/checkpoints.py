@@ -109,6 +109,11 @@ class Checkpoints:
         if newest:
             newest.result()
 
+    def notice(self) -> None:
+        """Raise what has kept the newest from becoming a checkpoint: the next may be an hour away."""
+        if self._newest and self._newest.done():
+            self.settle()
+
     def _kept_locally(self) -> set[int]:
         return kept(self._local_standings(), self.keep_last)
 
