@@ -260,7 +260,17 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _restore(self, step: int) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken."""
+        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
+
+        Where that fails, nothing stays of it: on a full disk there was no room left to say why the program ended.
+        """
+        try:
+            return self._bring(step)
+        except Exception:
+            self._sweep()
+            raise
+
+    def _bring(self, step: int) -> bool:
         uri = f"{self.uri}/{step}"
         if not self.store.exists(uri):
             return False
