@@ -22,8 +22,8 @@ def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> None:
     """
     manifest = Manifest(kind=KIND, files=describe(scratch), facts={**facts, "step": int(target.name)})
     (scratch / MANIFEST).write_bytes(manifest.to_bytes())
-    for file in scratch.rglob("*"):
-        flush_to_disk(file)
+    for path in (*scratch.rglob("*"), scratch):  # the folder too: a file that it does not name yet is gone with the power
+        flush_to_disk(path)
     _give_name(scratch, target)
 
 

@@ -109,6 +109,11 @@ class Checkpoints:
         if newest:
             newest.result()
 
+    def notice(self) -> None:
+        """Raise what has kept the newest from becoming a checkpoint: the next may be an hour away."""
+        if self._newest and self._newest.done():
+            self.settle()
+
     def _kept_locally(self) -> set[int]:
         return kept(self._local_standings(), self.keep_last)
 
@@ -288,10 +293,8 @@ class Checkpoints:
             if problem and path.is_dir():
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
-            if problem:
-                self.make_room()
-                if not self.stored.fetch(step):
-                    continue
+            if problem and not self._fetch(step):
+                continue
             return step, path
         return None
 
@@ -306,3 +309,15 @@ class Checkpoints:
                 say(f"checkpoint {step} was whole, and has its name now")
             else:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _fetch(self, step: int) -> bool:
+        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
+
+        Where that fails, nothing stays of it: on a full disk there was no room left to say why the program ended.
+        """
+        self.make_room()
+        try:
+            return self.stored.fetch(step)
+        except Exception:
+            self._sweep()
+            raise

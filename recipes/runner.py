@@ -37,11 +37,8 @@ REFUSED = f"{FOR_STORE} refuses"
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FULL_DISK_WORDS = re.compile(
-    rf"(\(os error |\[Errno )({'|'.join(map(str, FULL_DISK))})[)\]]|inline_container.* unexpected pos|iostream error"
-)
-"""How the libraries say it that do not raise OSError: those in Rust (safetensors, obstore), `shutil.copytree` of all that it
-could not copy, then torch.save's two ways."""
+FULL = "no space left for {}: free some space"
+READ_ONLY = "the file system of {} is read-only, as the kernel makes one whose disk has errors: mount it for writing"
 
 COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -69,11 +66,21 @@ def one_line(message: str) -> str:
     return UNSEEN.sub("\ufffd", " ".join(COLOUR.sub("", message).split()))
 
 
-def disk_is_full(error: Exception) -> bool:
-    """Whether a program failed because there was no room to write."""
+def disk_trouble(error: Exception) -> str | None:
+    """What kept a program from writing, and what to do about it; `{}` is for where. None where it failed otherwise."""
+    if has_number(error, *FULL_DISK) or re.search("inline_container.* unexpected pos|iostream error", str(error)):
+        return FULL  # the words are torch.save's
+    return READ_ONLY if has_number(error, errno.EROFS) else None
+
+
+def has_number(error: Exception, *numbers: int) -> bool:
+    """Whether it is an error of the kernel with one of those numbers. Not all raise OSError: libraries in Rust (safetensors,
+    obstore) tell the number, as `shutil.copytree` does of all that it could not copy, and torch.save what it means.
+    """
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL_DISK
-    return FULL_DISK_WORDS.search(str(error)) is not None
+        return error.errno in numbers
+    told = "|".join(rf"\(os error {number}\)|\[Errno {number}\]|strerror: {os.strerror(number)}" for number in numbers)
+    return re.search(told, str(error)) is not None
 
 
 def main(program: Work) -> None:
@@ -117,20 +124,21 @@ def main(program: Work) -> None:
         traceback.print_exc()
         fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)
     except StoreFull as error:
-        place = str(error).removesuffix(NO_SPACE)
+        trouble, place = FULL, str(error).removesuffix(NO_SPACE)
     except SystemExit as error:
         # Of a library, or an objective of somebody else: taken for killed, it was begun twelve times.
         traceback.print_exc()
         fail(f"something called sys.exit: {error}", 1)
     except Exception as error:
-        if not disk_is_full(error):
+        found = disk_trouble(error)
+        if found is None:
             traceback.print_exc()
             fail(f"{type(error).__name__}: {error}", 1)
-        place = str(getattr(error, "filename", None) or work)
+        trouble, place = found, str(getattr(error, "filename", None) or work)
     else:
         end(0)
     # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
-    fail(f"no space left for {place}: free some space, then retry; nothing saved so far is lost", 1)
+    fail(f"{trouble.format(place)}, then retry; nothing saved so far is lost", 1)
 
 
 def look_for_cycles() -> None:

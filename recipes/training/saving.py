@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from recipes.checkpoints import Checkpoints
 from recipes.duration import seconds_of
 from recipes.schema import CheckpointPolicy
 from recipes.training.group import Group
@@ -50,13 +51,15 @@ class SaveTheBest(TrainerCallback):  # type: ignore[misc]
 
 
 class NoticeWhatFailed(TrainerCallback):  # type: ignore[misc]
-    """A checkpoint that could not be written ends the run at the end of a step."""
+    """A checkpoint that could not be written, or not be made whole, ends the run at the end of a step."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, checkpoints: Checkpoints) -> None:
         self.staging = staging
+        self.checkpoints = checkpoints
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.staging.notice()
+        self.checkpoints.notice()
 
 
 def validation_losses(state: TrainerState) -> dict[int, float]:

@@ -30,11 +30,16 @@ class Staging:
     Args:
         processes: how many of this machine make such copies at the same time.
         free: how many bytes of its memory are free.
+        in_any: whether something is true in one of the run's processes, all of which call it at once.
     """
 
-    def __init__(self, processes: int = 1, free: Callable[[], int] = free_memory) -> None:
+    def __init__(
+        self, processes: int = 1, free: Callable[[], int] = free_memory, in_any: Callable[[bool], bool] = bool
+    ) -> None:
         self._processes = processes
         self._free = free
+        self._in_any = in_any
+        self._lacks_room = False
         self._rooms: dict[int, list[torch.Tensor]] = {}
         self._given = 0
         self._actions: list[Action] = []
@@ -44,14 +49,14 @@ class Staging:
     def later(self, state: T, write: Callable[[T], object]) -> None:
         """Have `write` called with a copy of `state`, tensors in dicts and lists, while training goes on.
 
-        Where no memory is left for the copy, it is called now, with `state` itself.
+        Where no memory is left for the copy, it is called with `state` itself, as `begin` is.
         """
         # What shares memory, as tied weights do, shares it in the copy too.
         different = {place_of(tensor): tensor for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)}
         room = self._room_for(list(different.values()))
         if room is None:
-            do(self._taken())  # in the order in which they were given: some of it goes from process to process
-            write(state)
+            self._lacks_room = True
+            self.then(lambda: write(state))
             return
         copies = dict(zip(different, room, strict=True))
         copy_all(different.values(), room)
@@ -63,13 +68,20 @@ class Staging:
         self._actions.append(action)
 
     def begin(self) -> Future[None]:
-        """Write what was given. It is done when all is written, or something failed."""
-        self._written = self._writer.submit(do, self._taken())
-        return self._written
+        """Write what was given. It is done when all is written, or something failed.
+
+        Where one process lacks memory for copies, all wait for that, and what fails is raised: some of it goes from process
+        to process. One that wrote by itself, and earlier, waited for the others, and they for it.
+        """
+        waits, self._lacks_room = self._in_any(self._lacks_room), False
+        begun = self._written = self._writer.submit(do, self._taken())
+        if waits:
+            self.settle()
+        return begun
 
     def settle(self) -> None:
         """Wait until all is written; then there is room for the next checkpoint. Raises what failed, once."""
-        self._actions, self._given = [], 0
+        self._actions, self._given, self._lacks_room = [], 0, False
         written, self._written = self._written, None
         if written:
             written.result()
@@ -99,9 +111,12 @@ class Staging:
         size = sum(tensor.nbytes for tensor in tensors)
         if size * self._processes * SPARE > self._free():
             return None
-        self._rooms[place] = [
-            torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda and size <= PINNED) for tensor in tensors
-        ]
+        try:
+            self._rooms[place] = [
+                torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda and size <= PINNED) for tensor in tensors
+            ]
+        except (RuntimeError, MemoryError):  # as torch says it, which varies: no step lacked memory, and none gets smaller
+            return None
         return self._rooms[place]
 
 

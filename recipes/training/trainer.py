@@ -74,8 +74,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.meter = meter
         self.divergence = divergence
         all_save = in_rows or self.is_deepspeed_enabled  # else the leader alone, all of it
-        self.staging = Staging(group.on_this_node if all_save else 1)
-        self.add_callback(NoticeWhatFailed(self.staging))
+        self.staging = Staging(group.on_this_node if all_save else 1, in_any=group.any)
+        self.add_callback(NoticeWhatFailed(self.staging, checkpoints))
         self._scratch: Path | None = None
 
     def take_weights(self, folder: Path) -> None:

@@ -117,6 +117,48 @@ def test_what_could_not_become_a_checkpoint_ends_the_run_at_the_next_one(
     assert checkpoints.local_steps() == [1]
 
 
+def test_a_checkpoint_that_did_not_fit_on_the_disk_leaves_room_and_is_brought_the_next_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason was not to be written down either, and the program was taken for killed, and started twelve times."""
+
+    def half(source: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / "optimizer.pt").write_bytes(b"half")
+        raise shutil.Error([(str(source), str(target), "[Errno 28] No space left on device")])
+
+    save(opened(store, tmp_path), 1)
+    shutil.rmtree(tmp_path / "local")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", half)
+        with pytest.raises(shutil.Error, match="No space left"):
+            opened(store, tmp_path).latest()
+    assert not [*(tmp_path / "local").iterdir()]
+    assert_whole(opened(store, tmp_path).latest(), 1)
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of its files are, which their folder holds: where the power fails, files that nobody names are gone."""
+    flush, replace, flushed, needed = os.fsync, os.replace, set(), set()
+
+    def remembered(descriptor: int) -> None:
+        flushed.add(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        if target == tmp_path / "local" / "1":
+            needed.update(path.stat().st_ino for path in (source, *source.rglob("*")))
+            assert needed <= flushed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", remembered)
+    monkeypatch.setattr(os, "replace", named)
+    save(opened(store, tmp_path), 1)
+    assert len(needed) == 6  # three files, their folder's folder, the manifest, and the folder
+
+
 def test_an_error_while_writing_leaves_no_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoints = opened(store, tmp_path)
     save(checkpoints, 1)

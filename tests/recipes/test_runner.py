@@ -15,6 +15,8 @@ from resources.compute.local import Exit, read_exit
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 RESULT = "s3://hanzo-ml/runs/r/result.json"
+OPEN = "[enforce fail at inline_container.cc:747] . open file failed with strerror: {}"
+"""How torch.save says it."""
 HEAD = """
 import errno
 from recipes.runner import Failed, Preempted, main
@@ -102,6 +104,11 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
         ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
         ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
         ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
+        (f"raise RuntimeError({OPEN.format('No space left on device')!r})", 1, "error: no space left for "),
+        (f"raise RuntimeError({OPEN.format('Disk quota exceeded')!r})", 1, "error: no space left for "),
+        (f"raise RuntimeError({OPEN.format('Read-only file system')!r})", 1, "error: the file system of "),
+        ("raise OSError(errno.EROFS, 'Read-only', '/w')", 1, "error: the file system of /w is read-only, "),
+        ("raise Exception('I/O: Read-only file system (os error 30)')", 1, "error: the file system of "),
         ("raise StoreFull('s3://x/y: no space is left')", 1, "error: no space left for s3://x/y: free some space"),
         ("return {}['missing']", 1, "error: KeyError: 'missing'"),
         ("raise SystemExit('bye')", 1, "error: something called sys.exit: bye"),

@@ -2,18 +2,28 @@
 
 import errno
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import recipes.checkpoints
 from recipes.checkpoint_folder import broken
+from recipes.checkpoints import Checkpoints
 from recipes.manifest import Manifest
 from recipes.store import MANIFEST
-from recipes.training import trainer
+from recipes.training import course, trainer
+from recipes.training.group import Group
 from recipes.training.staging import Staging
+from tests.recipes.training.forks import Forks
 from tests.recipes.training.place import Place
+from tests.recipes.training.runs import install
+from tests.recipes.training.shapes import shape
+
+FULL = {"method": "full", "dtype": "float32", "learning_rate": 1e-3}
 
 
 def files_of(place: Place, work: Path) -> dict[int, dict[str, str]]:
@@ -59,6 +69,67 @@ def test_a_checkpoint_is_that_of_its_step_however_late_it_is_written(
     assert found == files_of(place, at_once)
 
 
+SHORT = """
+import torch.distributed as dist
+from recipes.training.objectives.sft import Sft
+from recipes.training.staging import Staging
+
+class Short(Sft):
+    "The process of the rank that the recipe's description names finds no memory for copies."
+
+    def begin(self, model):
+        if self.recipe.description == str(dist.get_rank()):
+            Staging._room_for = lambda staging, tensors: None
+        super().begin(model)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero2"])
+def test_where_one_process_has_no_memory_for_copies_a_checkpoint_is_made_all_the_same(
+    place: Place, started: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """It sent its part as the checkpoint began, and the others theirs when it was over: all of them waited two hours."""
+    install("short", SHORT, tmp_path, monkeypatch)
+    policy = {"interval": "1h", "interval_steps": 2, "keep_last": 9}
+    settings = {**FULL, "batch_size": 2, "objective": "short", "max_steps": 4, "eval_steps": None, "checkpoint": policy}
+    settings["distributed"] = shape(strategy, 2)
+    found = []
+    for short in ("nobody", "0", "1"):
+        job = place.job(tmp_path / f"{strategy}-{short}", settings | {"description": short})
+        started.train(job.model_copy(update={"distributed": place.recipe.changed(settings).distributed}))
+        found.append(files_of(place, tmp_path / f"{strategy}-{short}"))
+    assert [*found[0]] == [4, 2] and found[0][4] != found[0][2]
+    assert found[1:] == found[:1] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [({"distributed": shape("fsdp", 1), **FULL}, 2), ({"distributed": shape("fsdp", 1)}, 1), ({"distributed": None}, 1)],
+    ids=["all-save", "leader-saves", "alone"],
+)
+def test_memory_is_asked_for_as_many_processes_of_a_machine_as_save(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    settings: dict[str, Any],
+    processes: int,
+) -> None:
+    """Of two beside each other, each finds free what there is for both."""
+    asked = []
+
+    class Asked(Staging):
+        def __init__(self, processes: int, **named: Any) -> None:
+            asked.append(processes)
+            super().__init__(processes, **named)
+
+    monkeypatch.setattr(trainer, "Staging", Asked)
+    monkeypatch.setattr(course, "join", lambda _: Group(on_this_node=2))
+    place.train(tmp_path / request.node.callspec.id, max_steps=1, eval_steps=None, **settings)
+    assert asked == [processes]
+
+
 class Failed(Staging):
     """Has failed before the next step."""
 
@@ -84,3 +155,30 @@ def test_what_cannot_be_written_ends_the_run_at_the_next_step_and_leaves_no_chec
     said = capfd.readouterr().out
     assert "step 3/8" in said and "step 5/8" not in said
     assert not [*(tmp_path / "full" / "checkpoints").iterdir()]
+
+
+def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All is written, and the disk is full as the manifest is: it was noticed at the next checkpoint."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = Checkpoints.writing
+
+    @contextmanager
+    def failed_before_the_next_step(self: Checkpoints, *given: Any) -> Iterator[Path]:
+        with write(self, *given) as folder:
+            yield folder
+        assert self._newest
+        assert self._newest.exception()
+
+    monkeypatch.setattr(recipes.checkpoints, "seal", full)
+    monkeypatch.setattr(Checkpoints, "writing", failed_before_the_next_step)
+    policy = {"interval": "1h", "interval_steps": 3, "keep_last": 9}
+    with pytest.raises(OSError, match="No space left"):
+        place.train(tmp_path / "not-whole", checkpoint=policy, eval_steps=8)
+    said = capfd.readouterr().out
+    assert "step 3/8" in said and "step 5/8" not in said
+    assert not [*(tmp_path / "not-whole" / "checkpoints").iterdir()]

@@ -68,16 +68,75 @@ def test_what_shares_memory_shares_it_in_the_copy() -> None:
 
 
 @pytest.mark.parametrize(("processes", "free", "at_once"), [(1, 24, False), (1, 23, True), (2, 47, True), (2, 48, False)])
-def test_where_memory_is_short_it_is_written_at_once(processes: int, free: int, at_once: bool) -> None:
+def test_where_memory_is_short_training_waits_for_it_to_be_written(processes: int, free: int, at_once: bool) -> None:
     """12 bytes in each process. What was given before is written before."""
-    weight, order = torch.ones(3), []
+    weight, order, may_write = torch.ones(3), [], threading.Event()
+
+    def write(state: Any) -> None:
+        assert state["weight"] is weight or may_write.wait(60)
+        order.append("itself" if state["weight"] is weight else "copy")
+
     staging = Staging(processes, free=lambda: free)
     staging.then(lambda: order.append("before"))
-    staging.later({"weight": weight}, lambda state: order.append("itself" if state["weight"] is weight else "copy"))
-    assert order == (["before", "itself"] if at_once else [])
-    staging.begin()
+    staging.later({"weight": weight}, write)
+    assert order == []
+    assert staging.begin().done() == at_once
+    may_write.set()
     staging.settle()
     assert order == ["before", "itself" if at_once else "copy"]
+
+
+def test_where_memory_is_short_in_another_process_training_waits_too() -> None:
+    """And says at once what fails: the others wait for this one, and would for hours."""
+    told, written = [], []
+
+    def in_any(lacks_room: bool) -> bool:
+        told.append(lacks_room)
+        return len(told) == 2
+
+    staging = Staging(free=lambda: 1000, in_any=in_any)
+    for _ in range(2):
+        staging.settle()
+        staging.later(torch.ones(3), kept(written))
+        begun = staging.begin()
+    assert begun.done() and len(written) == 2 and told == [False, False]
+    short = Staging(free=lambda: 0)
+    short.later(torch.ones(3), lambda state: state.missing)
+    with pytest.raises(AttributeError, match="missing"):
+        short.begin()
+    short.notice()
+
+
+def test_memory_is_asked_for_anew_with_each_checkpoint() -> None:
+    free, waited = iter([0, 1000]), []
+    staging = Staging(free=lambda: next(free), in_any=lambda lacks_room: waited.append(lacks_room) or lacks_room)
+    for _ in range(2):
+        staging.settle()
+        staging.later(torch.ones(3), lambda _: None)
+        staging.begin()
+    assert waited == [True, False]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("pinned")]
+)
+def test_where_memory_for_copies_is_refused_it_is_written_without(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """It was taken for a step that does not fit: the run was started again with a smaller micro-batch."""
+
+    def refuse(*given: Any, **named: Any) -> None:
+        raise error
+
+    weight, found = torch.ones(3), []
+    staging = Staging(free=lambda: 1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty_like", refuse)
+        staging.later(weight, kept(found))
+        staging.begin()
+    assert found[0] is weight
+    staging.later(weight, kept(found))
+    staging.begin()
+    staging.settle()
+    assert found[1] is not weight and found[1].equal(weight)
 
 
 def test_memory_that_was_taken_is_not_asked_for_again() -> None:
