@@ -15,11 +15,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_folder import broken, content_of, finish, free_bytes, seal, size_of, tell
-from recipes.retention import Standing, from_the_best, kept, standing_of
+from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
+from recipes.local_checkpoints import standings_in, steps_in, sweep
+from recipes.retention import from_the_best, kept
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, Store
-from recipes.stored_checkpoints import DOWNLOAD, StoredCheckpoints
+from recipes.stored_checkpoints import StoredCheckpoints
 
 
 class Checkpoints:
@@ -115,7 +116,7 @@ class Checkpoints:
             self.settle()
 
     def _kept_locally(self) -> set[int]:
-        return kept(self._local_standings(), self.keep_last)
+        return kept(standings_in(self.folder), self.keep_last)
 
     def _prune(self) -> None:
         """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
@@ -149,7 +150,7 @@ class Checkpoints:
 
     def _is_wanted(self, step: int, slow: bool) -> bool:
         """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
-        return step in kept(self._local_standings(), 1 if slow else self.keep_last)
+        return step in kept(standings_in(self.folder), 1 if slow else self.keep_last)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
         """Add facts to the manifest of the checkpoint of `step`, here and in the background in the store."""
@@ -166,7 +167,7 @@ class Checkpoints:
         """
         self._prune()
         here = self.local_steps()
-        missing = kept(self._local_standings(), 1) - {*self.stored_steps()}
+        missing = kept(standings_in(self.folder), 1) - {*self.stored_steps()}
         for step in sorted(missing):
             if step == here[0] or broken(self.folder / str(step), step) is None:
                 self.stored.upload(step, partial(self._is_wanted, step), self._prune)
@@ -180,8 +181,7 @@ class Checkpoints:
 
     def local_steps(self) -> list[int]:
         """Steps of the local checkpoints, newest first, valid or not."""
-        names = (path.name for path in self.folder.iterdir()) if self.folder.is_dir() else iter(())
-        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+        return steps_in(self.folder)
 
     def stored_steps(self) -> list[int]:
         """Steps of the uploaded checkpoints, newest first."""
@@ -194,7 +194,7 @@ class Checkpoints:
         and takes no valid one's place among those that are kept.
         """
         self.settle()
-        self._sweep()
+        sweep(self.folder)
         return self._first_whole(sorted({*self.local_steps(), *self.stored_steps()}, reverse=True))
 
     def best(self) -> tuple[int, Path] | None:
@@ -203,7 +203,7 @@ class Checkpoints:
         Of all that the run has come by: one that was sent back may never be as good again as where it went back to.
         """
         self.settle()
-        self._sweep()
+        sweep(self.folder)
         known = self._evaluated()
         steps = from_the_best({step: loss for step, (loss, _) in known.items()})
         return next((found for step in steps if (found := known[step][1].at(step))), None)
@@ -218,13 +218,13 @@ class Checkpoints:
         if self.before:
             earlier, left_at = self.before
             passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
-        known = {step: self.stored.standing(step) for step in self.stored_steps()} | self._local_standings()
+        known = {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
         return passed | {step: (standing.loss, self) for step, standing in known.items()}
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
         self.settle()
-        self._sweep()
+        sweep(self.folder)
         return self._first_whole([step])
 
     def offer(self, step: int) -> None:
@@ -249,11 +249,6 @@ class Checkpoints:
         if self.at(step) is None or content_of(path) != content:
             raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
 
-    def leave_only(self, step: int) -> None:
-        """Of a machine that takes what another saves: what it fetched for its earlier starts nobody reads again."""
-        for old in set(self.local_steps()) - {step}:
-            shutil.rmtree(self.folder / str(old))
-
     def came_from(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
         it. None at the beginning.
@@ -276,15 +271,6 @@ class Checkpoints:
             if bad >= step:
                 self.stored.delete(bad)
 
-    def _local_standings(self) -> dict[int, Standing]:
-        return {step: self._local_standing(step) for step in self.local_steps()}
-
-    def _local_standing(self, step: int) -> Standing:
-        try:
-            return standing_of((self.folder / str(step) / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            return Standing()
-
     def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
         """The first valid checkpoint of those steps, in their order; the broken ones before it are removed."""
         for step in steps:
@@ -298,18 +284,6 @@ class Checkpoints:
             return step, path
         return None
 
-    def _sweep(self) -> None:
-        """Remove what a process that was killed left half written or half downloaded: nothing is being written meanwhile.
-
-        What was whole and lacked nothing but its name gets it.
-        """
-        for path in (*self.folder.glob(".*.tmp"), self.folder / DOWNLOAD):
-            step = path.name[1 : -len(".tmp")]
-            if step.isdigit() and finish(path, self.folder / step):
-                say(f"checkpoint {step} was whole, and has its name now")
-            else:
-                shutil.rmtree(path, ignore_errors=True)
-
     def _fetch(self, step: int) -> bool:
         """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
 
@@ -319,5 +293,5 @@ class Checkpoints:
         try:
             return self.stored.fetch(step)
         except Exception:
-            self._sweep()
+            sweep(self.folder)
             raise

@@ -13,6 +13,7 @@ from typing import Literal
 
 from recipes.checkpoint_folder import content_of
 from recipes.checkpoints import Checkpoints
+from recipes.local_checkpoints import leave_only
 from recipes.schema import BadConfiguration
 from recipes.sent_back import SentBack, way_from
 from recipes.training.group import Group
@@ -66,7 +67,7 @@ def resume_together(
     if group.local_rank == 0 and not group.leads:
         if seen != found or content_of(found[1]) != place.content:
             holder.take(place.step, place.content)
-        holder.leave_only(place.step)
+        leave_only(holder.folder, place.step)
     group.collect(None)
     return way, found
 

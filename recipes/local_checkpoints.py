@@ -1,0 +1,50 @@
+"""A run's checkpoints as they lie on this machine: below its folder, one folder a step.
+
+What belongs here: what lies there. What does not: one of them (`recipes.checkpoint_folder`), and what becomes of them
+(`recipes.checkpoints`).
+"""
+
+import shutil
+from pathlib import Path
+
+from recipes.checkpoint_folder import finish
+from recipes.retention import Standing, standing_of
+from recipes.runner import say
+from recipes.store import MANIFEST
+from recipes.stored_checkpoints import DOWNLOAD
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Newest first, valid or not."""
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else iter(())
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def standings_in(folder: Path) -> dict[int, Standing]:
+    return {step: standing_in(folder / str(step)) for step in steps_in(folder)}
+
+
+def standing_in(checkpoint: Path) -> Standing:
+    try:
+        return standing_of((checkpoint / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return Standing()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed left half written or half downloaded: nothing is being written meanwhile.
+
+    What was whole and lacked nothing but its name gets it.
+    """
+    for path in (*folder.glob(".*.tmp"), folder / DOWNLOAD):
+        step = path.name[1 : -len(".tmp")]
+        if step.isdigit() and finish(path, folder / step):
+            say(f"checkpoint {step} was whole, and has its name now")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def leave_only(folder: Path, step: int) -> None:
+    """Of a machine that takes what another saves: what it fetched for its earlier starts nobody reads again."""
+    for old in set(steps_in(folder)) - {step}:
+        shutil.rmtree(folder / str(old))
