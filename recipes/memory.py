@@ -99,10 +99,9 @@ def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool
     trained = trained_tensors(recipe, part)
     trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
-    # DeepSpeed is told to add gradients up in float32 (`launch.zero`), but not those in float16, which it scales.
-    gradient_width = trained_width if recipe.computing_dtype == "float16" else WIDTH[TRAINED]
     elements = sum(tensors.total for tensors in trained)
-    sizes, gradients = elements * trained_width, elements * gradient_width
+    sizes = elements * trained_width
+    gradients = elements * WIDTH[TRAINED]  # DeepSpeed too is told to add them up in float32 (`launch.zero`)
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1

@@ -12,11 +12,22 @@ from bitsandbytes.functional import quantize_4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipes.activations import Forward, saved_bytes
+from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
-from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
+from recipes.memory import (
+    BUCKET,
+    COMMUNICATION,
+    CONTEXT,
+    FRAGMENTATION,
+    HOST_PROCESS,
+    LIVE,
+    forward_of,
+    memory_budget,
+    nf4_bytes,
+    optimizer_bytes,
+)
 from recipes.objective_names import PAIR_OBJECTIVES
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
@@ -301,6 +312,34 @@ def test_sharding_divides_what_zero_divides() -> None:
     zero2 = memory_budget(*zen("zen-7b-lora", **shared("deepspeed_zero2"), **eight))
     assert zero2.optimizer == pytest.approx(1.5 * adapter.optimizer / 8, rel=1e-3)  # and so beside an adapter in float32
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero3"])
+def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> None:
+    """Buffers for what they send each other, which one that is alone has not: as large as a small adapter's whole budget."""
+    alone, both = (
+        memory_budget(*zen("zen-7b-full", **shared(strategy, gpus), hardware={"gpus": gpus, "gpu_type": "nvidia-a100-80gb"}))
+        for gpus in (1, 2)
+    )
+    assert alone.allowance == pytest.approx(CONTEXT + FRAGMENTATION * alone.certain)
+    assert both.allowance == pytest.approx(CONTEXT + COMMUNICATION + FRAGMENTATION * both.certain)
+    assert alone.gathered == 0 and (both.gathered > 0) == (strategy != "ddp")
+    if strategy == "ddp":
+        assert both.gradients == 2 * alone.gradients
+
+
+def test_weights_in_float32_have_copies_of_half_their_size_where_one_gpu_has_them_all() -> None:
+    one = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}}
+    alone, sharded_alone = zen("zen-7b-full", distributed=None, **one), zen("zen-7b-full", **shared("fsdp", 1), **one)
+    budget = memory_budget(*alone)
+    assert budget.working == working_bytes(forward_of(*alone)) + budget.weights / 2
+    assert memory_budget(*sharded_alone).working == budget.working, "of one process there are no shards"
+    spread = zen("zen-7b-full", **shared("fsdp", 8))
+    assert memory_budget(*spread).working == working_bytes(forward_of(*spread))
+
+
+def test_on_a_host_the_process_itself_is_what_is_allowed_for() -> None:
+    assert memory_budget(*zen("smollm2-135m-lora")).allowance == HOST_PROCESS
 
 
 def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:

@@ -4,6 +4,7 @@ names are only names."""
 import asyncio
 import hashlib
 import os
+import pickle
 import random
 import resource
 import subprocess
@@ -130,6 +131,31 @@ def test_the_pointer_names_the_manifest_by_its_hash_and_counts_every_byte(
 
 def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, published: Artifact, folder: Path) -> None:
     assert store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1}) == published
+
+
+def test_whether_bytes_lie_there_already_is_told_without_sending_them(store: Store) -> None:
+    store.put_bytes(URI, b"these")
+    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, False, False]
+    assert not store.holds(f"{URI}/none", b"these")
+
+
+def test_with_keys_of_kms_the_size_decides_whether_they_do(s3: S3Server) -> None:
+    """The server names no MD5 then, or one of what it encrypted."""
+    store = Store(s3.address.model_copy(update={"encryption": "aws:kms"}), VARIABLES)
+    store.put_bytes(URI, b"these")
+    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
+
+
+def test_in_another_process_a_store_has_the_keys_that_it_had(s3: S3Server) -> None:
+    pickle.loads(pickle.dumps(Store(s3.address, VARIABLES))).put_bytes(URI, b"x")
+    assert "the-access-key" in s3.requests[-1].headers["authorization"]
+
+
+def test_only_a_server_gives_addresses_to_read_at(store: Store, in_folder: Store) -> None:
+    store.put_bytes(URI, b"x")
+    found = store.signed_url(URI, 60)
+    assert (found is None) == (store is in_folder)
+    assert found is None or "X-Amz-Signature" in found
 
 
 def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Artifact, s3: S3Server) -> None:
