@@ -148,12 +148,11 @@ def copies_what_is_trained(recipe: Recipe) -> bool:
 def adapts_in_computing_type(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
-    Where it is whole in each process, or in its stage: DeepSpeed and tensor parallelism have ways of their own with it.
+    Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it.
     Not in float16, whose gradients are scaled as many times as a step has tokens (`recipes.training.float16`): one that is 2
     in their mean would be infinite.
     """
-    is_whole = zero_stage(recipe) is None and recipe.tensor_parallel == 1
-    return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and is_whole
+    return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and zero_stage(recipe) is None
 
 
 def compiles_blocks(recipe: Recipe) -> bool:

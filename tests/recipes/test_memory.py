@@ -172,7 +172,7 @@ def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[in
 
 
 def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes() -> None:
-    weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (301, 300))]
+    weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (64, 64), (301, 300))]
     optimizer = bnb.optim.AdamW8bit(weights, lr=1e-3)
     for weight in weights:
         weight.grad = torch.randn_like(weight)
@@ -362,6 +362,8 @@ def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
     copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
     shape = shape_of(recipe)
     assert memory_budget(recipe, shape).gradients < 2 * memory_budget(copied, shape).gradients
+    on_gpus = recipe.changed({"hardware": {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}})
+    assert memory_budget(on_gpus, shape).gradients > 2 * 4 * BUCKET, "there it is taken, however little is written"
 
 
 def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:

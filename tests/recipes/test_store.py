@@ -281,6 +281,15 @@ def test_a_fetch_that_breaks_off_leaves_nothing_and_what_a_killed_one_left_goes_
     assert young.exists() and not old.exists()
 
 
+@pytest.mark.parametrize("written", [b"", b'{"kind": "dataset"', b'{"kind": "dataset", "files": "none"}'])
+def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> None:
+    store.put_bytes(f"{URI}/{MANIFEST}", written)
+    assert store.find(URI) is None
+    artifact = Artifact(kind="dataset", uri=URI, digest=hashlib.sha256(written).hexdigest(), size_bytes=0)
+    with pytest.raises(BrokenArtifact, match="is no manifest"):
+        store.manifest(artifact)
+
+
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
     store.put_bytes(f"{URI}/a.jsonl", b"one\n")
     assert store.find(URI) is None
