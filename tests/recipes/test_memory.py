@@ -354,6 +354,8 @@ def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
     )
     assert small[0].gathered == 2 * small[1].parameters
     assert 2 * LIVE <= large[0].gathered < 2 * large[1].parameters
+    largest = memory_budget(*zen("zen-72b-lora", **shared("deepspeed_zero3", 4)))
+    assert largest.gathered > 2.4 * LIVE, "its embeddings and its head alone are more than a billion"
 
 
 def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:

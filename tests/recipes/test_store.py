@@ -290,6 +290,14 @@ def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> 
         store.manifest(artifact)
 
 
+def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Artifact, tmp_path: Path) -> None:
+    """What it lists would be there, and be as it says."""
+    store.put_manifest(URI, store.manifest(published).model_copy(update={"facts": {"n": 2}}))
+    for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
+        with pytest.raises(BrokenArtifact, match=f"{MANIFEST} has SHA-256 .*, recorded is {published.digest}"):
+            look(published)
+
+
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
     store.put_bytes(f"{URI}/a.jsonl", b"one\n")
     assert store.find(URI) is None
