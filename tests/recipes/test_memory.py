@@ -284,6 +284,12 @@ def test_what_is_compiled_and_what_is_not(changes: dict[str, Any], compiled: boo
     assert (found.compiled, found.masked, found.adapter) == (compiled, masked, adapter)
 
 
+@pytest.mark.parametrize(("method", "dropout", "keeps"), [("lora", 0.0, False), ("lora", 0.1, True), ("full", None, False)])
+def test_a_mask_of_dropout_is_kept_where_there_is_dropout(method: str, dropout: float | None, keeps: bool) -> None:
+    changes = {} if dropout is None else {"lora_dropout": dropout}
+    assert forward_of(*zen(f"zen-7b-{method}", **changes)).dropout == keeps
+
+
 def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:
     found = Recipe.named(name)
     return found.changed(changes) if changes else found, shape_of(found)
