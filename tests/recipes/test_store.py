@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes import objects
+from recipes import store as stores
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord
@@ -296,6 +297,45 @@ def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Ar
     for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
         with pytest.raises(BrokenArtifact, match=f"{MANIFEST} has SHA-256 .*, recorded is {published.digest}"):
             look(published)
+
+
+def test_only_the_files_that_are_wanted_are_fetched(in_s3: Store, folder: Path, tmp_path: Path) -> None:
+    artifact = in_s3.publish(folder, URI, "dataset")
+    found = in_s3.fetch(artifact, tmp_path / "cache", only=["a.jsonl"])
+    assert [path.name for path in found.rglob("*") if path.is_file()] == ["a.jsonl"]
+
+
+def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
+    in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And else fetched: it is another file than was looked at, and no better."""
+    artifact = in_s3.publish(folder, URI, "dataset")
+    there = tmp_path / "cache" / artifact.digest / "a.jsonl"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"half")
+    looks = stores.what_is_broken
+
+    def while_another_writes(place: Path, file: FileRecord) -> str | None:
+        problem = looks(place, file)
+        if file.path == "a.jsonl":
+            there.write_bytes(b"other half")
+        return problem
+
+    monkeypatch.setattr(stores, "what_is_broken", while_another_writes)
+    assert (in_s3.fetch(artifact, tmp_path / "cache") / "a.jsonl").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize("only", [None, ["a.jsonl"]])
+def test_where_the_bucket_goes_away_while_it_is_looked_at_nothing_is_broken(
+    in_folder: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: list[str] | None
+) -> None:
+    artifact = in_folder.publish(folder, URI, "dataset")
+    manifest = in_folder.manifest(artifact)
+    monkeypatch.setattr(in_folder, "manifest", lambda _: manifest)
+    bucket = place(in_folder, "s3://hanzo-ml/datasets/x").parents[1]
+    bucket.rename(tmp_path / "away")
+    with pytest.raises(StoreUnavailable, match="mount it again"):
+        in_folder.fetch(artifact, tmp_path / "cache", only)
 
 
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
