@@ -765,3 +765,9 @@ def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
         watcher.join()
     assert in_folder.size(uri) == 300 << 20
     assert peak - before < 40 << 20
+
+
+def test_when_an_object_came_is_told_in_milliseconds(in_folder: Store) -> None:
+    in_folder.put_bytes(URI, b"x")
+    os.utime(place(in_folder, URI), (1_000, 1_000))
+    assert in_folder.modified(URI) == 1_000_000
