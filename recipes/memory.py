@@ -99,10 +99,9 @@ def budget_of(recipe: Recipe, shape: Architecture, held: int = 1, *, heads: bool
     trained = trained_tensors(recipe, part)
     trained_width = WIDTH[recipe.computing_dtype] if recipe.method == "full" and zero_stage(recipe) else WIDTH[TRAINED]
     frozen = frozen_bytes(recipe, part) if recipe.method != "full" else 0
-    # DeepSpeed is told to add gradients up in float32 (`launch.zero`), but not those in float16, which it scales.
-    gradient_width = trained_width if recipe.computing_dtype == "float16" else WIDTH[TRAINED]
     elements = sum(tensors.total for tensors in trained)
-    sizes, gradients = elements * trained_width, elements * gradient_width
+    sizes = elements * trained_width
+    gradients = elements * WIDTH[TRAINED]  # DeepSpeed too is told to add them up in float32 (`launch.zero`)
     strategy = recipe.distributed.strategy if recipe.distributed else None
     shards = recipe.data_parallel
     of_weights = shards if strategy in ("fsdp", "deepspeed_zero3") else 1
@@ -149,12 +148,11 @@ def copies_what_is_trained(recipe: Recipe) -> bool:
 def adapts_in_computing_type(recipe: Recipe) -> bool:
     """Whether an adapter computes in the type that the model does, and not in that of its weights.
 
-    Where it is whole in each process, or in its stage: DeepSpeed and tensor parallelism have ways of their own with it.
+    Where it is whole in each process, or in its stage: DeepSpeed has ways of its own with it.
     Not in float16, whose gradients are scaled as many times as a step has tokens (`recipes.training.float16`): one that is 2
     in their mean would be infinite.
     """
-    is_whole = zero_stage(recipe) is None and recipe.tensor_parallel == 1
-    return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and is_whole
+    return recipe.method != "full" and recipe.computing_dtype == "bfloat16" and zero_stage(recipe) is None
 
 
 def compiles_blocks(recipe: Recipe) -> bool:

@@ -12,11 +12,22 @@ from bitsandbytes.functional import quantize_4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recipes.activations import Forward, saved_bytes
+from recipes.activations import Forward, saved_bytes, working_bytes
 from recipes.architecture import Architecture, Tensors
 from recipes.gpus import GIB
 from recipes.known_architectures import ASSUMED, STATED, shape_of
-from recipes.memory import BUCKET, LIVE, forward_of, memory_budget, nf4_bytes, optimizer_bytes
+from recipes.memory import (
+    BUCKET,
+    COMMUNICATION,
+    CONTEXT,
+    FRAGMENTATION,
+    HOST_PROCESS,
+    LIVE,
+    forward_of,
+    memory_budget,
+    nf4_bytes,
+    optimizer_bytes,
+)
 from recipes.objective_names import PAIR_OBJECTIVES
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
@@ -161,7 +172,7 @@ def test_a_weight_in_nf4_takes_the_bytes_that_bitsandbytes_takes(sizes: tuple[in
 
 
 def test_8_bit_states_take_the_bytes_that_bitsandbytes_takes() -> None:
-    weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (301, 300))]
+    weights = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 96), (10, 10), (64, 64), (301, 300))]
     optimizer = bnb.optim.AdamW8bit(weights, lr=1e-3)
     for weight in weights:
         weight.grad = torch.randn_like(weight)
@@ -274,6 +285,12 @@ def test_what_is_compiled_and_what_is_not(changes: dict[str, Any], compiled: boo
     assert (found.compiled, found.masked, found.adapter) == (compiled, masked, adapter)
 
 
+@pytest.mark.parametrize(("method", "dropout", "keeps"), [("lora", 0.0, False), ("lora", 0.1, True), ("full", None, False)])
+def test_a_mask_of_dropout_is_kept_where_there_is_dropout(method: str, dropout: float | None, keeps: bool) -> None:
+    changes = {} if dropout is None else {"lora_dropout": dropout}
+    assert forward_of(*zen(f"zen-7b-{method}", **changes)).dropout == keeps
+
+
 def zen(name: str, **changes: Any) -> tuple[Recipe, Architecture]:
     found = Recipe.named(name)
     return found.changed(changes) if changes else found, shape_of(found)
@@ -304,6 +321,34 @@ def test_sharding_divides_what_zero_divides() -> None:
     assert fsdp.gathered > 0 and copied.gathered == zero2.gathered == 0
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero3"])
+def test_two_processes_have_what_only_those_have_that_share(strategy: str) -> None:
+    """Buffers for what they send each other, which one that is alone has not: as large as a small adapter's whole budget."""
+    alone, both = (
+        memory_budget(*zen("zen-7b-full", **shared(strategy, gpus), hardware={"gpus": gpus, "gpu_type": "nvidia-a100-80gb"}))
+        for gpus in (1, 2)
+    )
+    assert alone.allowance == pytest.approx(CONTEXT + FRAGMENTATION * alone.certain)
+    assert both.allowance == pytest.approx(CONTEXT + COMMUNICATION + FRAGMENTATION * both.certain)
+    assert alone.gathered == 0 and (both.gathered > 0) == (strategy != "ddp")
+    if strategy == "ddp":
+        assert both.gradients == 2 * alone.gradients
+
+
+def test_weights_in_float32_have_copies_of_half_their_size_where_one_gpu_has_them_all() -> None:
+    one = {"hardware": {"gpus": 1, "gpu_type": "nvidia-a100-80gb"}}
+    alone, sharded_alone = zen("zen-7b-full", distributed=None, **one), zen("zen-7b-full", **shared("fsdp", 1), **one)
+    budget = memory_budget(*alone)
+    assert budget.working == working_bytes(forward_of(*alone)) + budget.weights / 2
+    assert memory_budget(*sharded_alone).working == budget.working, "of one process there are no shards"
+    spread = zen("zen-7b-full", **shared("fsdp", 8))
+    assert memory_budget(*spread).working == working_bytes(forward_of(*spread))
+
+
+def test_on_a_host_the_process_itself_is_what_is_allowed_for() -> None:
+    assert memory_budget(*zen("smollm2-135m-lora")).allowance == HOST_PROCESS
+
+
 def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
     """A billion of them, for their next use: a small model stands there whole."""
     eight = {"hardware": {"gpus": 8, "gpu_type": "nvidia-a100-80gb"}}
@@ -316,6 +361,8 @@ def test_deepspeed_keeps_the_gathered_weights_of_a_small_model() -> None:
     )
     assert small[0].gathered == 2 * small[1].parameters
     assert 2 * LIVE <= large[0].gathered < 2 * large[1].parameters
+    largest = memory_budget(*zen("zen-72b-lora", **shared("deepspeed_zero3", 4)))
+    assert largest.gathered > 2.4 * LIVE, "its embeddings and its head alone are more than a billion"
 
 
 def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
@@ -324,6 +371,8 @@ def test_on_a_host_no_buffer_takes_more_than_what_is_written_to_it() -> None:
     copied = Recipe.named("smollm2-135m-lora").changed(shared("ddp", 2))
     shape = shape_of(recipe)
     assert memory_budget(recipe, shape).gradients < 2 * memory_budget(copied, shape).gradients
+    on_gpus = recipe.changed({"hardware": {"gpus": 2, "gpu_type": "nvidia-a100-80gb"}})
+    assert memory_budget(on_gpus, shape).gradients > 2 * 4 * BUCKET, "there it is taken, however little is written"
 
 
 def test_beside_a_base_that_is_sharded_an_adapter_is_whole_in_each_process() -> None:

@@ -107,6 +107,9 @@ def test_all_stages_compute_the_same_rows_on_any_number_of_processes() -> None:
 def test_a_stage_has_activations_of_as_many_micro_batches_as_there_are_stages_from_it_on() -> None:
     assert [micro_batches_held(cut(4, gradient_accumulation=16), rank) for rank in range(4)] == [4, 3, 2, 1]
     assert [micro_batches_held(cut(4, gradient_accumulation=3), rank) for rank in range(4)] == [3, 3, 3, 3]
+    recipe = cut(4, gradient_accumulation=16)
+    _, second, third, _ = budgets(recipe, shape_of(recipe))  # of as many layers each
+    assert second.weights == third.weights and second.activations == third.activations * 3 / 2 > 0
 
 
 def test_a_stage_waits_while_the_first_and_the_last_micro_batch_are_with_others() -> None:

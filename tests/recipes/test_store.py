@@ -4,6 +4,7 @@ names are only names."""
 import asyncio
 import hashlib
 import os
+import pickle
 import random
 import resource
 import subprocess
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes import objects
+from recipes import store as stores
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord, Manifest
@@ -130,6 +132,31 @@ def test_the_pointer_names_the_manifest_by_its_hash_and_counts_every_byte(
 
 def test_publishing_the_same_folder_twice_makes_the_same_artifact(store: Store, published: Artifact, folder: Path) -> None:
     assert store.publish(folder, URI, "dataset", inputs={"source": "f" * 64}, facts={"n": 1}) == published
+
+
+def test_whether_bytes_lie_there_already_is_told_without_sending_them(store: Store) -> None:
+    store.put_bytes(URI, b"these")
+    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, False, False]
+    assert not store.holds(f"{URI}/none", b"these")
+
+
+def test_with_keys_of_kms_the_size_decides_whether_they_do(s3: S3Server) -> None:
+    """The server names no MD5 then, or one of what it encrypted."""
+    store = Store(s3.address.model_copy(update={"encryption": "aws:kms"}), VARIABLES)
+    store.put_bytes(URI, b"these")
+    assert [store.holds(URI, data) for data in (b"these", b"those", b"these ones")] == [True, True, False]
+
+
+def test_in_another_process_a_store_has_the_keys_that_it_had(s3: S3Server) -> None:
+    pickle.loads(pickle.dumps(Store(s3.address, VARIABLES))).put_bytes(URI, b"x")
+    assert "the-access-key" in s3.requests[-1].headers["authorization"]
+
+
+def test_only_a_server_gives_addresses_to_read_at(store: Store, in_folder: Store) -> None:
+    store.put_bytes(URI, b"x")
+    found = store.signed_url(URI, 60)
+    assert (found is None) == (store is in_folder)
+    assert found is None or "X-Amz-Signature" in found
 
 
 def test_a_copy_stays_when_what_it_was_made_of_goes(store: Store, published: Artifact, s3: S3Server) -> None:
@@ -309,6 +336,62 @@ def test_an_artifact_whose_file_cannot_be_put_is_none(in_s3: Store, folder: Path
     with pytest.raises(FileNotFoundError):
         in_s3.publish_described(folder, URI, manifest)
     assert in_s3.find(URI) is None
+
+
+@pytest.mark.parametrize("written", [b"", b'{"kind": "dataset"', b'{"kind": "dataset", "files": "none"}'])
+def test_what_is_no_manifest_makes_no_artifact(store: Store, written: bytes) -> None:
+    store.put_bytes(f"{URI}/{MANIFEST}", written)
+    assert store.find(URI) is None
+    artifact = Artifact(kind="dataset", uri=URI, digest=hashlib.sha256(written).hexdigest(), size_bytes=0)
+    with pytest.raises(BrokenArtifact, match="is no manifest"):
+        store.manifest(artifact)
+
+
+def test_a_manifest_that_is_another_since_is_refused(store: Store, published: Artifact, tmp_path: Path) -> None:
+    """What it lists would be there, and be as it says."""
+    store.put_manifest(URI, store.manifest(published).model_copy(update={"facts": {"n": 2}}))
+    for look in (store.manifest, lambda artifact: store.fetch(artifact, tmp_path)):
+        with pytest.raises(BrokenArtifact, match=f"{MANIFEST} has SHA-256 .*, recorded is {published.digest}"):
+            look(published)
+
+
+def test_only_the_files_that_are_wanted_are_fetched(in_s3: Store, folder: Path, tmp_path: Path) -> None:
+    artifact = in_s3.publish(folder, URI, "dataset")
+    found = in_s3.fetch(artifact, tmp_path / "cache", only=["a.jsonl"])
+    assert [path.name for path in found.rglob("*") if path.is_file()] == ["a.jsonl"]
+
+
+def test_what_another_put_into_the_cache_meanwhile_is_taken_if_it_is_whole(
+    in_s3: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And else fetched: it is another file than was looked at, and no better."""
+    artifact = in_s3.publish(folder, URI, "dataset")
+    there = tmp_path / "cache" / artifact.digest / "a.jsonl"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"half")
+    looks = stores.what_is_broken
+
+    def while_another_writes(place: Path, file: FileRecord) -> str | None:
+        problem = looks(place, file)
+        if file.path == "a.jsonl":
+            there.write_bytes(b"other half")
+        return problem
+
+    monkeypatch.setattr(stores, "what_is_broken", while_another_writes)
+    assert (in_s3.fetch(artifact, tmp_path / "cache") / "a.jsonl").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize("only", [None, ["a.jsonl"]])
+def test_where_the_bucket_goes_away_while_it_is_looked_at_nothing_is_broken(
+    in_folder: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: list[str] | None
+) -> None:
+    artifact = in_folder.publish(folder, URI, "dataset")
+    manifest = in_folder.manifest(artifact)
+    monkeypatch.setattr(in_folder, "manifest", lambda _: manifest)
+    bucket = place(in_folder, "s3://hanzo-ml/datasets/x").parents[1]
+    bucket.rename(tmp_path / "away")
+    with pytest.raises(StoreUnavailable, match="mount it again"):
+        in_folder.fetch(artifact, tmp_path / "cache", only)
 
 
 def test_half_an_artifact_does_not_exist(store: Store) -> None:
@@ -738,3 +821,9 @@ def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
         watcher.join()
     assert in_folder.size(uri) == 300 << 20
     assert peak - before < 40 << 20
+
+
+def test_when_an_object_came_is_told_in_milliseconds(in_folder: Store) -> None:
+    in_folder.put_bytes(URI, b"x")
+    os.utime(place(in_folder, URI), (1_000, 1_000))
+    assert in_folder.modified(URI) == 1_000_000

@@ -9,7 +9,7 @@ from recipes.chunks import chunk_uri
 from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
 from recipes.schema import Job, Program
-from recipes.selection import bitmap_uri
+from recipes.selection import bitmap_uri, origin_uri
 from recipes.split import divide
 from recipes.store import Store
 from recipes.validate import validate
@@ -107,12 +107,18 @@ def test_the_proof_names_the_split_whose_bitmap_or_version_is_broken(sqlite_url:
             return prover.broken
 
     assert broken() == []
-    bitmap = bitmap_uri(split.uri, store.manifest(split).files[0].path)
+    name = store.manifest(split).files[0].path
+    assert (store.fetch(split, tmp_path / "cache", [name]) / name).stat().st_size == split.size_bytes
+    bitmap = bitmap_uri(split.uri, name)
     whole = store.get_bytes(bitmap)
     store.put_bytes(bitmap, whole[:-1])
     (edge,) = broken()
     assert edge.startswith("run -> train split: ") and bitmap in edge
     store.put_bytes(bitmap, whole)
+    origin = store.get_bytes(origin_uri(split.uri))
+    store.put_bytes(origin_uri(split.uri), b"\xff\xfe")
+    assert broken()[0].startswith("run -> train split: ")
+    store.put_bytes(origin_uri(split.uri), origin)
     chunk = store.manifest(version.artifact).files[0].chunks[0].sha256
     store.remove(chunk_uri(version.artifact.uri, chunk))
     of_split, of_version = broken()
