@@ -174,6 +174,7 @@ def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
         b"\x1b]0;theirs\x07\x1b[1;31mred\x1b[0m\t\x1b[2J\x1b[A7%\x1b]52;c;eA==\x1b\\\x08 \xc2\x9b2J"
     )
     monkeypatch.setenv("HANZO_ML_TRACKING_URI", server.url)
+    monkeypatch.setenv("COLUMNS", "200")
     told_logs(job)
     assert capsys.readouterr().out == "^[]0;theirs^G\x1b[1;31mred\x1b[0m\t7%^[]52;c;eA==^[\\^H \\x9b2J\n"
     list_jobs(status=None)
