@@ -64,8 +64,8 @@ class Jobs:
     ) -> JobRecord:
         """Record a job and, of a type that is tracked, its run with `tags`: in `experiment`, or that of the job's name.
 
-        A job of that id that is there already stays as it is. One that its supervisor records itself, on a click in the
-        Dagster UI, is `running` at once: queued, the sensor would start it a second time.
+        A job of that id that is there already stays as it is. That of a click in the Dagster UI is recorded while its run
+        waits there, or as `running` by its supervisor; the sensor starts neither a second time.
         """
         refuse_unstorable([name, dict(config)], "config")
         identifier = id or uuid.uuid4().hex
