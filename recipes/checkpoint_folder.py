@@ -24,7 +24,7 @@ def seal(scratch: Path, target: Path, facts: Mapping[str, JsonValue]) -> None:
     (scratch / MANIFEST).write_bytes(manifest.to_bytes())
     for path in (*scratch.rglob("*"), scratch):  # the folder too: a file that it does not name yet is gone with the power
         flush_to_disk(path)
-    _give_name(scratch, target)
+    give_name(scratch, target)
 
 
 def finish(scratch: Path, target: Path) -> bool:
@@ -32,11 +32,12 @@ def finish(scratch: Path, target: Path) -> bool:
     step = int(target.name)
     lacks_its_name = broken(scratch, step) is None and broken(target, step) is not None
     if lacks_its_name:
-        _give_name(scratch, target)
+        give_name(scratch, target)
     return lacks_its_name
 
 
-def _give_name(scratch: Path, target: Path) -> None:
+def give_name(scratch: Path, target: Path) -> None:
+    """Make what is whole in `scratch` the checkpoint at `target`."""
     shutil.rmtree(target, ignore_errors=True)  # of a step that is written again; from here `scratch` alone is whole
     os.replace(scratch, target)
     flush_to_disk(target.parent)

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
+from recipes.checkpoint_parts import part_in
 from recipes.local_checkpoints import standings_in, steps_in, sweep
 from recipes.retention import from_the_best, kept
 from recipes.runner import Restart, say
@@ -179,6 +180,18 @@ class Checkpoints:
         self.settle()
         self.stored.wait()
 
+    def close_parts(self) -> None:
+        """After the uploads of all machines: what they have saved together is whole, and what does not stay is gone.
+
+        Raises:
+            Restart: of the newest or the best, a part has not arrived; its machine tries again as the run goes on.
+        """
+        parts = {step for step in self.local_steps() if part_in(self.folder / str(step))}
+        if missing := (parts & kept(standings_in(self.folder), 1)) - {*self.stored_steps()}:
+            raise Restart(f"not all machines' parts of checkpoint {max(missing)} have arrived in the store")
+        if parts:
+            self.stored.prune()
+
     def local_steps(self) -> list[int]:
         """Steps of the local checkpoints, newest first, valid or not."""
         return steps_in(self.folder)
@@ -244,7 +257,7 @@ class Checkpoints:
             Restart: the store has no such checkpoint. That it was broken may have been seen here first: it is offered anew.
         """
         path = self.folder / str(step)
-        if content_of(path) != content:
+        if content_of(path) != content and part_in(path) is None:
             shutil.rmtree(path, ignore_errors=True)
         if self.at(step) is None or content_of(path) != content:
             raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
@@ -267,21 +280,26 @@ class Checkpoints:
         for bad in self.local_steps():
             if bad >= step:
                 shutil.rmtree(self.folder / str(bad))
-        for bad in self.stored_steps():
+        for bad in self.stored.folders():
             if bad >= step:
                 self.stored.delete(bad)
 
     def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
-        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed."""
+        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed, as are parts of
+        which the others are lost.
+        """
         for step in steps:
             path = self.folder / str(step)
-            problem = broken(path, step) if path.is_dir() else "is not on this machine"
-            if problem and path.is_dir():
+            is_part = part_in(path) is not None
+            problem = broken(path, step) if path.is_dir() and not is_part else None
+            if problem:
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
-            if problem and not self._fetch(step):
-                continue
-            return step, path
+            if (path.is_dir() and not is_part) or self._fetch(step):
+                return step, path
+            if is_part:
+                say(f"checkpoint {step} is a part, and others are in no store: falling back")
+                shutil.rmtree(path)
         return None
 
     def _fetch(self, step: int) -> bool:

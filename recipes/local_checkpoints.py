@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from recipes.checkpoint_folder import finish
+from recipes.checkpoint_parts import part_in
 from recipes.retention import Standing, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST
@@ -45,6 +46,9 @@ def sweep(folder: Path) -> None:
 
 
 def leave_only(folder: Path, step: int) -> None:
-    """Of a machine that takes what another saves: what it fetched for its earlier starts nobody reads again."""
+    """Of a machine that goes on from `step` as another says: what it fetched for its earlier starts nobody reads again, and
+    its parts of what came after that step are of weights that are no more.
+    """
     for old in set(steps_in(folder)) - {step}:
-        shutil.rmtree(folder / str(old))
+        if old > step or part_in(folder / str(old)) is None:
+            shutil.rmtree(folder / str(old))

@@ -53,13 +53,17 @@ class Store(Objects):
 
     def publish_described(self, folder: Path, uri: str, manifest: Manifest) -> Artifact:
         """`publish` for a folder whose manifest is known already."""
+        self.put_files(folder, uri, manifest)
+        return self.put_manifest(uri, manifest)
+
+    def put_files(self, folder: Path, uri: str, manifest: Manifest) -> None:
+        """Upload what a manifest lists; without one they are no artifact."""
 
         def put(file: FileRecord) -> None:
             self.put_file(f"{uri.rstrip('/')}/{file.path}", folder / file.path)
 
         for _ in ahead(put, manifest.files, self.files_at_once):
             pass
-        return self.put_manifest(uri, manifest)
 
     def put_manifest(self, uri: str, manifest: Manifest) -> Artifact:
         """Make an artifact of files that are in the store already."""

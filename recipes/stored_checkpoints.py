@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
 
 from recipes.checkpoint_compression import compress, decompress, is_compressed
-from recipes.checkpoint_folder import with_facts
+from recipes.checkpoint_folder import give_name, with_facts
+from recipes.checkpoint_parts import part_in, part_of, put_part
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
@@ -56,12 +57,17 @@ class StoredCheckpoints:
         self._newest: Future[None] | None = None
         self._given_up: list[tuple[int, Callable[[], None]]] = []
 
+    def below(self, way: str) -> "StoredCheckpoints":
+        """Those in a folder below, as seen by the run that wrote them there; "." is none."""
+        uri = self.uri if way == "." else f"{self.uri}/{way}"
+        return StoredCheckpoints(self.folder / way, self.store, uri, self.keep_last, self.compression)
+
     def steps(self) -> list[int]:
-        """Newest first."""
-        self.arrived = {step for step, whole in self._folders().items() if whole}
+        """Newest first; those that are whole."""
+        self.arrived = {step for step, whole in self.folders().items() if whole}
         return sorted(self.arrived, reverse=True)
 
-    def _folders(self) -> dict[int, bool]:
+    def folders(self) -> dict[int, bool]:
         """Step -> whether its manifest is there, of everything that lies here."""
         found: dict[int, bool] = {}
         for uri in self.store.list(self.uri):
@@ -77,14 +83,18 @@ class StoredCheckpoints:
             return Standing()
 
     def fetch(self, step: int) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken."""
+        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
+
+        Where a part of it is there, the rest is fetched.
+        """
         uri = f"{self.uri}/{step}"
-        if not self.store.exists(uri):
+        if not self.store.exists(f"{uri}/{MANIFEST}"):
             return False
         try:
             artifact = self.store.find(uri)
             if artifact is None:
                 raise BrokenArtifact(f"{uri} has no readable manifest")
+            lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest)
             source = self.store.fetch(artifact, self.folder / DOWNLOAD)
         except BrokenArtifact as error:
             say(f"uploaded checkpoint {step} is broken ({error}): falling back")
@@ -100,7 +110,7 @@ class StoredCheckpoints:
         else:
             shutil.copytree(source, scratch)
         (scratch / MANIFEST).write_bytes(manifest.to_bytes())
-        os.replace(scratch, self.folder / str(step))
+        give_name(scratch, self.folder / str(step))
         shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
         say(f"checkpoint {step} restored from {uri}")
         return True
@@ -121,7 +131,8 @@ class StoredCheckpoints:
                 if not there:
                     say(f"checkpoint {step} was not uploaded: newer ones came before its turn")
                     return
-                self._upload(step)
+                self.send(step)
+                self._look_after(step)
             self._took = time.monotonic() - began
             prune()
 
@@ -138,20 +149,31 @@ class StoredCheckpoints:
         finally:
             self.busy_with = None
 
-    def _upload(self, step: int) -> None:
-        folder = self.folder / str(step)
+    def send(self, step: int) -> None:
+        """Upload the local checkpoint of `step`, or the part that lies here."""
+        folder, uri = self.folder / str(step), f"{self.uri}/{step}"
         # As it is now: one whose upload was given up may have been told of since, and nobody tells it that again.
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        part = part_of(manifest)
         try:
             if self.compression:
                 plain, folder = folder, self.folder / UPLOAD
                 shutil.rmtree(folder, ignore_errors=True)
                 manifest = compress(plain, manifest, folder)
-            self.store.publish_described(folder, f"{self.uri}/{step}", manifest)
-            self.arrived.add(step)
+            if part:
+                put_part(self.store, folder, uri, manifest, part)
+            else:
+                self.store.publish_described(folder, uri, manifest)
         finally:
             shutil.rmtree(self.folder / UPLOAD, ignore_errors=True)
-        self._prune()
+
+    def _look_after(self, step: int) -> None:
+        """See what is whole after an upload; one machine prunes for all."""
+        part = part_in(self.folder / str(step))
+        if part and part.number > 1:
+            self.steps()
+        else:
+            self._prune()
 
     def prune(self) -> None:
         """Delete what does not stay, when all that was uploaded before has arrived. No run ends for what is left there."""
@@ -167,12 +189,15 @@ class StoredCheckpoints:
     def _prune(self) -> None:
         """Delete what does not stay, and what has no manifest: the rest of an upload or of a deletion that broke off.
 
-        Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile.
+        Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile; but for parts
+        of other machines, which may be while there is a part here.
         """
-        folders = self._folders()
-        standings = {step: self.standing(step) for step, whole in folders.items() if whole}
-        for old in set(folders) - kept(standings, self.keep_last):
-            self.delete(old)
+        folders = self.folders()
+        self.arrived = {step for step, whole in folders.items() if whole}
+        stay = kept({step: self.standing(step) for step in self.arrived}, self.keep_last)
+        for old in set(folders) - stay:
+            if old in self.arrived or part_in(self.folder / str(old)) is None:
+                self.delete(old)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
         """Add facts to a manifest, when all that was uploaded before has arrived."""
@@ -218,3 +243,13 @@ class StoredCheckpoints:
     def finish(self) -> None:
         """Wait for the uploads, however they end: nothing arrives after this."""
         self._uploader.submit(lambda: None).result()
+
+
+def lend(part: Path, download: Path) -> None:
+    """Of a part that is here, files need not come once more: what is wrong with them is seen as all are hashed."""
+    if part_in(part) is None:
+        return
+    for file in Manifest.model_validate_json((part / MANIFEST).read_bytes()).files:
+        (download / file.path).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # it was lent before, or is missing; or this disk knows no links
+            os.link(part / file.path, download / file.path)

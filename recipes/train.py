@@ -91,6 +91,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
         set_seed(within_32_bits(recipe.seed + group.stream))  # other rows drop out others, on equal weights
     run(trainer, course, store, folder_of(job))
     trainer.meter.learn_peaks(group.collect(peak_memory()))
+    if not group.leads:  # its node's part; the leader has use for the whole
+        wait_for_uploads(course, goes_on=True)
     group.disband()
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 
@@ -255,6 +257,7 @@ def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, stor
         raise Preempted(what_is_left(course, state.global_step))
     if ends.repeat.reached and not is_over(state, recipe):
         raise Restart(f"after step {state.global_step} the run that is repeated took smaller micro-batches")
+    course.checkpoints.close_parts()
     return course.checkpoints.best() if recipe.publish == "best" else None
 
 

@@ -6,7 +6,6 @@ What goes from process to process here is small and seldom, and travels over glo
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,8 +16,6 @@ from recipes.schema import BadConfiguration, Distributed
 
 T = TypeVar("T")
 
-PIECE = 64 << 20
-"""Bytes of a file that are on their way to the leader at a time."""
 PATIENCE = timedelta(hours=2)
 """How long the others wait for one that fetches a base model for all."""
 
@@ -39,8 +36,11 @@ class Group:
         self.local_rank = local_rank
         self.on_this_node = on_this_node
         self._control: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
-        # Files travel in a thread, while the others agree on something else: in one group the two would be mixed up.
-        self._files: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
+        # They wait in a thread, while all agree on something else: in one group the two would be mixed up.
+        self._on_this_node: Any = None
+        if size > 1 and on_this_node > 1:
+            found: Any = dist.new_subgroups(on_this_node, backend="gloo", timeout=PATIENCE)  # type: ignore[no-untyped-call]
+            self._on_this_node = found[0]
 
     @property
     def leads(self) -> bool:
@@ -71,9 +71,22 @@ class Group:
         return values[0]
 
     @property
-    def is_beside_leader(self) -> bool:
-        """Whether this process sees the leader's folders: it runs on the same node, where it is not the leader itself."""
-        return self.rank < self.on_this_node
+    def nodes(self) -> int:
+        return max(1, self.size // self.on_this_node)
+
+    @property
+    def node(self) -> int:
+        """Which node this process runs on; the leader's is 0."""
+        return self.rank // self.on_this_node
+
+    def share_on_node(self, value: T) -> T:
+        """That of the first process of the same node, in every process. What differs between nodes is a folder."""
+        return self.collect(value)[self.rank - self.local_rank]
+
+    def wait_on_node(self) -> None:
+        """Until all processes of this node are here; in a thread, while training goes on."""
+        if self._on_this_node:
+            dist.barrier(group=self._on_this_node)
 
     def gather(self, value: T) -> list[T]:
         """The values of all, by rank, for the leader; none for the others."""
@@ -88,33 +101,10 @@ class Group:
 
     def collect(self, value: T) -> list[T]:
         """The values of all, by rank, in every process."""
-        return self._collect(value, self._control)
-
-    def _collect(self, value: T, group: Any) -> list[T]:
         values: list[T] = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value, group=group)
+            dist.all_gather_object(values, value, group=self._control)
         return values
-
-    def bring(self, file: Path | None, folder: Path) -> None:
-        """Send a file into the leader's `folder`, where a process has one to send; all wait until the last is there.
-
-        It travels in pieces, so that nobody holds more of it, and may do so in a thread while training goes on.
-        """
-        sizes = self._collect((file.name, file.stat().st_size) if file else None, self._files)
-        piece = torch.empty(PIECE, dtype=torch.uint8)
-        for rank, described in enumerate(sizes):
-            if described and self.rank == rank and file:
-                with file.open("rb") as source:
-                    while count := source.readinto(piece.numpy().data):
-                        dist.send(piece[:count], dst=0, group=self._files)
-            elif described and self.leads:
-                name, size = described
-                with (folder / name).open("wb") as target:
-                    for start in range(0, size, PIECE):
-                        received = piece[: min(PIECE, size - start)]
-                        dist.recv(received, src=rank, group=self._files)
-                        target.write(received.numpy().data)
 
     def disband(self) -> None:
         """After the last thing that they do together; all wait for all, and from here on each is alone.

@@ -16,6 +16,7 @@ from recipes.checkpoints import Checkpoints
 from recipes.local_checkpoints import leave_only
 from recipes.schema import BadConfiguration
 from recipes.sent_back import SentBack, way_from
+from recipes.training.bringing_together import bring_together
 from recipes.training.group import Group
 from recipes.training.resuming import where_to_resume
 
@@ -41,12 +42,14 @@ def resume_together(
 ) -> tuple[Checkpoints, Found | None]:
     """`where_to_resume` as the leader sees it, for all processes at once.
 
-    One process of each node looks for itself meanwhile, and nearly always has the same by then: it is the one that fetches.
+    What lies in parts on their machines is made whole before. One process of each node looks for itself while the leader
+    does, and nearly always has the same by then: it is the one that fetches.
 
     Raises:
         BadConfiguration: there is no valid checkpoint of the step to resume from.
         Restart: the store has not what the leader goes on from.
     """
+    bring_together(checkpoints, group)
     seen: Found | None = None
     place: Place | None = None
     if group.leads:
@@ -61,6 +64,8 @@ def resume_together(
     assert place is not None
     way = along(checkpoints, place.left_at)
     if place.step is None:
+        if group.local_rank == 0 and not group.leads:
+            leave_only(way.folder, 0)
         return way, None
     holder = along(checkpoints, place.left_at[: place.ways_before])
     found = place.step, holder.folder / str(place.step)

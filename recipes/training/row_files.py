@@ -85,18 +85,16 @@ def write_rows(
     staging: Staging,
     first_rows: Mapping[str, int] | None = None,
 ) -> None:
-    """A file from each process, with its rows. All call it at once; when `staging` is done, all files are in the leader's
-    `folder`.
+    """A file from each process, with its rows. All call it at once; when `staging` is done, those of a node are in the
+    `folder` of its first process.
 
-    Who runs beside the leader writes there; what was written on another node is sent. `first_rows` are needed of tensors
-    whose rows are not in the order of the processes.
+    `first_rows` are needed of tensors whose rows are not in the order of the processes.
     """
     name = f"{stem}-rows-{group.rank + 1:05}-of-{group.size:05}.safetensors"
-    place = Path(group.share(str(folder)))
-    file = (place if group.is_beside_leader else folder) / name
+    file = Path(group.share_on_node(str(folder))) / name
 
     def write(rows: dict[str, torch.Tensor]) -> None:
         save_file(rows, file, {FIRST_ROWS: json.dumps(first_rows)} if first_rows else None)
-        group.bring(None if group.is_beside_leader else file, place)
+        group.wait_on_node()
 
     staging.later(dict(tensors), write)

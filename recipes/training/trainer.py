@@ -1,6 +1,7 @@
 """Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
 
 import json
+import secrets
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from hanzo_ml.buffer import MetricBuffer
+from recipes.checkpoint_parts import PART, Part
 from recipes.checkpoints import Checkpoints
 from recipes.launch import trains_shards
 from recipes.recipe import Recipe
@@ -73,8 +75,8 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         self.metrics = metrics
         self.meter = meter
         self.divergence = divergence
-        all_save = in_rows or self.is_deepspeed_enabled  # else the leader alone, all of it
-        self.staging = Staging(group.on_this_node if all_save else 1, in_any=group.any)
+        self.all_save = in_rows or self.is_deepspeed_enabled  # else the leader alone, all of it
+        self.staging = Staging(group.on_this_node if self.all_save else 1, in_any=group.any)
         self.add_callback(NoticeWhatFailed(self.staging, checkpoints))
         self._scratch: Path | None = None
 
@@ -97,8 +99,23 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.meter.learn_peaks(self.group.collect(peak_memory()))
-        step = self.state.global_step
-        losses = validation_losses(self.state)
+        with self.meter.checkpoint():
+            self.staging.settle()
+            facts = self._facts()
+            if not self.group.leads and not (self.group.local_rank == 0 and PART in facts):
+                self._save_beside(model, trial)
+                return
+            saying = self._saying() if self.group.leads else None
+            with self.checkpoints.writing(self.state.global_step, facts, saying, self.staging.begin) as folder:
+                self._give_state(folder, model, trial)
+                if self.group.leads:
+                    # Points that the tracking server has not acknowledged yet belong to the state of the run.
+                    pending = self.metrics.pending() if self.metrics else []
+                    (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+
+    def _facts(self) -> dict[str, JsonValue]:
+        """The leader's, of the step that was done; where several nodes save, with whose part it is."""
+        step, losses = self.state.global_step, validation_losses(self.state)
         facts: dict[str, JsonValue] = {
             **self.facts,
             SAMPLES_SEEN: self.samples.seen(step),
@@ -109,22 +126,19 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             facts[VALIDATION_LOSS] = losses[step]
         if since := self.divergence.doubted_since:
             facts[DOUBTED_SINCE] = since
-        saying = f"checkpoint {step} saved"
-        if from_the_best(losses)[:1] == [step]:
-            saying += f", the best so far: validation loss {losses[step]:.4f}"
-        with self.meter.checkpoint():
-            self.staging.settle()
-            if not self.group.leads:
-                self._save_own_part(model, trial)
-                return
-            with self.checkpoints.writing(step, facts, saying, self.staging.begin) as folder:
-                self._give_state(folder, model, trial)
-                # Points that the tracking server has not acknowledged yet belong to the state of the run.
-                pending = self.metrics.pending() if self.metrics else []
-                (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+        if self.all_save and self.group.nodes > 1:
+            facts, save = self.group.share((facts, secrets.token_hex(8)))
+            part = Part(number=self.group.node + 1, of=self.group.nodes, save=save)
+            facts[PART] = part.model_dump(mode="json")
+        return facts
 
-    def _save_own_part(self, model: torch.nn.Module, trial: object) -> None:
-        """What only this process knows goes to the leader; a folder of its own is needed on the way."""
+    def _saying(self) -> str:
+        step, losses = self.state.global_step, validation_losses(self.state)
+        best = from_the_best(losses)[:1] == [step]
+        return f"checkpoint {step} saved" + (f", the best so far: validation loss {losses[step]:.4f}" if best else "")
+
+    def _save_beside(self, model: torch.nn.Module, trial: object) -> None:
+        """What only this process knows goes to the first one of its node; a folder of its own is needed on the way."""
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=".", suffix=".tmp", dir=self.checkpoints.folder))
         self._give_state(folder, model, trial)
@@ -212,7 +226,9 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         Path(output_dir).mkdir(parents=True, exist_ok=True)
         own = self._rng_file(output_dir, self.group.rank)
         RandomStates.now().save(own)
-        for rank, state in enumerate(self.group.collect(own.read_bytes())):
+        states = self.group.collect(own.read_bytes())
+        own.unlink()
+        for rank, state in enumerate(states if self.group.leads else ()):
             self._rng_file(output_dir, rank).write_bytes(state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
