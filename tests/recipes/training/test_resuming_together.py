@@ -28,14 +28,14 @@ class Node(Group):
         self._told, self._all_are_here = told, all_are_here
 
     def share(self, value: T) -> T:
-        if self.leads:
-            self._told.append(value)
-        self._all_are_here.wait(60)
-        return self._told[-1]  # type: ignore[no-any-return]
+        return self.collect(value)[0]
 
     def collect(self, value: T) -> list[T]:
+        self._told[self.rank] = value
         self._all_are_here.wait(60)
-        return [value] * self.size
+        values = list(self._told)
+        self._all_are_here.wait(60)
+        return values
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def together(
     machines: Sequence[Checkpoints], resume_from: Literal["latest", "best"] | int = "latest", *sent_back: int
 ) -> list[tuple[str, str | None]]:
     """The URI of each machine's way, and the weights that it goes on from."""
-    told, barrier = list[Any](), Barrier(2)
+    told, barrier = [None, None], Barrier(2)
 
     def one(rank: int) -> tuple[str, str | None]:
         try:

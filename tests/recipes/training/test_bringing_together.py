@@ -1,0 +1,184 @@
+"""Machines that were killed while their parts travelled go on from the newest checkpoint that there is of all of them."""
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from recipes.checkpoint_parts import PARTS, Part
+from recipes.checkpoints import Checkpoints
+from recipes.retention import Standing
+from recipes.schema import StoreAddress
+from recipes.sent_back import SentBack
+from recipes.store import MANIFEST, Store
+from recipes.training.bringing_together import Found, Place, still_wanted
+from recipes.training.group import Group
+from recipes.training.resuming_together import resume_together
+from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
+from tests.recipes.training.test_resuming_together import Node
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Checkpoints]:
+    store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"}))
+    return [Checkpoints(tmp_path / name, store, URI, 3) for name in ("first", "second")]
+
+
+def go_on(machines: Sequence[Checkpoints], *sent_back: int) -> list[dict[str, str] | None]:
+    """The rows that each machine goes on from."""
+    told, barrier = [None, None], Barrier(2)
+
+    def one(rank: int) -> dict[str, str] | None:
+        try:
+            back = [SentBack(step=step) for step in sent_back]
+            _, found = resume_together(machines[rank], "latest", back, Node(rank, told, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+        return rows_in(found[1]) if found else None
+
+    with ThreadPoolExecutor(2) as nodes:
+        return [node.result() for node in [nodes.submit(one, rank) for rank in range(2)]]
+
+
+def forget(store: Store, *uris: str) -> None:
+    """As if they had not arrived."""
+    for uri in uris:
+        store.delete(uri)
+
+
+def test_both_were_killed_before_anything_had_arrived(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    save(machines, 6)
+    forget(machines[0].store, f"{URI}/6")
+    assert go_on(machines) == [of(6)] * 2
+    assert machines[0].stored_steps() == [6, 4]
+
+
+def test_one_had_arrived_and_its_machine_is_gone(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    write(machines[1], 6, Part(number=2, of=2, save="save-6"))
+    machines[1].wait()
+    shutil.rmtree(machines[1].folder)
+    write(machines[0], 6, Part(number=1, of=2, save="save-6"))
+    machines[0].wait()
+    forget(machines[0].store, f"{URI}/6/{MANIFEST}", f"{URI}/6/rows-1", f"{URI}/6/schedule")
+    put_record_back(machines[0].store)
+    assert go_on(machines) == [of(6)] * 2
+
+
+def put_record_back(store: Store) -> None:
+    """Of the second part, as it was before the whole was made."""
+    second = Checkpoints(Path(store.local_path(URI) or "").parent / "scratch", store, URI, 3)
+    write(second, 6, Part(number=2, of=2, save="save-6"))
+    second.wait()
+
+
+def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+    """The last was killed between its part and the manifest of the whole; all machines are new."""
+    store = machines[0].store
+    save(machines, 6)
+    raw = {}
+    for number, machine in enumerate(machines, 1):
+        raw[number] = (machine.folder / "6" / MANIFEST).read_bytes()
+        shutil.rmtree(machine.folder)
+    forget(store, f"{URI}/6/{MANIFEST}")
+    for number, manifest in raw.items():
+        store.put_bytes(f"{URI}/6/{PARTS}/{number}-of-2.json", manifest)
+    assert go_on(machines) == [of(6)] * 2
+    assert not any(f"/{PARTS}/" in uri for uri in store.list(URI))
+
+
+def test_one_had_not_finished_its_part(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    write(machines[0], 6, Part(number=1, of=2, save="save-6"))
+    machines[0].wait()
+    assert go_on(machines) == [of(4)] * 2
+    assert machines[0].local_steps() == [4]
+
+
+def test_what_another_has_of_a_newer_step_does_not_stand_in_the_way(machines: list[Checkpoints]) -> None:
+    """It is of weights that are no more, and would take a newer one's place among those that are kept."""
+    save(machines, 4)
+    for step in (10, 12, 14):
+        write(machines[1], step, Part(number=2, of=2, save="lost"))
+    machines[1].wait()
+    assert go_on(machines) == [of(4)] * 2
+    assert machines[1].local_steps() == [4]
+    for step in (6, 8, 10):
+        save(machines, step, "again")
+    assert machines[0].stored_steps()[:3] == [10, 8, 6]
+    assert go_on(machines) == [of(10, save="again")] * 2
+
+
+def test_a_run_that_begins_anew_has_nothing_of_before(machines: list[Checkpoints]) -> None:
+    for step in (10, 12, 14):
+        write(machines[1], step, Part(number=2, of=2, save="lost"))
+    machines[1].wait()
+    assert go_on(machines) == [None, None]
+    assert machines[1].local_steps() == []
+
+
+def test_the_machines_have_changed_places(machines: list[Checkpoints]) -> None:
+    save(machines, 6)
+    forget(machines[0].store, f"{URI}/6")
+    assert go_on(machines[::-1]) == [of(6)] * 2
+
+
+def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
+    machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of the two had arrived."""
+    save(machines, 4)
+    save(machines, 6)
+    forget(machines[0].store, f"{URI}/4", f"{URI}/6")
+    (machines[1].folder / "6" / "rows-2").write_text("spoiled")
+    assert go_on(machines) == [of(4)] * 2
+    assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
+
+
+def test_the_best_is_brought_with_the_newest(machines: list[Checkpoints]) -> None:
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=2.0)
+    save(machines, 8, loss=3.0)
+    forget(machines[0].store, f"{URI}/4", f"{URI}/6", f"{URI}/8")
+    assert go_on(machines) == [of(8)] * 2
+    assert machines[0].stored_steps() == [8, 4]
+    best = machines[0].best()
+    assert best and rows_in(best[1]) == of(4)
+
+
+def test_parts_of_another_way_than_the_first(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    ways = [checkpoints.below("from-4", 4) for checkpoints in machines]
+    save(ways, 6, "second way")
+    forget(machines[0].store, f"{URI}/from-4")
+    assert go_on(machines, 4) == [of(6, save="second way")] * 2
+    assert machines[0].stored_steps() == [4] and ways[0].stored_steps() == [6]
+
+
+def test_one_machine_goes_on_with_the_parts_that_two_have_uploaded(machines: list[Checkpoints], tmp_path: Path) -> None:
+    save(machines, 6)
+    _, found = resume_together(machines[0], "latest", (), Group())
+    assert found and rows_in(found[1]) == of(6)
+
+
+def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
+    return Found(Place(way, step), Part(number=number, of=of, save=save), Standing(loss))
+
+
+def test_the_newest_that_is_complete_is_wanted() -> None:
+    six, eight = [found(6, 1, "a"), found(6, 2, "a")], [found(8, 1, "b"), found(8, 2, "b")]
+    assert still_wanted([*six, *eight], [], []) == {"b"}
+    assert still_wanted([*six, eight[0]], [eight[1]], []) == {"b"}, "what is in the store counts"
+    assert still_wanted([*six, eight[0]], [], []) == {"a"}
+    assert still_wanted([*six, eight[0]], [], [Place(".", 6)]) == set(), "it is there"
+    assert still_wanted(six, [], [Place(".", 8)]) == set(), "a newer one is there"
+    assert still_wanted([*six, found(8, 1, "b"), found(8, 2, "c")], [], []) == {"a"}, "of two times"
+    assert still_wanted([found(6, 1, "a", 3), found(6, 2, "a", 3)], [], []) == set()
+    assert still_wanted([*six, found(4, 1, "w", way="from-2"), found(4, 2, "w", way="from-2")], [], []) == {"a", "w"}
+    assert still_wanted([found(2, 1, "best", loss=1.0), found(2, 2, "best", loss=1.0), *six], [], []) == {"a", "best"}
+    assert still_wanted([], [], [Place(".", 6)]) == set()
