@@ -31,7 +31,7 @@ from recipes.training.sharded import load_optimizer, load_weights, own, save_opt
 from recipes.training.staging import Staging
 from recipes.training.sharded import states_of, weights_of
 
-NODES = int(sys.argv[2])
+NODES, PER_NODE = int(sys.argv[2]), int(sys.argv[3])
 MEGABYTE = 1 << 20
 
 def new():
@@ -45,8 +45,8 @@ def new():
 def resident(key):
     return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(key))
 
-group = join(Distributed(strategy="fsdp", num_nodes=NODES, gpus_per_node=2 // NODES, backend="gloo"))
-folder = Path(sys.argv[1], str(group.rank if NODES > 1 else 0))
+group = join(Distributed(strategy="fsdp", num_nodes=NODES, gpus_per_node=PER_NODE, backend="gloo"))
+folder = Path(sys.argv[1], str(group.node))
 folder.mkdir(parents=True, exist_ok=True)
 model, optimizer = new()
 model(torch.randn(4, 2049)).square().mean().backward()
@@ -62,12 +62,14 @@ save_weights(model, folder, group, nowhere)
 save_optimizer(model, optimizer, folder, group, nowhere)
 nowhere.begin().result()
 print(f"rank {group.rank} holds {held} MB of weights, saving took {resident('VmHWM') - before} MB", flush=True)
-if NODES > 1:
-    assert all(f"-{group.rank + 1:05}-of-" in file.name for file in folder.iterdir()), "each node has its own part alone"
+group.collect(None)
+own_files = {f"{stem}-rows-{rank + 1:05}-of-{group.size:05}.safetensors"
+    for stem in ("model", "optimizer") for rank in range(group.node * PER_NODE, (group.node + 1) * PER_NODE)}
+assert {file.name for file in folder.iterdir()} == own_files, "those that the processes of this node wrote"
 group.collect(None)
 whole = Path(sys.argv[1], "0")
-if group.leads and NODES > 1:
-    for file in Path(sys.argv[1], "1").iterdir():
+if group.leads:
+    for file in Path(sys.argv[1]).glob("[1-9]/*"):
         file.rename(whole / file.name)
 group.collect(None)
 again, theirs = new()
@@ -122,23 +124,24 @@ def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, nodes: int) -> None:
-    """200 MB of weights and 400 MB of moments over two processes; on two nodes they share no folder."""
+@pytest.mark.parametrize(("nodes", "on_each"), [(1, 2), (2, 1), (2, 2)])
+def test_saving_takes_no_more_memory_than_a_buffer(tmp_path: Path, nodes: int, on_each: int) -> None:
+    """200 MB of weights and 400 MB of moments over some processes; those of two nodes share no folder."""
     (tmp_path / "saving.py").write_text(SAVING)
     port = free_port()
     launched = []
     for node in range(nodes):
-        words = ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={2 // nodes}"]
+        words = ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={on_each}"]
         words += ["--master-addr=127.0.0.1", f"--master-port={port}", str(tmp_path / "saving.py")]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *words, str(tmp_path / "saved"), str(nodes)]
+        command = [sys.executable, *words, str(tmp_path / "saved"), str(nodes), str(on_each)]
         launched.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     said = "".join(process.communicate(timeout=240)[0] for process in launched)
     assert [process.returncode for process in launched] == [0] * nodes, said
     found = re.findall(r"rank \d holds (\d+) MB of weights, saving took (-?\d+) MB", said)
-    assert [int(own) for own, _ in found] == [96, 96], said
+    processes = nodes * on_each
+    assert [round(int(own) * processes / 192, 1) for own, _ in found] == [1.0] * processes, said
     assert all(int(more) < MEGABYTES_OF_BUFFER for _, more in found), said
-    assert said.count("reads them") == 2
+    assert said.count("reads them") == processes
