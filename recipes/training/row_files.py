@@ -1,80 +1,107 @@
 """Tensors in several safetensors files, each of which has some of their rows: whoever reads takes the rows that it needs.
 
 The rows of a tensor follow each other as the files say, or else in the order of the files that have it. So a model that
-transformers has saved in several files is read too: there one file has all rows of a tensor.
+transformers has saved in several files is read too: there one file has all rows of a tensor. Where files say so, some are
+enough for whoever reads the rows that they have (`recipes.checkpoint_share`).
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from recipes.checkpoint_share import FIRST_ROWS, ROWS, TOTAL_ROWS
 from recipes.training.group import Group
 from recipes.training.staging import Staging
 
-FIRST_ROWS = "first_rows"
-"""In the metadata of a file: the number of the first of its rows, by tensor."""
 PIECE = 16 << 20
 """Numbers of a tensor that `pieces` holds at a time; one row may be more."""
+
+
+class Piece(NamedTuple):
+    """Some rows of a tensor, in one file; `first` counts from 0."""
+
+    first: int
+    shape: Sequence[int]
+    opened: Any
+
+
+class Rows(NamedTuple):
+    """Which rows of a tensor a process writes: from `first` on, of `total`."""
+
+    first: int
+    total: int
 
 
 class RowFiles:
     """Only what is asked for is read."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+        found: dict[str, list[Piece]] = defaultdict(list)
+        self._totals: dict[str, int] = {}
         for file in files:
             opened: Any = safe_open(file, framework="pt")
-            first_rows = json.loads((opened.metadata() or {}).get(FIRST_ROWS, "{}"))
+            metadata = opened.metadata() or {}
+            first_rows = json.loads(metadata.get(FIRST_ROWS, "{}"))
+            self._totals |= json.loads(metadata.get(TOTAL_ROWS, "{}"))
             for name in opened.offset_keys():
-                found[name].append((first_rows.get(name, 0), opened))
-        self._holders = {name: [opened for _, opened in sorted(parts, key=itemgetter(0))] for name, parts in found.items()}
+                shape = opened.get_slice(name).get_shape()
+                before = sum(piece.shape[0] for piece in found[name] if shape)
+                found[name].append(Piece(first_rows.get(name, before), shape, opened))
+        self._pieces = {name: sorted(pieces, key=lambda piece: piece.first) for name, pieces in found.items()}
 
     @property
     def names(self) -> list[str]:
-        return list(self._holders)
+        return list(self._pieces)
 
     def shape(self, name: str) -> torch.Size | None:
         """Of a whole tensor; none where there is no such tensor."""
-        shapes = [opened.get_slice(name).get_shape() for opened in self._holders.get(name, ())]
-        if not shapes:
+        if name not in self._pieces:
             return None
-        return torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]] if shapes[0] else [])
+        return torch.Size([self._total(name), *shape[1:]] if (shape := self._pieces[name][0].shape) else [])
+
+    def _total(self, name: str) -> int:
+        return self._totals.get(name, sum(piece.shape[0] for piece in self._pieces[name]))
 
     def read(self, name: str, rows: range | None = None) -> torch.Tensor:
-        """Some rows of a tensor, or all that there is of it."""
-        if rows is None:
-            parts = [opened.get_tensor(name) for opened in self._holders[name]]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        """Some rows of a tensor, or all that there is of it.
+
+        Raises:
+            ValueError: they are in none of the files.
+        """
+        pieces = self._pieces[name]
+        if not pieces[0].shape or (rows is None and len(pieces) == 1 and name not in self._totals):
+            return pieces[0].opened.get_tensor(name)  # type: ignore[no-any-return]
+        wanted = range(self._total(name)) if rows is None else rows
         found = []
-        first = 0
-        for piece in (opened.get_slice(name) for opened in self._holders[name]):
-            shape = piece.get_shape()
-            start, stop = max(rows.start - first, 0), min(rows.stop - first, shape[0])
+        for first, shape, opened in pieces:
+            start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
             if start < stop:
-                found.append(piece[start:stop])
-            first += shape[0]
-        return torch.cat(found) if found else torch.empty(0, *shape[1:])
+                found.append(opened.get_slice(name)[start:stop])
+        read = torch.cat(found) if found else opened.get_slice(name)[:0]
+        if len(read) != len(wanted):
+            raise ValueError(f"of {name}, rows {wanted.start} to {wanted.stop} are not all in the files that are here")
+        return read
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor from its beginning to its end, in whole rows: one after the other, none of them large."""
-        for found in (opened.get_slice(name) for opened in self._holders[name]):
-            total, *rest = found.get_shape()
+        """A tensor from its beginning to its end, in whole rows: one after the other, none of them large.
+
+        Raises:
+            ValueError: some are in none of the files.
+        """
+        read = 0
+        for _, (rows, *rest), opened in self._pieces[name]:
             some = max(1, PIECE // torch.Size(rest).numel())
-            for first in range(0, total, some):
-                yield found[first : first + some]
-
-
-def rows_of(total: int, rank: int, processes: int) -> range:
-    """The rows that a process holds where FSDP2 has spread a tensor: equally many each, fewer or none at the end."""
-    each = -(-total // processes)
-    return range(min(total, each * rank), min(total, each * (rank + 1)))
+            for first in range(0, rows, some):
+                yield opened.get_slice(name)[first : first + some]
+            read += rows
+        if read != self._total(name):
+            raise ValueError(f"of {name}, {read} of {self._total(name)} rows are in the files that are here")
 
 
 def write_rows(
@@ -83,18 +110,21 @@ def write_rows(
     folder: Path,
     group: Group,
     staging: Staging,
-    first_rows: Mapping[str, int] | None = None,
+    places: Mapping[str, Rows] | None = None,
 ) -> None:
     """A file from each process, with its rows. All call it at once; when `staging` is done, those of a node are in the
     `folder` of its first process.
 
-    `first_rows` are needed of tensors whose rows are not in the order of the processes.
+    `places` are needed where rows are not in the order of the processes, or are to be read without all files.
     """
-    name = f"{stem}-rows-{group.rank + 1:05}-of-{group.size:05}.safetensors"
+    name = f"{stem}{ROWS}{group.rank + 1:05}-of-{group.size:05}.safetensors"
     file = Path(group.share_on_node(str(folder))) / name
+    first_rows = {name: rows.first for name, rows in (places or {}).items()}
+    total_rows = {name: rows.total for name, rows in (places or {}).items()}
+    metadata = {FIRST_ROWS: json.dumps(first_rows), TOTAL_ROWS: json.dumps(total_rows)} if places else None
 
     def write(rows: dict[str, torch.Tensor]) -> None:
-        save_file(rows, file, {FIRST_ROWS: json.dumps(first_rows)} if first_rows else None)
+        save_file(rows, file, metadata)
         group.wait_on_node()
 
     staging.later(dict(tensors), write)

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from recipes.checkpoint_share import rows_of
 from recipes.schema import BadConfiguration
 from recipes.training.group import Group
-from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.row_files import RowFiles, Rows, write_rows
 from recipes.training.staging import Staging
 
 WEIGHTS, OPTIMIZER = "model", "optimizer"
@@ -63,7 +64,7 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
 def save_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: Group, staging: Staging
 ) -> None:
-    """What is one number for a whole weight, as the number of steps is, is the leader's."""
+    """What is one number for a whole weight, as the number of steps is, all have alike."""
     states = {f"{key}/{name}": value for name, state in states_of(model, optimizer).items() for key, value in state.items()}
     write_own(states, OPTIMIZER, folder, group, staging)
 
@@ -119,13 +120,13 @@ def write_own(tensors: Mapping[str, torch.Tensor], stem: str, folder: Path, grou
     """What several processes hold alike, the first of them writes; of stages, what the others do not have."""
     written: dict[str, torch.Tensor] = {}
     before = {name for names in group.collect([*tensors])[: group.rank] for name in names} if group.in_stages else ()
-    first_rows: dict[str, int] = {}
+    places: dict[str, Rows] = {}
     for name, tensor in tensors.items():
         rows, first = own_rows(tensor)
         if writes(tensor, group) and name not in before:
             written[name] = rows
-            first_rows |= {name: first} if rows.dim() else {}
-    write_rows(written, stem, folder, group, staging, first_rows)
+            places |= {name: Rows(first, len(tensor))} if rows.dim() else {}
+    write_rows(written, stem, folder, group, staging, places)
 
 
 def own_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -145,9 +146,9 @@ def own_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def writes(tensor: torch.Tensor, group: Group) -> bool:
-    if group.in_stages:
+    if group.in_stages or not tensor.dim():  # a number is in every file: who has no other of them needs none for it
         return True
-    if not tensor.dim() or not isinstance(tensor, DTensor):
+    if not isinstance(tensor, DTensor):
         return group.leads
     return tensor.device_mesh.size() == group.size or group.rank % group.together == 0
 

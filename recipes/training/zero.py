@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from recipes.checkpoint_share import rows_of
 from recipes.launch import zero, zero_stage
 from recipes.recipe import Recipe
 from recipes.training.group import Group
-from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.row_files import RowFiles, write_rows
 from recipes.training.sharded import OPTIMIZER, WEIGHTS
 from recipes.training.staging import Staging
 

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from recipes.checkpoint_share import rows_of
 from recipes.recipe import Recipe
 from recipes.training.publishing import save_spread, save_trained, whole
-from recipes.training.row_files import RowFiles, rows_of
+from recipes.training.row_files import RowFiles
 from recipes.training.whole_files import write_whole
 from tests.recipes.tiny_model import make_tiny_model, make_tokenizer
 

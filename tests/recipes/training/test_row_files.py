@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from recipes.checkpoint_share import rows_of
 from recipes.training.group import Group
-from recipes.training.row_files import RowFiles, rows_of, write_rows
+from recipes.training.row_files import RowFiles, Rows, write_rows
 from recipes.training.staging import Staging
 from tests.api.server_process import free_port
 
@@ -107,7 +108,9 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     for process, first in enumerate((0, 2, 1, 3)):
         group = Group(process, size=1, local_rank=process)
         staging = Staging()
-        write_rows({"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, staging, {"weight": first})
+        write_rows(
+            {"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, staging, {"weight": Rows(first, 4)}
+        )
         staging.begin()
         staging.settle()
     files = RowFiles(sorted(tmp_path.glob("*")))

@@ -1,0 +1,98 @@
+"""Which files of a checkpoint a machine needs: of weights that are spread over all machines, those with its own rows.
+
+Of 72B parameters a checkpoint is 864 GB. Four machines that each fetched all of it, and had a disk for that, would not train
+within five minutes (specification row I10).
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from recipes.manifest import Manifest
+
+ROWS = "-rows-"
+"""In the name of a file that has some of the rows of tensors, between what they are and whose."""
+FIRST_ROWS, TOTAL_ROWS = "first_rows", "total_rows"
+"""In the metadata of such a file, by tensor: the number of the first of its rows, and how many there are in all files."""
+OF_OPTIMIZER = "optimizer"
+
+Header = Mapping[str, Any]
+"""Of a safetensors file, as JSON."""
+
+
+class Held(NamedTuple):
+    """What one file has of a tensor. One that is a number has no rows, and `total` is 0."""
+
+    path: str
+    first: int
+    rows: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of machine `number`, the first of which is 1, `of` so many that train alike, with as many processes `on_each`."""
+
+    number: int
+    of: int
+    on_each: int
+
+    @property
+    def ranks(self) -> range:
+        return range((self.number - 1) * self.on_each, self.number * self.on_each)
+
+    def files(self, manifest: Manifest, header: Callable[[str], Header]) -> set[str]:
+        """Paths of those that this machine reads as it goes on; `header` is that of the file at a path.
+
+        All, where files do not say which rows they have: of an earlier version, or of another strategy.
+        """
+        paths = {file.path for file in manifest.files}
+        in_rows = {path for path in paths if ROWS in path}
+        tensors: dict[tuple[str, str], list[Held]] = defaultdict(list)
+        for path in in_rows:
+            found = header(path)
+            for name, held in held_in(path, found):
+                if held is None:
+                    return paths
+                tensors[path.partition(ROWS)[0], name].append(held)
+        needed = paths - in_rows
+        for parts in tensors.values():
+            needed |= {part.path for part in parts if self.reads(part)}
+        for parts in tensors.values():
+            if needed.isdisjoint(part.path for part in parts):  # a number that all have alike is in one of them, or in all
+                needed.add(min(part.path for part in parts))
+        return needed
+
+    def reads(self, part: Held) -> bool:
+        processes = self.of * self.on_each
+        own = (rows_of(part.total, rank, processes) for rank in self.ranks)
+        return any(max(rows.start, part.first) < min(rows.stop, part.first + part.rows) for rows in own)
+
+
+def held_in(path: str, header: Header) -> Iterable[tuple[str, Held | None]]:
+    """What a file has of each of its tensors; None where it does not say which rows these are."""
+    metadata = header.get("__metadata__", {})
+    firsts, totals = (json.loads(metadata.get(key, "{}")) for key in (FIRST_ROWS, TOTAL_ROWS))
+    for name in header.keys() - {"__metadata__"}:
+        shape = header[name]["shape"]
+        if not shape:
+            yield name, Held(path, 0, 0, 0)
+        elif name in firsts and name in totals:
+            yield name, Held(path, firsts[name], shape[0], totals[name])
+        else:
+            yield name, None
+
+
+def rows_of(total: int, rank: int, processes: int) -> range:
+    """The rows that a process holds where FSDP2 has spread a tensor: equally many each, fewer or none at the end."""
+    each = -(-total // processes)
+    return range(min(total, each * rank), min(total, each * (rank + 1)))
+
+
+def read_header(read: Callable[[int, int], bytes]) -> Header:
+    """That of a safetensors file of which `read` gives the bytes from one place to another."""
+    size = int.from_bytes(read(0, 8), "little")
+    found: Header = json.loads(read(8, 8 + size))
+    return found
