@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
+from recipes.checkpoint_parts import part_of
 from recipes.manifest import Manifest
 from recipes.store import MANIFEST, describe, what_is_broken
 
@@ -71,14 +72,20 @@ def broken(folder: Path, step: int) -> str | None:
 
 
 def content_of(folder: Path) -> str:
-    """What a checkpoint is made of, by its manifest: the same on every machine, whatever was told of it since. Empty where
-    there is no checkpoint.
+    """What a checkpoint is made of, by its manifest: the same on every machine, whatever was told of it since, and whatever
+    share of it lies there. Empty where there is no checkpoint.
     """
     try:
-        files = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).files
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, ValidationError):
         return ""
-    return Manifest(kind=KIND, files=files).digest
+    part = part_of(manifest)
+    return part.save if part else digest_of(manifest)
+
+
+def digest_of(whole: Manifest) -> str:
+    """Of the files of a checkpoint."""
+    return Manifest(kind=KIND, files=whole.files).digest
 
 
 def size_of(folder: Path) -> int:

@@ -23,7 +23,8 @@ PARTS = "parts"
 
 class Part(Frozen):
     """`number` counts from 1, which is the leader's machine. `save` is another one each time that a step is saved: parts of
-    two times are no checkpoint, though their steps and their names are the same.
+    two times are no checkpoint, though their steps and their names are the same. Of a share that was fetched, it is what the
+    whole is made of.
     """
 
     number: int
@@ -78,6 +79,6 @@ def joined(parts: Iterable[Manifest], one: Part) -> Manifest | None:
     if len(found) < one.of:
         return None
     leading = found[1]
-    files = sorted((file for manifest in found.values() for file in manifest.files), key=lambda file: file.path)
+    files = {file.path: file for manifest in found.values() for file in manifest.files}  # of shares, some are in several
     facts = {name: fact for name, fact in leading.facts.items() if name != PART}
-    return Manifest(kind=leading.kind, files=tuple(files), facts=facts)
+    return Manifest(kind=leading.kind, files=tuple(files[path] for path in sorted(files)), facts=facts)

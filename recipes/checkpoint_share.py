@@ -6,7 +6,7 @@ within five minutes (specification row I10).
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,21 +43,20 @@ class Share:
     def ranks(self) -> range:
         return range((self.number - 1) * self.on_each, self.number * self.on_each)
 
-    def files(self, manifest: Manifest, header: Callable[[str], Header]) -> set[str]:
-        """Paths of those that this machine reads as it goes on; `header` is that of the file at a path.
+    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[Header]]) -> set[str]:
+        """Paths of those that this machine reads as it goes on; `headers` are those of the files at some paths.
 
         All, where files do not say which rows they have: of an earlier version, or of another strategy.
         """
         paths = {file.path for file in manifest.files}
-        in_rows = {path for path in paths if ROWS in path}
+        in_rows = [path for path in paths if ROWS in path]
         tensors: dict[tuple[str, str], list[Held]] = defaultdict(list)
-        for path in in_rows:
-            found = header(path)
-            for name, held in held_in(path, found):
+        for path, header in zip(in_rows, headers(in_rows), strict=True):
+            for name, held in held_in(path, header):
                 if held is None:
                     return paths
                 tensors[path.partition(ROWS)[0], name].append(held)
-        needed = paths - in_rows
+        needed = paths.difference(in_rows)
         for parts in tensors.values():
             needed |= {part.path for part in parts if self.reads(part)}
         for parts in tensors.values():
@@ -66,9 +65,17 @@ class Share:
         return needed
 
     def reads(self, part: Held) -> bool:
+        """Whether a process of this machine has rows that a file has."""
         processes = self.of * self.on_each
         own = (rows_of(part.total, rank, processes) for rank in self.ranks)
         return any(max(rows.start, part.first) < min(rows.stop, part.first + part.rows) for rows in own)
+
+
+class Weights(Share):
+    """What is published of a run: all weights, of all machines."""
+
+    def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[Header]]) -> set[str]:
+        return {file.path for file in manifest.files if not file.path.startswith(OF_OPTIMIZER + ROWS)}
 
 
 def held_in(path: str, header: Header) -> Iterable[tuple[str, Held | None]]:

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
 from recipes.checkpoint_parts import part_in
+from recipes.checkpoint_share import Share, Weights
 from recipes.local_checkpoints import standings_in, steps_in, sweep
 from recipes.retention import from_the_best, kept
 from recipes.runner import Restart, say
@@ -33,6 +34,7 @@ class Checkpoints:
         keep_last: how many of the newest stay, locally and in the store, besides the best one.
         compression: of what is uploaded.
         before: those that the run has come from, and the step at which it left them.
+        share: what this machine fetches of those that it goes on from; None: all.
         free: how many bytes the disk of a folder has left.
     """
 
@@ -45,12 +47,14 @@ class Checkpoints:
         compression: Literal["zstd"] | None = None,
         before: "tuple[Checkpoints, int] | None" = None,
         free: Callable[[Path], int] = free_bytes,
+        share: Share | None = None,
     ) -> None:
         self.folder = folder
         self.store = store
         self.uri = uri
         self.keep_last = keep_last
         self.before = before
+        self.share = share
         self._free = free
         self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
@@ -59,7 +63,8 @@ class Checkpoints:
     def below(self, name: str, left_at: int = 0) -> "Checkpoints":
         """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
         uri, compression = f"{self.uri}/{name}", self.stored.compression
-        return Checkpoints(self.folder / name, self.store, uri, self.keep_last, compression, (self, left_at), self._free)
+        below = self.folder / name
+        return Checkpoints(below, self.store, uri, self.keep_last, compression, (self, left_at), self._free, self.share)
 
     @contextmanager
     def writing(
@@ -262,6 +267,18 @@ class Checkpoints:
         if self.at(step) is None or content_of(path) != content:
             raise Restart(f"{self.uri}/{step} is not the checkpoint that the first node goes on from")
 
+    def complete(self, found: tuple[int, Path]) -> None:
+        """Have all weights of a checkpoint here, of this way or of one before it, whatever other machines have of it.
+
+        Raises:
+            Restart: the store has them no more.
+        """
+        step, path = found
+        if self.before and path.parent != self.folder:
+            self.before[0].complete(found)
+        elif (part := part_in(path)) and not self._fetch(step, Weights(part.number, part.of, 1)):
+            raise Restart(f"{self.uri}/{step} is not in the store: not all of its weights are on this machine")
+
     def came_from(self) -> tuple[int, Path] | None:
         """Where the run goes on while it has none here: the checkpoint at which it left those before, of the last that have
         it. None at the beginning.
@@ -295,21 +312,22 @@ class Checkpoints:
             if problem:
                 say(f"checkpoint {step} {problem}: falling back")
                 shutil.rmtree(path)
-            if (path.is_dir() and not is_part) or self._fetch(step):
+            if (path.is_dir() and not is_part) or self._fetch(step, self.share):
                 return step, path
             if is_part:
                 say(f"checkpoint {step} is a part, and others are in no store: falling back")
                 shutil.rmtree(path)
         return None
 
-    def _fetch(self, step: int) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
+    def _fetch(self, step: int, share: Share | None) -> bool:
+        """Bring the uploaded checkpoint of `step`, or a share of it, to the local folder. False when it is not there or is
+        broken.
 
         Where that fails, nothing stays of it: on a full disk there was no room left to say why the program ended.
         """
         self.make_room()
         try:
-            return self.stored.fetch(step)
+            return self.stored.fetch(step, share)
         except Exception:
             sweep(self.folder)
             raise

@@ -7,17 +7,20 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
 
+from recipes.ahead import ahead
 from recipes.checkpoint_compression import compress, decompress, is_compressed
-from recipes.checkpoint_folder import give_name, with_facts
-from recipes.checkpoint_parts import part_in, part_of, put_part
+from recipes.checkpoint_folder import digest_of, give_name, with_facts
+from recipes.checkpoint_parts import PART, Part, part_in, part_of, put_part
+from recipes.checkpoint_share import Header, Share, read_header
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
@@ -28,6 +31,8 @@ UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
 RETRY_SECONDS = (1.0, 4.0)
 """Pauses before an upload that failed is tried again; after the last it has failed for good."""
+UNREADABLE = FileNotFoundError, ValueError, LookupError, TypeError, AttributeError
+"""What comes of reading the header of a file that is missing or no such file."""
 SLOW_SECONDS = 60.0
 """After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
 
@@ -82,10 +87,11 @@ class StoredCheckpoints:
         except FileNotFoundError:
             return Standing()
 
-    def fetch(self, step: int) -> bool:
-        """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
+    def fetch(self, step: int, share: Share | None = None) -> bool:
+        """Bring the uploaded checkpoint of `step` to the local folder, or a share of it. False when it is not there or is
+        broken.
 
-        Where a part of it is there, the rest is fetched.
+        Where a part of it is here, the rest is fetched.
         """
         uri = f"{self.uri}/{step}"
         if not self.store.exists(f"{uri}/{MANIFEST}"):
@@ -94,26 +100,47 @@ class StoredCheckpoints:
             artifact = self.store.find(uri)
             if artifact is None:
                 raise BrokenArtifact(f"{uri} has no readable manifest")
-            lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest)
-            source = self.store.fetch(artifact, self.folder / DOWNLOAD)
+            manifest = self._shared(self.store.manifest(artifact), step, share)
+            names = {file.path for file in manifest.files}
+            lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest, names)
+            source = self.store.fetch(artifact, self.folder / DOWNLOAD, names)
         except BrokenArtifact as error:
             say(f"uploaded checkpoint {step} is broken ({error}): falling back")
             self.store.delete(uri)
             return False
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
-        manifest = self.store.manifest(artifact)
         if is_compressed(manifest):
             manifest = decompress(source, manifest, scratch)
-        elif source.is_relative_to(self.folder):
-            os.replace(source, scratch)  # it was downloaded; else it lies in the store itself
         else:
-            shutil.copytree(source, scratch)
+            downloaded = source.is_relative_to(self.folder)  # else it lies in the store itself
+            bring(source, scratch, names, os.replace if downloaded else shutil.copyfile)
         (scratch / MANIFEST).write_bytes(manifest.to_bytes())
         give_name(scratch, self.folder / str(step))
         shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
         say(f"checkpoint {step} restored from {uri}")
         return True
+
+    def _shared(self, whole: Manifest, step: int, share: Share | None) -> Manifest:
+        """Of a checkpoint, what is in a share of it. One that is compressed is fetched as a whole: no file says what it has;
+        so is one whose files cannot be read, and is found broken.
+        """
+        if share is None or is_compressed(whole):
+            return whole
+        try:
+            wanted = share.files(whole, lambda paths: ahead(partial(self._header, step), paths, self.store.files_at_once))
+        except UNREADABLE:
+            return whole
+        if len(wanted) == len(whole.files):
+            return whole
+        part = Part(number=share.number, of=share.of, save=digest_of(whole))
+        files = tuple(file for file in whole.files if file.path in wanted)
+        return with_facts(whole.model_copy(update={"files": files}), {PART: part.model_dump(mode="json")})
+
+    def _header(self, step: int, path: str) -> Header:
+        """It is not hashed: what it says decides no more than which files are fetched, and these are."""
+        stored = self.store.open(f"{self.uri}/{step}/{path}")
+        return read_header(lambda start, stop: b"".join(stored.chunks(start, stop)))
 
     def delete(self, step: int) -> None:
         self.arrived.discard(step)
@@ -245,11 +272,21 @@ class StoredCheckpoints:
         self._uploader.submit(lambda: None).result()
 
 
-def lend(part: Path, download: Path) -> None:
+def lend(part: Path, download: Path, names: Collection[str]) -> None:
     """Of a part that is here, files need not come once more: what is wrong with them is seen as all are hashed."""
-    if part_in(part) is None:
-        return
-    for file in Manifest.model_validate_json((part / MANIFEST).read_bytes()).files:
-        (download / file.path).parent.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # it was lent before, or is missing; or this disk knows no links
-            os.link(part / file.path, download / file.path)
+    if part_in(part) is not None:
+        with suppress(OSError):  # this disk may know no links
+            bring(part, download, [name for name in names if (part / name).exists()], link)
+
+
+def link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    os.link(source, target)
+
+
+def bring(source: Path, target: Path, names: Iterable[str], one: Callable[[Path, Path], object]) -> None:
+    """Files of a folder into another, and no others that lie there: nobody has hashed those."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        one(source / name, target / name)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from hanzo_ml.anew import Anew
 from recipes.arithmetic import tell_fallback
+from recipes.checkpoint_share import Share
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident, Incidents
+from recipes.launch import trains_shards
 from recipes.recipe import Recipe
 from recipes.schema import Job
 from recipes.sent_back import SentBack
@@ -45,6 +47,15 @@ class Course:
         return tuple(Anew.told(steps, at) for steps, at in (*healed, *sent))
 
 
+def share_of(recipe: Recipe, group: Group) -> Share | None:
+    """What a node fetches of a checkpoint; None: all. DeepSpeed's leader reads all weights, and what tensor parallelism cuts
+    in columns is in several files.
+    """
+    if group.nodes == 1 or not trains_shards(recipe) or group.together > 1:
+        return None
+    return Share(group.node + 1, group.nodes, group.on_this_node)
+
+
 def take_up(job: Job, store: Store, work: Path) -> Course:
     """Raises BadConfiguration: nothing could train the recipe here, or the run's checkpoint does not fit it."""
     parameters = TrainParameters.model_validate(job.parameters)
@@ -57,7 +68,8 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     recipe = recipe.on(group.size)
     group.together, group.in_stages = recipe.together, recipe.in_stages
     policy, uri = job.checkpoint, job.outputs["checkpoints"]
-    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression)
+    share = share_of(recipe, group)
+    checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression, share=share)
     checkpoints, resume = resume_together(checkpoints, policy.resume_from, parameters.sent_back, group)
     if resume:
         check_fits(resume, recipe)

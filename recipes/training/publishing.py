@@ -47,6 +47,8 @@ def save_chosen(
     """Write the weights of a checkpoint, or those that training ended with where none is chosen. Returns their step."""
     if sharding(recipe):  # no process has all weights, and the others have ended
         chosen = chosen or trainer.checkpoints.latest()
+        if chosen:
+            trainer.checkpoints.complete(chosen)
         save_spread(chosen, base, recipe, folder)
         return chosen[0] if chosen else 0
     if chosen:

@@ -108,9 +108,8 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     for process, first in enumerate((0, 2, 1, 3)):
         group = Group(process, size=1, local_rank=process)
         staging = Staging()
-        write_rows(
-            {"weight": whole[first : first + 1]}, f"of-{process}", tmp_path, group, staging, {"weight": Rows(first, 4)}
-        )
+        row, place = {"weight": whole[first : first + 1]}, {"weight": Rows(first, 4)}
+        write_rows(row, f"of-{process}", tmp_path, group, staging, place)
         staging.begin()
         staging.settle()
     files = RowFiles(sorted(tmp_path.glob("*")))
