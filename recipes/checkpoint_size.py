@@ -5,6 +5,7 @@ Left out is what no model makes large: schedule, random states, the tokenizer's 
 
 from recipes.architecture import Architecture
 from recipes.fit import sized
+from recipes.launch import fetches_share, saves_parts
 from recipes.memory import TRAINED, WIDTH, optimizer_bytes, trained_tensors
 from recipes.recipe import Recipe
 
@@ -22,8 +23,16 @@ def checkpoint_bytes(recipe: Recipe, shape: Architecture) -> int:
 
 
 def disk_words(recipe: Recipe, size: int) -> str:
-    """What the disks must hold: the newest and the one that is written, and what is compressed on its way to the store."""
+    """What the disks must hold: the newest and the one that is written, and what is compressed on its way to the store.
+
+    Where each node saves a part, one that goes on fetches its share, or all.
+    """
     nodes = recipe.distributed.num_nodes if recipe.distributed else 1
-    where = "the first node's disk" if nodes > 1 else "the disk"
     here, policy = "three" if recipe.checkpoint.compression else "two", recipe.checkpoint
-    return f"{sized(size)} a checkpoint; {where} must hold {here} of them, the store up to {policy.keep_last + 2}"
+    store = f"the store up to {policy.keep_last + 2}"
+    if nodes > 1 and saves_parts(recipe):
+        more = "the first one's all weights at the end, too" if fetches_share(recipe) else "and a whole one to go on from"
+        disks = f"each node's disk must hold {here} parts of {sized(size / nodes)} ({more})"
+        return f"{sized(size)} a checkpoint; {disks}, {store} checkpoints"
+    where = "the first node's disk" if nodes > 1 else "the disk"
+    return f"{sized(size)} a checkpoint; {where} must hold {here} of them, {store}"

@@ -65,6 +65,20 @@ def saves_by_name(recipe: Recipe) -> bool:
     return trains_shards(recipe) or recipe.in_stages
 
 
+def saves_parts(recipe: Recipe) -> bool:
+    """Whether each of several nodes saves what its processes hold; else the first saves all."""
+    return saves_by_name(recipe) or zero_stage(recipe) is not None
+
+
+def fetches_share(recipe: Recipe) -> bool:
+    """Whether a node that goes on needs no more of a checkpoint than what its processes hold.
+
+    DeepSpeed's first process reads all weights; what tensor parallelism cuts in columns is in several files, and what is
+    compressed does not say what it has.
+    """
+    return trains_shards(recipe) and recipe.together == 1 and not recipe.checkpoint.compression
+
+
 def zero_stage(recipe: Recipe) -> int | None:
     """Of DeepSpeed's ZeRO: with 2 gradients and optimizer states are spread over the processes, with 3 weights too."""
     strategy = recipe.distributed.strategy if recipe.distributed else "ddp"

@@ -8,7 +8,7 @@ from recipes.arithmetic import tell_fallback
 from recipes.checkpoint_share import Share
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Incident, Incidents
-from recipes.launch import trains_shards
+from recipes.launch import fetches_share
 from recipes.recipe import Recipe
 from recipes.schema import Job
 from recipes.sent_back import SentBack
@@ -48,12 +48,8 @@ class Course:
 
 
 def share_of(recipe: Recipe, group: Group) -> Share | None:
-    """What a node fetches of a checkpoint; None: all. DeepSpeed's leader reads all weights, and what tensor parallelism cuts
-    in columns is in several files.
-    """
-    if group.nodes == 1 or not trains_shards(recipe) or group.together > 1:
-        return None
-    return Share(group.node + 1, group.nodes, group.on_this_node)
+    """What a node fetches of a checkpoint; None: all."""
+    return Share(group.node + 1, group.nodes, group.on_this_node) if group.nodes > 1 and fetches_share(recipe) else None
 
 
 def take_up(job: Job, store: Store, work: Path) -> Course:

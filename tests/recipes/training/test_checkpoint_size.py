@@ -53,7 +53,18 @@ def test_it_is_as_large_as_was_reckoned(place: Place, started: Forks, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "changed", "words"),
     [
-        ("zen-72b-full", {}, "812.6 GiB a checkpoint; the first node's disk must hold two of them, the store up to 5"),
+        (
+            "zen-72b-full",
+            {},
+            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (the first one's all weights at the "
+            "end, too), the store up to 5 checkpoints",
+        ),
+        (
+            "zen-72b-full",
+            {"distributed": {"strategy": "deepspeed_zero3", "num_nodes": 4, "gpus_per_node": 8}},
+            "812.6 GiB a checkpoint; each node's disk must hold two parts of 203.1 GiB (and a whole one to go on from), the "
+            "store up to 5 checkpoints",
+        ),
         (
             "zen-7b-lora",
             {"checkpoint": {"compression": "zstd", "keep_last": 1}},
