@@ -94,3 +94,35 @@ def test_machines_that_keep_their_folders_go_on_from_one_checkpoint(
     assert {role: made.digest for role, made in result.artifacts.items()} == {
         role: made.digest for role, made in whole.artifacts.items()
     }
+
+
+def test_other_processes_go_on_with_what_they_read_of_it(
+    place: Place, server: ServerProcess, started: Forks, tmp_path: Path
+) -> None:
+    """Two on two nodes, and then four, on new machines: each node fetches one of two files of rows."""
+    whole = started.train(job_of(place, server, tmp_path / "node", 1, "fsdp", **FULL))
+    job = job_of(place, server, tmp_path / "nodes", NODES, "fsdp", **FULL)
+    job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"keep_last": STEPS})})
+    gang = Gang(job, tmp_path / "two")
+    gang.until(16)
+    for node in gang.nodes:
+        node.send_signal(signal.SIGTERM)
+    assert gang.wait() == [143, 143], gang.said()
+
+    assert job.distributed
+    more = job.distributed.model_copy(update={"gpus_per_node": 2})
+    gang = Gang(job.model_copy(update={"distributed": more}), tmp_path / "four")
+    assert gang.wait() == [0, 0], gang.said()
+    result = result_of(place, job)
+    resumed = TrainingFacts.model_validate(result.facts).resumed_from
+    assert resumed and resumed >= 16
+    for node in range(NODES):
+        folder = tmp_path / "four" / str(node) / "work" / "checkpoints" / str(resumed)
+        assert {file.name for file in folder.glob("*-rows-*")} == {
+            f"{stem}-rows-0000{node + 1}-of-00002.safetensors" for stem in ("model", "optimizer")
+        }
+    losses, expected = losses_of(result), losses_of(whole)
+    assert losses.keys() == expected.keys()
+    assert {step: losses[step] for step in range(1, resumed)} == {step: expected[step] for step in range(1, resumed)}
+    for step in range(resumed, STEPS + 1):
+        assert losses[step] == pytest.approx(expected[step], rel=1e-3)
