@@ -39,6 +39,10 @@ class Share:
     of: int
     on_each: int
 
+    def mark(self, content: str) -> str:
+        """What tells this share, and those of the other machines, of a checkpoint with that content."""
+        return content
+
     @property
     def ranks(self) -> range:
         return range((self.number - 1) * self.on_each, self.number * self.on_each)
@@ -73,6 +77,10 @@ class Share:
 
 class Weights(Share):
     """What is published of a run: all weights, of all machines."""
+
+    def mark(self, content: str) -> str:
+        """Beside shares it makes no whole."""
+        return f"weights of {content}"
 
     def files(self, manifest: Manifest, headers: Callable[[Sequence[str]], Iterable[Header]]) -> set[str]:
         return {file.path for file in manifest.files if not file.path.startswith(OF_OPTIMIZER + ROWS)}

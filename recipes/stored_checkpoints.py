@@ -133,7 +133,7 @@ class StoredCheckpoints:
             return whole
         if len(wanted) == len(whole.files):
             return whole
-        part = Part(number=share.number, of=share.of, save=digest_of(whole))
+        part = Part(number=share.number, of=share.of, save=share.mark(digest_of(whole)))
         files = tuple(file for file in whole.files if file.path in wanted)
         return with_facts(whole.model_copy(update={"files": files}), {PART: part.model_dump(mode="json")})
 

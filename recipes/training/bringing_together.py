@@ -6,7 +6,7 @@ what had arrived counts, though its machine is gone.
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -38,37 +38,46 @@ class Found(NamedTuple):
 def bring_together(checkpoints: Checkpoints, group: Group) -> None:
     """Have in the store the newest checkpoint of which all parts are somewhere, and the best. All processes call it at once.
 
-    `checkpoints` are those that the run began with. What is not as it was written is no part, and is removed.
+    `checkpoints` are those that the run began with. What is not as it was written is no part, and is removed; so is one of
+    which another is nowhere: the run would never end well, as the best of all may be waited for.
     """
     while True:
         here = parts_below(checkpoints.folder) if group.local_rank == 0 else []
         everywhere = [found for parts in group.collect(here) for found in parts]
-        stored, whole = in_store(checkpoints) if group.leads else ([], [])
-        wanted = group.share(still_wanted(everywhere, stored, whole))
-        arrived = group.share([found.part for found in stored])
+        stored, whole = group.share(in_store(checkpoints) if group.leads else ([], []))
+        complete = all_found([*everywhere, *stored])
+        wanted, arrived = still_wanted(complete, whole), {found.part for found in stored}
         mine = [found for found in here if found.part.save in wanted and found.part not in arrived]
         sent = [send(checkpoints, found) for found in mine]
         if not group.any(not all(sent)):
             break
-    for found in stored:
-        if found.part.save in wanted:  # the last to arrive may have been killed before it said so
-            make_whole(checkpoints.store, uri_of(checkpoints, found.place), found.part)
+    if group.leads:  # the last to arrive may have been killed before it said so
+        for save in wanted:
+            make_whole(checkpoints.store, uri_of(checkpoints, complete[save].place), complete[save].part)
+    for found in here:
+        if found.part.save not in complete and found.place not in whole:
+            say(f"checkpoint {found.place.step} is a part, and others are nowhere: falling back")
+            shutil.rmtree(checkpoints.folder / found.place.way / str(found.place.step))
 
 
-def still_wanted(everywhere: Iterable[Found], stored: Iterable[Found], whole: Iterable[Place]) -> set[str]:
-    """The saves that are to be made whole: of each way the newest and the best of which every part was found.
-
-    Those of other ways are wanted too: a user may send the run back to them. `whole` are in the store as they should be.
-    """
+def all_found(parts: Iterable[Found]) -> dict[str, Found]:
+    """One part of each save of which there are all."""
     numbers: dict[str, set[int]] = defaultdict(set)
     known: dict[str, Found] = {}
-    for found in (*everywhere, *stored):
+    for found in parts:
         numbers[found.part.save].add(found.part.number)
         known[found.part.save] = found
+    return {save: found for save, found in known.items() if len(numbers[save]) == found.part.of}
+
+
+def still_wanted(complete: Mapping[str, Found], whole: Collection[Place]) -> set[str]:
+    """The saves that are to be made whole: of each way the newest and the best, where the store has them not as a whole.
+
+    Those of other ways are wanted too: a user may send the run back to them.
+    """
     ways: dict[str, dict[int, Standing]] = defaultdict(dict)
     for way, step in whole:
         ways[way][step] = Standing()
-    complete = {save: found for save, found in known.items() if len(numbers[save]) == found.part.of}
     for found in complete.values():
         ways[found.place.way][found.place.step] = found.standing
     best = {Place(way, step) for way, standings in ways.items() for step in kept(standings, 1)}

@@ -14,7 +14,7 @@ from recipes.retention import Standing
 from recipes.schema import StoreAddress
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
-from recipes.training.bringing_together import Found, Place, still_wanted
+from recipes.training.bringing_together import Found, Place, all_found, still_wanted
 from recipes.training.group import Group
 from recipes.training.resuming_together import resume_together
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
@@ -170,15 +170,29 @@ def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: 
     return Found(Place(way, step), Part(number=number, of=of, save=save), Standing(loss))
 
 
+def wanted(parts: Sequence[Found], whole: Sequence[Place] = ()) -> set[str]:
+    return still_wanted(all_found(parts), whole)
+
+
 def test_the_newest_that_is_complete_is_wanted() -> None:
     six, eight = [found(6, 1, "a"), found(6, 2, "a")], [found(8, 1, "b"), found(8, 2, "b")]
-    assert still_wanted([*six, *eight], [], []) == {"b"}
-    assert still_wanted([*six, eight[0]], [eight[1]], []) == {"b"}, "what is in the store counts"
-    assert still_wanted([*six, eight[0]], [], []) == {"a"}
-    assert still_wanted([*six, eight[0]], [], [Place(".", 6)]) == set(), "it is there"
-    assert still_wanted(six, [], [Place(".", 8)]) == set(), "a newer one is there"
-    assert still_wanted([*six, found(8, 1, "b"), found(8, 2, "c")], [], []) == {"a"}, "of two times"
-    assert still_wanted([found(6, 1, "a", 3), found(6, 2, "a", 3)], [], []) == set()
-    assert still_wanted([*six, found(4, 1, "w", way="from-2"), found(4, 2, "w", way="from-2")], [], []) == {"a", "w"}
-    assert still_wanted([found(2, 1, "best", loss=1.0), found(2, 2, "best", loss=1.0), *six], [], []) == {"a", "best"}
-    assert still_wanted([], [], [Place(".", 6)]) == set()
+    assert wanted([*six, *eight]) == {"b"}
+    assert wanted([*six, eight[0]]) == {"a"}
+    assert wanted([*six, eight[0]], [Place(".", 6)]) == set(), "it is there"
+    assert wanted(six, [Place(".", 8)]) == set(), "a newer one is there"
+    assert wanted([*six, found(8, 1, "b"), found(8, 2, "c")]) == {"a"}, "of two times"
+    assert wanted([found(6, 1, "a", 3), found(6, 2, "a", 3)]) == set()
+    assert wanted([*six, found(4, 1, "w", way="from-2"), found(4, 2, "w", way="from-2")]) == {"a", "w"}
+    assert wanted([found(2, 1, "best", loss=1.0), found(2, 2, "best", loss=1.0), *six]) == {"a", "best"}
+    assert wanted([], [Place(".", 6)]) == set()
+
+
+def test_a_best_that_is_lost_on_one_machine_is_not_waited_for(machines: list[Checkpoints]) -> None:
+    """Its part had not arrived as its machine was replaced."""
+    write(machines[0], 4, Part(number=1, of=2, save="save-4"), loss=1.0)
+    machines[0].wait()
+    save(machines, 6, loss=2.0)
+    assert go_on(machines) == [of(6)] * 2
+    save(machines, 8, loss=3.0)
+    machines[0].close_parts()
+    assert machines[0].local_steps() == [8, 6]
