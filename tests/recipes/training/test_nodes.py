@@ -37,7 +37,9 @@ def losses_of(result: Result) -> dict[int, float | None]:
     return TrainingFacts.model_validate(result.facts).losses
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero3", FULL)])
+@pytest.mark.parametrize(
+    ("strategy", "method"), [("ddp", {}), ("fsdp", FULL), ("deepspeed_zero2", {}), ("deepspeed_zero3", FULL)]
+)
 def test_a_lost_node_and_a_preemption_change_nothing(
     place: Place, server: ServerProcess, started: Forks, tmp_path: Path, strategy: str, method: dict[str, Any]
 ) -> None:
