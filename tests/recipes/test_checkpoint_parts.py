@@ -176,6 +176,31 @@ def test_parts_that_are_on_their_way_are_not_deleted_as_what_broke_off(store: St
     assert first.stored_steps() == [6, 4, 2]
 
 
+def test_the_first_machine_does_not_delete_what_another_brings_before_it(store: Store, tmp_path: Path) -> None:
+    """It was still writing its own part of the step, and took that of the faster one for what a kill had left."""
+    first, second = machines(store, tmp_path)
+    save([first, second], 4)
+    write(second, 6, Part(number=2, of=2, save="save-6"))
+    second.wait()
+    first.stored.prune()
+    first.wait()
+    write(first, 6, Part(number=1, of=2, save="save-6"))
+    first.wait()
+    found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
+    assert found and rows_in(found[1]) == of(6)
+
+
+def test_the_first_machine_does_not_delete_what_another_brings_after_it(store: Store, tmp_path: Path) -> None:
+    """It had left the step behind and kept the newest alone: of a slower one, nothing was ever whole."""
+    first, second = (Checkpoints(tmp_path / name, store, URI, 1) for name in ("first", "second"))
+    for step in (4, 6, 8):
+        write(first, step, Part(number=1, of=2, save=f"save-{step}"))
+        first.wait()
+    write(second, 4, Part(number=2, of=2, save="save-4"))
+    second.wait()
+    assert first.stored_steps() == [4]
+
+
 def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     write(first, 2, Part(number=1, of=2, save="save-2"))
