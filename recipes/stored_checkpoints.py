@@ -237,6 +237,9 @@ class StoredCheckpoints:
                 return
             del self._given_up[0]
 
+    def is_busy(self) -> bool:
+        return self._newest is not None and not self._newest.done()
+
     def wait(self) -> None:
         """For the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
         if self._newest:  # one thread uploads in order: when the newest is done, all are
