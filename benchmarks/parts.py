@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from recipes.checkpoint_folder import seal
 from recipes.checkpoint_parts import PART, Part
-from recipes.checkpoint_share import FIRST_ROWS, TOTAL_ROWS, Share, rows_of
+from recipes.checkpoint_share import PLACES, Share, rows_of
 from recipes.checkpoints import Checkpoints
 from recipes.schema import StoreAddress
 from recipes.store import Store
@@ -52,7 +52,7 @@ class Machine:
         scratch = folder / "scratch"
         scratch.mkdir(parents=True)
         weight = np.frombuffer(np.random.default_rng(self.number).bytes(len(rows) * ROW), np.uint8).reshape(-1, ROW)
-        metadata = {FIRST_ROWS: json.dumps({"weight": rows.start}), TOTAL_ROWS: json.dumps({"weight": self.megabytes})}
+        metadata = {PLACES: json.dumps({"weight": [rows.start, self.megabytes]})}
         save_file({"weight": weight}, scratch / f"model-rows-{self.number:05}-of-{self.saving:05}.safetensors", metadata)
         part = Part(number=self.number, of=self.saving, save="a").model_dump(mode="json")
         seal(scratch, folder / str(STEP), {PART: part} if self.saving > 1 else {})

@@ -14,8 +14,10 @@ from recipes.manifest import Manifest
 
 ROWS = "-rows-"
 """In the name of a file that has some of the rows of tensors, between what they are and whose."""
-FIRST_ROWS, TOTAL_ROWS = "first_rows", "total_rows"
-"""In the metadata of such a file, by tensor: the number of the first of its rows, and how many there are in all files."""
+PLACES = "places"
+"""In the metadata of such a file, by tensor: the number of the first of its rows, and how many there are in all files. One
+entry for both: safetensors writes several in any order, and equal rows were in unequal files.
+"""
 OF_OPTIMIZER = "optimizer"
 
 Header = Mapping[str, Any]
@@ -88,14 +90,14 @@ class Weights(Share):
 
 def held_in(path: str, header: Header) -> Iterable[tuple[str, Held | None]]:
     """What a file has of each of its tensors; None where it does not say which rows these are."""
-    metadata = header.get("__metadata__", {})
-    firsts, totals = (json.loads(metadata.get(key, "{}")) for key in (FIRST_ROWS, TOTAL_ROWS))
+    places = json.loads(header.get("__metadata__", {}).get(PLACES, "{}"))
     for name in header.keys() - {"__metadata__"}:
         shape = header[name]["shape"]
         if not shape:
             yield name, Held(path, 0, 0, 0)
-        elif name in firsts and name in totals:
-            yield name, Held(path, firsts[name], shape[0], totals[name])
+        elif name in places:
+            first, total = places[name]
+            yield name, Held(path, first, shape[0], total)
         else:
             yield name, None
 

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
-from recipes.checkpoint_parts import part_in
+from recipes.checkpoint_parts import PART, part_in
 from recipes.checkpoint_share import Share, Weights
 from recipes.local_checkpoints import standings_in, steps_in, sweep
 from recipes.retention import from_the_best, kept
@@ -59,6 +59,7 @@ class Checkpoints:
         self.stored = StoredCheckpoints(folder, store, uri, keep_last, compression)
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-seal")
         self._newest: Future[None] | None = None
+        self._waiting: set[int] = set()
 
     def below(self, name: str, left_at: int = 0) -> "Checkpoints":
         """Checkpoints of their own in a folder below these, which stay as they are: of a run that left these at a step."""
@@ -73,12 +74,15 @@ class Checkpoints:
         facts: Mapping[str, JsonValue] | None = None,
         saying: str | None = None,
         begin_the_rest: Callable[[], "Future[None] | None"] = lambda: None,
+        *,
+        waits: bool = False,
     ) -> Iterator[Path]:
         """A folder to write into; it becomes the checkpoint of `step` after the block has ended without an error, and after
         what `begin_the_rest` has begun then, which writes into it too.
 
         `facts` go into its manifest: what `retention.VALIDATION_LOSS` names decides which
-        checkpoint is the best. `saying` is for the log, once there is the checkpoint.
+        checkpoint is the best. `saying` is for the log, once there is the checkpoint. A part that `waits` is uploaded with
+        the next one that does not, or at the end, where it is still the newest or the best.
 
         Raises what kept the one before from becoming a checkpoint.
         """
@@ -93,10 +97,16 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying, rest)
+        self._newest = self._sealer.submit(self._seal, scratch, step, facts or {}, saying, rest, waits)
 
     def _seal(
-        self, scratch: Path, step: int, facts: Mapping[str, JsonValue], saying: str | None, rest: "Future[None] | None"
+        self,
+        scratch: Path,
+        step: int,
+        facts: Mapping[str, JsonValue],
+        saying: str | None,
+        rest: "Future[None] | None",
+        waits: bool,
     ) -> None:
         try:
             if rest:
@@ -107,8 +117,29 @@ class Checkpoints:
             raise
         if saying:
             say(saying)
-        self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+        if PART not in facts:
+            self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+        else:
+            self._waiting.add(step)
+            if not waits:
+                self._upload_parts()
         self._prune()
+
+    def _upload_parts(self) -> None:
+        """Those that wait, the newest first: nobody removes it here meanwhile. Older ones than these nobody needs."""
+        wanted = self._waiting & kept(standings_in(self.folder), 1)
+        self._waiting.clear()
+        for step in sorted(wanted, reverse=True):
+            self.stored.upload(step, partial(self._is_wanted, step), self._prune)
+
+    def is_behind(self) -> bool:
+        """Whether what was written before is still on its way to the store.
+
+        Where one machine is, the next part waits on all: each uploaded what was its newest as it came to it, another step
+        than the others did, and none was ever whole.
+        """
+        self.settle()
+        return self.stored.is_busy()
 
     def settle(self) -> None:
         """Wait until what was written is a checkpoint here. Raises what kept it from becoming one, once."""
@@ -122,7 +153,10 @@ class Checkpoints:
             self.settle()
 
     def _kept_locally(self) -> set[int]:
-        return kept(standings_in(self.folder), self.keep_last)
+        """Of parts at least two: while this machine has the newest, another may have no more than the one before."""
+        standings = standings_in(self.folder)
+        in_parts = any(part_in(self.folder / str(step)) for step in standings)
+        return kept(standings, max(2, self.keep_last) if in_parts else self.keep_last)
 
     def _prune(self) -> None:
         """Remove the local checkpoints that do not stay, but for one that is on its way to the store."""
@@ -183,6 +217,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait for the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""
         self.settle()
+        self._upload_parts()
         self.stored.wait()
 
     def close_parts(self) -> None:

@@ -217,13 +217,15 @@ class StoredCheckpoints:
         """Delete what does not stay, and what has no manifest: the rest of an upload or of a deletion that broke off.
 
         Nobody would ever find it otherwise, and one thread does both, so that nothing is on its way meanwhile; but for parts
-        of other machines, which may be while there is a part here.
+        of other machines. They may be ahead of this one, or far behind it; when a newer one is whole, all are past it. One
+        of which a part is still here may be made up for.
         """
         folders = self.folders()
         self.arrived = {step for step, whole in folders.items() if whole}
         stay = kept({step: self.standing(step) for step in self.arrived}, self.keep_last)
+        newest = max(self.arrived, default=0)
         for old in set(folders) - stay:
-            if old in self.arrived or part_in(self.folder / str(old)) is None:
+            if old in self.arrived or (old < newest and part_in(self.folder / str(old)) is None):
                 self.delete(old)
 
     def tell(self, step: int, facts: Mapping[str, JsonValue]) -> None:
@@ -261,6 +263,9 @@ class StoredCheckpoints:
                 say(f"upload of checkpoint {step} failed again: {type(error).__name__}: {' '.join(str(error).split())}")
                 return
             del self._given_up[0]
+
+    def is_busy(self) -> bool:
+        return self._newest is not None and not self._newest.done()
 
     def wait(self) -> None:
         """For the uploads. Raises what the newest one raised: one that failed before it is only named in the log."""

@@ -35,53 +35,53 @@ class Found(NamedTuple):
     standing: Standing
 
 
-def bring_together(checkpoints: Checkpoints, group: Group) -> None:
-    """Have in the store the newest checkpoint of which all parts are somewhere, and the best. All processes call it at once.
+def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int] = ()) -> None:
+    """Have in the store the newest checkpoint of which all parts are somewhere, the best, and those of the steps that are
+    `asked` for. All processes call it at once.
 
-    `checkpoints` are those that the run began with. What is not as it was written is no part, and is removed; so is one of
-    which another is nowhere: the run would never end well, as the best of all may be waited for.
+    `checkpoints` are those that the run began with. What is not as it was written is no part, and is removed; so is one
+    of which others are lost: it passed for the best, and the end of the run waited for it.
     """
     while True:
         here = parts_below(checkpoints.folder) if group.local_rank == 0 else []
         everywhere = [found for parts in group.collect(here) for found in parts]
-        stored, whole = group.share(in_store(checkpoints) if group.leads else ([], []))
-        complete = all_found([*everywhere, *stored])
-        wanted, arrived = still_wanted(complete, whole), {found.part for found in stored}
+        stored, whole = group.share(in_store(checkpoints) if group.leads else ([], {}))
+        complete = whole_together([*everywhere, *stored])
+        wanted, arrived = still_wanted(complete, whole, asked), {found.part for found in stored}
         mine = [found for found in here if found.part.save in wanted and found.part not in arrived]
         sent = [send(checkpoints, found) for found in mine]
         if not group.any(not all(sent)):
             break
     if group.leads:  # the last to arrive may have been killed before it said so
-        for save in wanted:
-            make_whole(checkpoints.store, uri_of(checkpoints, complete[save].place), complete[save].part)
+        for found in complete.values():
+            if found.part.save in wanted:
+                make_whole(checkpoints.store, uri_of(checkpoints, found.place), found.part)
     for found in here:
-        if found.part.save not in complete and found.place not in whole:
-            say(f"checkpoint {found.place.step} is a part, and others are nowhere: falling back")
+        if found.place not in {*whole, *complete}:
+            say(f"checkpoint {found.place.step} is a part, and others are lost")
             shutil.rmtree(checkpoints.folder / found.place.way / str(found.place.step))
 
 
-def all_found(parts: Iterable[Found]) -> dict[str, Found]:
-    """One part of each save of which there are all."""
+def whole_together(parts: Iterable[Found]) -> dict[Place, Found]:
+    """One part of each save of which every part was found; of two saves of a step one is enough, and they are not mixed."""
     numbers: dict[str, set[int]] = defaultdict(set)
     known: dict[str, Found] = {}
     for found in parts:
         numbers[found.part.save].add(found.part.number)
         known[found.part.save] = found
-    return {save: found for save, found in known.items() if len(numbers[save]) == found.part.of}
+    return {found.place: found for save, found in sorted(known.items()) if len(numbers[save]) == found.part.of}
 
 
-def still_wanted(complete: Mapping[str, Found], whole: Collection[Place]) -> set[str]:
-    """The saves that are to be made whole: of each way the newest and the best, where the store has them not as a whole.
+def still_wanted(complete: Mapping[Place, Found], whole: Mapping[Place, Standing], asked: Collection[int] = ()) -> set[str]:
+    """The saves that are to be made whole: of each way the newest and the best, and what is `asked` for.
 
-    Those of other ways are wanted too: a user may send the run back to them.
+    Those of other ways are wanted too: a user may send the run back to them. `whole` are in the store as they should be.
     """
     ways: dict[str, dict[int, Standing]] = defaultdict(dict)
-    for way, step in whole:
-        ways[way][step] = Standing()
-    for found in complete.values():
-        ways[found.place.way][found.place.step] = found.standing
-    best = {Place(way, step) for way, standings in ways.items() for step in kept(standings, 1)}
-    return {save for save, found in complete.items() if found.place in best.difference(whole)}
+    for place, standing in ({place: found.standing for place, found in complete.items()} | {**whole}).items():
+        ways[place.way][place.step] = standing
+    wanted = {Place(way, step) for way, standings in ways.items() for step in kept(standings, 1) | {*asked}}
+    return {found.part.save for place, found in complete.items() if place in wanted.difference(whole)}
 
 
 def parts_below(folder: Path) -> list[Found]:
@@ -96,7 +96,7 @@ def parts_below(folder: Path) -> list[Found]:
     ]
 
 
-def in_store(checkpoints: Checkpoints) -> tuple[list[Found], list[Place]]:
+def in_store(checkpoints: Checkpoints) -> tuple[list[Found], dict[Place, Standing]]:
     """The parts of what is not whole there, and what is."""
     parts, whole = set[Place](), set[Place]()
     for uri in checkpoints.store.list(checkpoints.uri):
@@ -111,7 +111,7 @@ def in_store(checkpoints: Checkpoints) -> tuple[list[Found], list[Place]]:
         for manifest in parts_at(checkpoints.store, uri_of(checkpoints, place))
         if (part := part_of(manifest))
     ]
-    return found, [*whole]
+    return found, {place: checkpoints.stored.below(place.way).standing(place.step) for place in whole}
 
 
 def send(checkpoints: Checkpoints, found: Found) -> bool:

@@ -49,7 +49,8 @@ def resume_together(
         BadConfiguration: there is no valid checkpoint of the step to resume from.
         Restart: the store has not what the leader goes on from.
     """
-    bring_together(checkpoints, group)
+    asked = {back.step for back in sent_back} | ({resume_from} if isinstance(resume_from, int) else set())
+    bring_together(checkpoints, group, asked)
     seen: Found | None = None
     place: Place | None = None
     if group.leads:

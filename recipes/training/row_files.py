@@ -15,10 +15,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from recipes.checkpoint_share import FIRST_ROWS, ROWS, TOTAL_ROWS
+from recipes.checkpoint_share import PLACES, ROWS
 from recipes.training.group import Group
 from recipes.training.staging import Staging
 
+FIRST_ROWS = "first_rows"
+"""In the metadata of files of an earlier version: the number of the first of its rows, by tensor."""
 PIECE = 16 << 20
 """Numbers of a tensor that `pieces` holds at a time; one row may be more."""
 
@@ -47,8 +49,9 @@ class RowFiles:
         for file in files:
             opened: Any = safe_open(file, framework="pt")
             metadata = opened.metadata() or {}
-            first_rows = json.loads(metadata.get(FIRST_ROWS, "{}"))
-            self._totals |= json.loads(metadata.get(TOTAL_ROWS, "{}"))
+            places = json.loads(metadata.get(PLACES, "{}"))
+            first_rows = {name: first for name, (first, _) in places.items()} | json.loads(metadata.get(FIRST_ROWS, "{}"))
+            self._totals |= {name: total for name, (_, total) in places.items()}
             for name in opened.offset_keys():
                 shape = opened.get_slice(name).get_shape()
                 before = sum(piece.shape[0] for piece in found[name] if shape)
@@ -119,9 +122,7 @@ def write_rows(
     """
     name = f"{stem}{ROWS}{group.rank + 1:05}-of-{group.size:05}.safetensors"
     file = Path(group.share_on_node(str(folder))) / name
-    first_rows = {name: rows.first for name, rows in (places or {}).items()}
-    total_rows = {name: rows.total for name, rows in (places or {}).items()}
-    metadata = {FIRST_ROWS: json.dumps(first_rows), TOTAL_ROWS: json.dumps(total_rows)} if places else None
+    metadata = {PLACES: json.dumps(places)} if places else None
 
     def write(rows: dict[str, torch.Tensor]) -> None:
         save_file(rows, file, metadata)

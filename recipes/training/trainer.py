@@ -102,11 +102,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         with self.meter.checkpoint():
             self.staging.settle()
             facts = self._facts()
+            waits = PART in facts and self.group.any(self.checkpoints.is_behind())
             if not self.group.leads and not (self.group.local_rank == 0 and PART in facts):
                 self._save_beside(model, trial)
                 return
             saying = self._saying() if self.group.leads else None
-            with self.checkpoints.writing(self.state.global_step, facts, saying, self.staging.begin) as folder:
+            step, begin = self.state.global_step, self.staging.begin
+            with self.checkpoints.writing(step, facts, saying, begin, waits=waits) as folder:
                 self._give_state(folder, model, trial)
                 if self.group.leads:
                     # Points that the tracking server has not acknowledged yet belong to the state of the run.

@@ -34,9 +34,9 @@ def machines(store: Store, tmp_path: Path, of: int = 2, compression: Literal["zs
     return [Checkpoints(tmp_path / f"machine-{number}", store, URI, 3, compression) for number in range(1, of + 1)]
 
 
-def write(checkpoints: Checkpoints, step: int, part: Part, loss: float | None = None) -> None:
-    facts = {PART: part.model_dump(mode="json"), "samples_seen": step * 8}
-    with checkpoints.writing(step, facts | ({VALIDATION_LOSS: loss} if loss else {})) as folder:
+def write(checkpoints: Checkpoints, step: int, part: Part, loss: float | None = None, *, waits: bool = False) -> None:
+    facts = {PART: part.model_dump(mode="json"), "samples_seen": step * 8} | ({VALIDATION_LOSS: loss} if loss else {})
+    with checkpoints.writing(step, facts, waits=waits) as folder:
         (folder / f"rows-{part.number}").write_text(f"{part.number} of {step}, {part.save}\n" * 50)
         if part.number == 1:
             (folder / "schedule").write_text(str(step))
@@ -176,6 +176,31 @@ def test_parts_that_are_on_their_way_are_not_deleted_as_what_broke_off(store: St
     assert first.stored_steps() == [6, 4, 2]
 
 
+def test_the_first_machine_does_not_delete_what_another_brings_before_it(store: Store, tmp_path: Path) -> None:
+    """It was still writing its own part of the step, and took that of the faster one for what a kill had left."""
+    first, second = machines(store, tmp_path)
+    save([first, second], 4)
+    write(second, 6, Part(number=2, of=2, save="save-6"))
+    second.wait()
+    first.stored.prune()
+    first.wait()
+    write(first, 6, Part(number=1, of=2, save="save-6"))
+    first.wait()
+    found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
+    assert found and rows_in(found[1]) == of(6)
+
+
+def test_the_first_machine_does_not_delete_what_another_brings_after_it(store: Store, tmp_path: Path) -> None:
+    """It had left the step behind and kept the newest alone: of a slower one, nothing was ever whole."""
+    first, second = (Checkpoints(tmp_path / name, store, URI, 1) for name in ("first", "second"))
+    for step in (4, 6, 8):
+        write(first, step, Part(number=1, of=2, save=f"save-{step}"))
+        first.wait()
+    write(second, 4, Part(number=2, of=2, save="save-4"))
+    second.wait()
+    assert first.stored_steps() == [4]
+
+
 def test_what_one_machine_did_not_bring_is_deleted_when_its_time_is_over(store: Store, tmp_path: Path) -> None:
     first, second = machines(store, tmp_path)
     write(first, 2, Part(number=1, of=2, save="save-2"))
@@ -250,3 +275,75 @@ def test_two_at_once_may_both_be_the_last(store: Store, tmp_path: Path, monkeypa
     assert together[0].stored_steps() == [6]
     found = Checkpoints(tmp_path / "another", store, URI, 3).latest()
     assert found and rows_in(found[1]) == of(6)
+
+
+def test_machines_that_all_upload_slowly_upload_the_same_steps(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took what was its newest as it came to it, and the other another one: nothing was whole but the first."""
+    together = machines(store, tmp_path)
+    monkeypatch.setattr("recipes.stored_checkpoints.SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("recipes.stored_checkpoints.RETRY_SECONDS", ())
+    may_go = {machine.folder: threading.Semaphore(0) for machine in together}
+    put_files = Store.put_files
+
+    def slowly(self: Store, folder: Path, uri: str, manifest: Manifest) -> None:
+        assert may_go[folder.parent].acquire(timeout=10)
+        put_files(self, folder, uri, manifest)
+
+    monkeypatch.setattr(Store, "put_files", slowly)
+
+    def go_on_to(step: int) -> None:
+        waits = any(machine.is_behind() for machine in together)
+        for number, machine in enumerate(together, 1):
+            write(machine, step, Part(number=number, of=2, save=f"save-{step}"), waits=waits)
+            machine.settle()
+
+    def let_go(machine: Checkpoints) -> None:
+        may_go[machine.folder].release()
+        machine.stored.finish()
+
+    first, second = together
+    go_on_to(2)
+    go_on_to(4)
+    let_go(first)
+    go_on_to(6)
+    let_go(second)
+    go_on_to(8)
+    let_go(first)
+    go_on_to(10)
+    let_go(second)
+    assert first.stored_steps() == [8, 2]
+    for machine in together:
+        may_go[machine.folder].release(2)
+        machine.wait()
+    assert first.stored_steps() == [10, 8, 2]
+
+
+def test_a_part_that_waits_is_uploaded_at_the_end(store: Store, tmp_path: Path) -> None:
+    together = machines(store, tmp_path)
+    for step, loss in ((4, 1.0), (6, 3.0), (8, 2.0)):
+        for number, machine in enumerate(together, 1):
+            write(machine, step, Part(number=number, of=2, save=f"save-{step}"), loss, waits=True)
+    assert together[0].stored_steps() == []
+    for machine in together:
+        machine.wait()
+    assert together[0].stored_steps() == [8, 4], "the newest and the best"
+    together[0].close_parts()
+
+
+def test_while_one_machine_has_the_newest_another_may_have_the_one_before(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest alone was to stay, of which one had its part as all were killed, and the store was away."""
+    first, second = (Checkpoints(tmp_path / name, store, URI, 1) for name in ("first", "second"))
+    with monkeypatch.context() as away:
+        away.setattr("recipes.stored_checkpoints.RETRY_SECONDS", ())
+        away.setattr(Store, "put_files", lambda *given: (_ for _ in ()).throw(OSError("away")))
+        for step in (4, 6):
+            for number, machine in enumerate((first, second), 1):
+                write(machine, step, Part(number=number, of=2, save=f"save-{step}"))
+                machine.stored.finish()
+        write(first, 8, Part(number=1, of=2, save="save-8"))
+        first.settle()
+    assert set(first.local_steps()) & set(second.local_steps()) == {6}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from recipes.checkpoint_folder import broken, content_of
 from recipes.checkpoint_parts import PART, Part, part_in
-from recipes.checkpoint_share import FIRST_ROWS, TOTAL_ROWS, Header, Share, Weights, read_header, rows_of
+from recipes.checkpoint_share import PLACES, Header, Share, Weights, read_header, rows_of
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import FileRecord, Manifest
 from recipes.runner import Restart
@@ -40,8 +40,7 @@ def write(folder: Path, ranks: Iterable[int], processes: int, sizes: Mapping[str
         for rank in ranks:
             own = {name: rows_of(len(tensor), rank, processes) for name, tensor in whole.items()}
             held = {name: tensor[own[name].start : own[name].stop].clone() for name, tensor in whole.items()}
-            first = {name: rows.start for name, rows in own.items()}
-            metadata = {FIRST_ROWS: json.dumps(first), TOTAL_ROWS: json.dumps({name: len(whole[name]) for name in own})}
+            metadata = {PLACES: json.dumps({name: [rows.start, len(whole[name])] for name, rows in own.items()})}
             save_file({**held, "step": torch.tensor(7.0)}, folder / name_of(stem, rank, processes), metadata)
 
 

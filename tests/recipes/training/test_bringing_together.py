@@ -1,7 +1,7 @@
 """Machines that were killed while their parts travelled go on from the newest checkpoint that there is of all of them."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -14,7 +14,7 @@ from recipes.retention import Standing
 from recipes.schema import StoreAddress
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
-from recipes.training.bringing_together import Found, Place, all_found, still_wanted
+from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
 from recipes.training.resuming_together import resume_together
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
@@ -166,33 +166,53 @@ def test_one_machine_goes_on_with_the_parts_that_two_have_uploaded(machines: lis
     assert found and rows_in(found[1]) == of(6)
 
 
+def test_a_step_that_is_asked_for_is_brought(machines: list[Checkpoints]) -> None:
+    """It is here on both, and was left out as uploads were slow."""
+    for step in (4, 6, 8):
+        save(machines, step)
+    forget(machines[0].store, f"{URI}/6")
+    assert go_on(machines, 6) == [of(6)] * 2
+
+
+def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints]) -> None:
+    """The run did not come to its end for it: the other part was on a machine that was replaced before it had arrived."""
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=2.0)
+    forget(machines[0].store, f"{URI}/4")
+    shutil.rmtree(machines[1].folder)
+    assert go_on(machines) == [of(6)] * 2
+    save(machines, 8, loss=3.0)
+    machines[0].close_parts()
+    best = machines[0].best()
+    assert best and best[0] == 6
+
+
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
     return Found(Place(way, step), Part(number=number, of=of, save=save), Standing(loss))
 
 
-def wanted(parts: Sequence[Found], whole: Sequence[Place] = ()) -> set[str]:
-    return still_wanted(all_found(parts), whole)
+def wanted(parts: list[Found], whole: dict[int, float | None] | None = None, asked: Collection[int] = ()) -> set[str]:
+    there = {Place(".", step): Standing(loss) for step, loss in (whole or {}).items()}
+    return still_wanted(whole_together(parts), there, asked)
 
 
 def test_the_newest_that_is_complete_is_wanted() -> None:
     six, eight = [found(6, 1, "a"), found(6, 2, "a")], [found(8, 1, "b"), found(8, 2, "b")]
     assert wanted([*six, *eight]) == {"b"}
     assert wanted([*six, eight[0]]) == {"a"}
-    assert wanted([*six, eight[0]], [Place(".", 6)]) == set(), "it is there"
-    assert wanted(six, [Place(".", 8)]) == set(), "a newer one is there"
+    assert wanted([*six, eight[0]], {6: None}) == set(), "it is there"
+    assert wanted(six, {8: None}) == set(), "a newer one is there"
     assert wanted([*six, found(8, 1, "b"), found(8, 2, "c")]) == {"a"}, "of two times"
     assert wanted([found(6, 1, "a", 3), found(6, 2, "a", 3)]) == set()
     assert wanted([*six, found(4, 1, "w", way="from-2"), found(4, 2, "w", way="from-2")]) == {"a", "w"}
-    assert wanted([found(2, 1, "best", loss=1.0), found(2, 2, "best", loss=1.0), *six]) == {"a", "best"}
-    assert wanted([], [Place(".", 6)]) == set()
+    best = [found(2, 1, "best", loss=1.0), found(2, 2, "best", loss=1.0)]
+    assert wanted([*best, *six]) == {"a", "best"}
+    assert wanted([*best, *six], {4: 2.0, 8: None}) == {"best"}
+    assert wanted([*best, *six], {4: 0.5, 8: None}) == set(), "a better one is there"
+    assert wanted([*six, *eight], asked={6}) == {"a", "b"}
+    assert wanted([*six, *eight], {6: None}, {6}) == {"b"}
+    assert wanted([]) == wanted([], {6: None}) == set()
 
 
-def test_a_best_that_is_lost_on_one_machine_is_not_waited_for(machines: list[Checkpoints]) -> None:
-    """Its part had not arrived as its machine was replaced."""
-    write(machines[0], 4, Part(number=1, of=2, save="save-4"), loss=1.0)
-    machines[0].wait()
-    save(machines, 6, loss=2.0)
-    assert go_on(machines) == [of(6)] * 2
-    save(machines, 8, loss=3.0)
-    machines[0].close_parts()
-    assert machines[0].local_steps() == [8, 6]
+def test_of_two_saves_of_a_step_one_is_brought() -> None:
+    assert len(wanted([found(6, 1, "a"), found(6, 2, "a"), found(6, 2, "b"), found(6, 1, "b")])) == 1

@@ -117,6 +117,13 @@ def test_rows_follow_each_other_as_the_files_say(tmp_path: Path) -> None:
     assert torch.cat(list(files.pieces("weight"))).equal(whole)
 
 
+def test_files_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    whole = torch.arange(8.0).view(4, 2)
+    for process, first in enumerate((2, 0)):
+        save_file({"weight": whole[first : first + 2]}, tmp_path / str(process), {"first_rows": f'{{"weight": {first}}}'})
+    assert RowFiles(sorted(tmp_path.glob("*"))).read("weight").equal(whole)
+
+
 def test_the_rows_of_a_process_are_those_that_torch_gives_it() -> None:
     for total in range(12):
         for processes in range(1, 6):
