@@ -12,7 +12,7 @@ from hanzo_ml import checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.features import features
-from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.output import AsJson, show, shown_json, table
 from hanzo_ml.cli.prepare import prepare
 from hanzo_ml.cli.terminal import plain
 from hanzo_ml.cli.topic import continued
@@ -142,7 +142,7 @@ def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, ma
     answer = httpx.get(address, params={"n": n}, headers=authorization(), timeout=60, trust_env=False)
     if answer.is_error:
         raise Refused(message_of(answer))
-    print(answer.text, end="")
+    print(shown_json(answer.text), end="")
 
 
 @app.command()
