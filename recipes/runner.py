@@ -145,10 +145,10 @@ def tell_supervisor(path: Path, why: object) -> None:
     The disk may be the reason, and a full one takes a name without anything in it: that is left, so that a program which
     ended by itself is not taken for killed.
     """
-    if path.is_file() and path.stat().st_size:
-        return
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
+        if path.is_file() and path.stat().st_size:
+            return
         with scratch.open("w") as file:
             json.dump(why, file)
             file.flush()
