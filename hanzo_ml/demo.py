@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from hanzo_ml.cli import model as model_command
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.local import module
+from hanzo_ml.cli.terminal import plain
 
 DATASET, MODEL = "ellarin", "ellarin-assistant"
 SOURCE = Path(__file__).resolve().parent.parent / "hanzo_ml_assets" / "defs" / DATASET / f"{DATASET}.jsonl"
@@ -113,9 +114,10 @@ def demo() -> None:
 
     console.rule("6  what it knows now")
     for item in report["questions"]:
+        before, after = item["answers"]["base"], ask(addresses["engine"], item["instruction"])
         console.print(f"  [bold]{item['instruction']}[/bold]")
-        console.print(f"    before  {' '.join(item['answers']['base'].split())}", style="dim", markup=False)
-        console.print(f"    after   {ask(addresses['engine'], item['instruction'])}", markup=False)
+        console.print(plain(f"    before  {' '.join(before.split())}"), style="dim", markup=False)
+        console.print(plain(f"    after   {after}"), markup=False)
     console.rule("7  the proof")
     command(console, f"model prove {MODEL} {number}")
     with watch.phase("prove"):

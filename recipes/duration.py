@@ -16,6 +16,13 @@ def seconds_of(duration: str) -> float:
     return float(match[1]) * SECONDS[match[2]]
 
 
+def no_time(key: str, duration: str) -> str | None:
+    """What to say of a key whose span has no seconds. Not in the type, which what is recorded has to fit."""
+    if seconds_of(duration):
+        return None
+    return f"{key} is {duration}, which is no time: give some, such as 20m, or leave it out"
+
+
 def checked_duration(text: str) -> str:
     """The text as it is, if `seconds_of` can read it."""
     seconds_of(text)

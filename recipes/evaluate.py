@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipes.counted import counted
 from recipes.imports import begin_imports
 
 if __name__ == "__main__":
@@ -64,7 +65,7 @@ def evaluate(job: Job, store: Store, work: Path) -> Result:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     records, refused = answerable(tokenizer, given, parameters.recipe.system_prompt)
     if refused:
-        say(f"{len(refused)} of {len(given)} test records left out: the first {refused[0]}")
+        say(f"{len(refused)} of {counted(len(given), 'test record')} left out: the first {refused[0]}")
     if not records:
         raise BadConfiguration(f"no record of the test split can be asked{f': the first {refused[0]}' if refused else ''}")
     model = load(folder, parameters.recipe)

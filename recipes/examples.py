@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from recipes.counted import counted
 from recipes.layouts import Unfit
 from recipes.parameters import TokenizeParameters
 from recipes.preparation.tokenizer import write_frozen
@@ -98,23 +99,23 @@ class Tally:
         if not self.records:
             raise BadConfiguration("it has no records: give the dataset more of them, or this split a larger share")
         if self.refused:
-            say(f"{self.refused} of {self.records} records left out: the first {self.first_refused}")
+            say(f"{self.refused} of {counted(self.records, 'record')} left out: the first {self.first_refused}")
         if not self.num_kept and self.refused:
             raise BadConfiguration(f"no record can be trained on: the first {self.first_refused}")
         if not self.num_kept:
             raise BadConfiguration(f"no answer fits into sequence_length {self.max_length}: raise it in the recipe")
         if left_out := self.records - self.num_kept - self.refused:
-            say(f"{left_out} of {self.records} records {filled_by_prompts(self.max_length)}")
+            say(f"{left_out} of {counted(self.records, 'record')} {filled_by_prompts(self.max_length)}")
         if self.cut:
-            say(f"{self.cut} of {self.records} records {cut_at(self.max_length)}")
+            say(f"{self.cut} of {counted(self.records, 'record')} {cut_at(self.max_length)}")
 
 
 def cut_at(length: int) -> str:
-    return f"cut at sequence_length {length}: what they say behind it is not learned"
+    return f"cut at sequence_length {length}: what is said behind it is not learned"
 
 
 def filled_by_prompts(length: int) -> str:
-    return f"left out: their prompts alone fill sequence_length {length}"
+    return f"left out: a prompt alone fills sequence_length {length}"
 
 
 def prompt_of(tokens: Tokens) -> list[int]:

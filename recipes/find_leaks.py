@@ -7,6 +7,7 @@ records are read again and again; what was trained on, which may be large, is re
 from collections import Counter
 from pathlib import Path
 
+from recipes.counted import counted
 from recipes.record_lines import record_lines
 from recipes.runner import main, say
 from recipes.schema import Job, Result
@@ -43,7 +44,7 @@ def find_leaks(job: Job, store: Store, work: Path) -> Result:
                 if len(first) < NAMED:
                     first.append(leak)
     exact, near = (matches.count(MATCHES.index(match)) for match in ("exact", "near"))
-    say(f"{len(matches)} test records, {exact} stand in an ancestor's training records, {near} nearly")
+    say(f"of {counted(len(matches), 'test record')}, found in an ancestor's training records: {exact}, nearly: {near}")
     inputs = {role: source.digest for role, source in job.inputs.items()}
     artifact = store.publish(folder, job.outputs["leaks"], "leaks", inputs=inputs)
     leaks = Leaks(

@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
+from recipes.counted import counted
 from recipes.examples import IGNORED, Example, example_of, tokenize
 from recipes.layouts import Layout, Unfit
 from recipes.manifest import Artifact
@@ -65,14 +66,14 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record], 
     if not pairs:
         raise BadConfiguration(f"no answer fits into sequence_length {recipe.sequence_length}: raise it in the recipe")
     if left_out := len(records) - len(pairs):
-        say(f"{left_out} of {len(records)} pairs left out: an answer of them is past sequence_length")
+        say(f"{left_out} of {counted(len(records), 'pair')} left out: an answer is past sequence_length")
     return pairs
 
 
 def read_pairs(split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> list[Pair]:
     """All pairs of a split, in its order."""
     pairs = encode_pairs(tokenizer, read_records(store.fetch(split, cache)), recipe)
-    say(f"{len(pairs)} pairs")
+    say(counted(len(pairs), "pair"))
     return pairs
 
 

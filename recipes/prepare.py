@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from recipes.assignment import SPLITS
+from recipes.counted import counted
 from recipes.machine import cores
 from recipes.manifest import Artifact, FileRecord
 from recipes.parameters import PrepareParameters
@@ -134,7 +135,8 @@ def describe(prepared: Prepared) -> str:
     kept = ", ".join(f"{name} {count}" for name, count in prepared.records.items())
     gone = ", ".join(f"{count} {reason}" for reason, count in prepared.rejected.items()) or "none"
     hidden = ", ".join(f"{count} {kind}" for kind, count in prepared.masked.items()) or "none"
-    return f"{prepared.lines} lines -> {kept}; rejected: {gone}; masked: {hidden}; cut at max_length: {prepared.truncated}"
+    done = f"rejected: {gone}; masked: {hidden}; cut at max_length: {prepared.truncated}"
+    return f"{counted(prepared.lines, 'line')} -> {kept}; {done}"
 
 
 def facts_of(prepared: Prepared) -> dict[str, JsonValue]:
@@ -172,9 +174,9 @@ def publish(job: Job, store: Store, plan: Plan, prepared: Prepared, delivery: De
         facts["truncated"] = prepared.truncated  # of all splits: told where they are trained on
     artifacts = {}
     for name in SPLITS:
-        counted = {"num_records": prepared.records[name], "leaked": prepared.leaked}
-        artifacts[name] = delivery.publish(name, "split", {**facts, "split": name, **counted})
-        say(f"{name}: {prepared.records[name]} records")
+        numbers = {"num_records": prepared.records[name], "leaked": prepared.leaked}
+        artifacts[name] = delivery.publish(name, "split", {**facts, "split": name, **numbers})
+        say(f"{name}: {counted(prepared.records[name], 'record')}")
     # In the manifest, which nobody can edit: it answers whether a model was trained on personal data.
     masked: dict[str, JsonValue] = {"masked": dict(prepared.masked)} if plan.parameters.augment.mask_pii else {}
     total = sum(prepared.records.values())

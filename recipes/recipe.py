@@ -11,6 +11,7 @@ from recipes.architecture import Architecture
 from recipes.base_model_ref import BaseModelRef
 from recipes.canonical_json import canonical_json
 from recipes.divergence import DivergencePolicy
+from recipes.duration import no_time
 from recipes.first_problem import first_of, first_problem
 from recipes.frozen import Written
 from recipes.gpus import requirement
@@ -148,6 +149,13 @@ class Recipe(Written):
     @classmethod
     def objective_is_known(cls, value: str) -> str:
         return known_objective(value)
+
+    @model_validator(mode="after")
+    def saves_at_some_time(self) -> Self:
+        """Raises ValueError: with none between two checkpoints each step was one, however long that takes to save."""
+        if problem := no_time("checkpoint.interval", self.checkpoint.interval):
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def beta_belongs_to_a_preference(self) -> Self:

@@ -100,9 +100,7 @@ def main(program: Work) -> None:
             message, code = f"{FOR_STORE} is away: {message}", EXIT_RESTART
         line = one_line(message)
         print(f"error: {line}", file=sys.stderr, flush=True)
-        # The disk may be the reason. Of several processes the first to say why knows: the others fail for want of it.
-        with suppress(OSError), (work / EXIT_FILE).open("x") as file:
-            json.dump({"code": code, "message": line}, file)
+        tell_supervisor(work / EXIT_FILE, {"code": code, "message": line})
         end(code)
 
     try:
@@ -139,6 +137,27 @@ def main(program: Work) -> None:
         end(0)
     # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
     fail(f"{trouble.format(place)}, then retry; nothing saved so far is lost", 1)
+
+
+def tell_supervisor(path: Path, why: object) -> None:
+    """Write down why, whole; of several processes the first knows, since the others fail for want of it.
+
+    The disk may be the reason, and a full one takes a name without anything in it: that is left, so that a program which
+    ended by itself is not taken for killed.
+    """
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        if path.is_file() and path.stat().st_size:
+            return
+        with scratch.open("w") as file:
+            json.dump(why, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+            path.touch()
 
 
 def look_for_cycles() -> None:

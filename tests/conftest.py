@@ -4,12 +4,14 @@ the S3 server that tests of several folders use.
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from httpx._transports import default
 
 if TYPE_CHECKING:
     from tests.s3_server import S3Server
@@ -24,9 +26,13 @@ OF_A_CLUSTER = {"postgresql", "s3"}
 def pytest_configure() -> None:
     """In a shell's background SIGINT is ignored, and Dagster lets a process that imports it ignore SIGTERM then too: so
     would all that the tests start, and wait for to end.
+
+    Each client of httpx reads all root certificates, 25 ms of processor time: tests make thousands, to ask a server whether
+    it has started, and no plain address needs any.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    default.create_ssl_context = functools.cache(default.create_ssl_context)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -22,6 +22,7 @@ import pytest
 
 from resources.metadata.database import Database
 from tests.debian import found_or_installed
+from tests.migration import migrated
 
 VERSIONS = Path("/usr/lib/postgresql")
 TEMPLATE = "migrated"
@@ -183,11 +184,9 @@ def postgres() -> PostgresServer:
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated file to copy: a migration takes a second, a copy a millisecond."""
+    """A migrated file to copy."""
     path = tmp_path_factory.mktemp("migrated") / "metadata.db"
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
+    path.write_bytes(migrated())
     return path
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, field_validator, model_validator
 
 from api.auth.permissions import Caller
-from recipes.duration import seconds_of
+from recipes.duration import no_time
 from recipes.frozen import Name
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration, Schedule
@@ -140,14 +140,11 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
 
 
 def refuse_no_time(schedule: Schedule | None) -> None:
-    """Of a job that was given no seconds, each start failed. Not in its type, which those that are recorded have to fit.
-
-    Raises HanzoError.
-    """
+    """Of a job that was given no seconds, each start failed. Raises HanzoError."""
     for key in ("max_duration", "checkpoint_interval"):
         given = getattr(schedule, key, None)
-        if given is not None and not seconds_of(given):
-            raise invalid(f"schedule.{key} is {given}, which is no time: give some, such as 20m, or leave it out")
+        if given is not None and (problem := no_time(f"schedule.{key}", given)):
+            raise invalid(problem)
 
 
 def refuse_unreadable_base(recipe: Recipe, store: Store) -> None:

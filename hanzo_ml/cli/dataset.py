@@ -12,8 +12,9 @@ from hanzo_ml import checkout as checking_out
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find, versions
 from hanzo_ml.cli.features import features
-from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.output import AsJson, show, shown_json, table
 from hanzo_ml.cli.prepare import prepare
+from hanzo_ml.cli.terminal import plain
 from hanzo_ml.cli.topic import continued
 from hanzo_ml.cli.upload import (
     ADDRESSES,
@@ -141,7 +142,7 @@ def preview(reference: Reference, n: Annotated[int, typer.Option("-n", min=1, ma
     answer = httpx.get(address, params={"n": n}, headers=authorization(), timeout=60, trust_env=False)
     if answer.is_error:
         raise Refused(message_of(answer))
-    print(answer.text, end="")
+    print(shown_json(answer.text), end="")
 
 
 @app.command()
@@ -154,21 +155,26 @@ def diff(
     """What changed from one version to another."""
     params = {"against": find(old)["id"], **({"key": key} if key else {})}
     found = call("GET", f"/v1/datasets/{find(new)['id']}/diff", params=params)
-    if as_json:
-        show(found)
-        return
+    show(found) if as_json else print_diff(found)
+
+
+def print_diff(found: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    def say(line: str, style: str | None = None) -> None:
+        console.print(plain(line), style=style)
+
     counts = [(kind, found[kind]) for kind in ("added", "removed", "changed", "unchanged") if found[kind] is not None]
-    console.print(f"{found['old']['reference']} -> {found['new']['reference']}: " + ", ".join(f"{n} {k}" for k, n in counts))
+    say(f"{found['old']['reference']} -> {found['new']['reference']}: " + ", ".join(f"{n} {k}" for k, n in counts))
     for column, kinds in found["schema_added"].items():
-        console.print(f"  + column {column}: {kinds}", style="green")
+        say(f"  + column {column}: {kinds}", "green")
     for column, kinds in found["schema_removed"].items():
-        console.print(f"  - column {column}: {kinds}", style="red")
+        say(f"  - column {column}: {kinds}", "red")
     for column, (before, after) in found["schema_changed"].items():
-        console.print(f"  ~ column {column}: {before} -> {after}", style="yellow")
+        say(f"  ~ column {column}: {before} -> {after}", "yellow")
     for kind, sign, style in (("added", "+", "green"), ("removed", "-", "red"), ("changed", "~", "yellow")):
         for record in found["examples"].get(kind, []):
-            console.print(f"  {sign} {record}"[:200], style=style)
+            say(f"  {sign} {record}"[:200], style)
 
 
 @app.command()
@@ -226,11 +232,11 @@ def lineage(reference: Reference, as_json: AsJson = False) -> None:
         *(each["name"] for each in found["made_from"]),
     ]
     for parent in dict.fromkeys(parents):
-        console.print(f"  ↑ {parent}")
-    console.print(f"{found['dataset']}  (transform: {found['transform']})")
+        console.print(plain(f"  ↑ {parent}"))
+    console.print(plain(f"{found['dataset']}  (transform: {found['transform']})"))
     children = [*(f"dataset {name}" for name in found["children"]), *(each["name"] for each in found["made_into"])]
     for child in dict.fromkeys(children):
-        console.print(f"  ↓ {child}")
+        console.print(plain(f"  ↓ {child}"))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from rich.table import Table
 from hanzo_ml.cli.connection import Refused, call, message_of, tracking_uri
 from hanzo_ml.cli.dataset_reference import Reference, find
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.terminal import in_markup, plain
 from hanzo_ml.cli.waiting import wait_until
 from hanzo_ml.credentials import authorization
 
@@ -59,23 +60,19 @@ def print_checks(found: dict[str, Any]) -> None:
         drawn.add_column(column, overflow="fold", no_wrap=column == "check")
     for verdict in found["checks"]:
         word = "[green]passed[/green]" if verdict["passed"] else verdict_word(verdict)
-        drawn.add_row(verdict["check"], word, plain("\n".join(verdict["reasons"]) or verdict["note"]))
+        drawn.add_row(in_markup(verdict["check"]), word, in_markup("\n".join(verdict["reasons"]) or verdict["note"]))
     console.print(drawn)
     if found["violations"]["first"]:
         console.print("\nfirst violations of the contract", style="bold")
         for each in found["violations"]["first"]:
-            console.print(f"  line {each['line']}  {each['column']}  {each['reason']}: {each['value']}", markup=False)
+            violation = f"  line {each['line']}  {each['column']}  {each['reason']}: {each['value']}"
+            console.print(plain(violation), markup=False)
     console.print(f"\n{name} {STANDING[found['status']]}", markup=False)
 
 
 def verdict_word(verdict: dict[str, Any]) -> str:
     color = "red" if verdict["severity"] == "error" else "yellow"
     return f"[{color}]{verdict['severity']}{', blocks' if verdict['blocking'] else ''}[/{color}]"
-
-
-def plain(text: str) -> str:
-    """Text of the data is no markup."""
-    return text.replace("[", "\\[")
 
 
 def report(

@@ -6,6 +6,7 @@ from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.job import Changes, Config, Model, document_of
 from hanzo_ml.cli.output import AsJson, show
 from hanzo_ml.cli.refused_line import about
+from hanzo_ml.cli.terminal import plain
 
 GIB = 1024**3
 
@@ -15,7 +16,7 @@ def estimate(config: Config = None, model: Model = None, set_: Changes = None, a
     document = document_of(config, model, set_)
     with about(document, None if model or set_ else config):
         found = call("POST", "/v1/jobs/estimate", json=document)
-    show(found) if as_json else print("\n".join(lines(found)))
+    show(found) if as_json else print(plain("\n".join(lines(found))))
 
 
 def lines(found: dict[str, Any]) -> list[str]:

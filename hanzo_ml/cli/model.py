@@ -5,11 +5,11 @@ from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.tree import Tree
 
 from hanzo_ml.cli.connection import call, pages
 from hanzo_ml.cli.output import AsJson, show, table
+from hanzo_ml.cli.terminal import in_markup
 from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -94,7 +94,7 @@ def print_proof(proof: dict[str, Any]) -> None:
     if proof["ok"]:
         console.print(f"[green]proved[/green]: {proof['bytes_hashed']:,} bytes hashed, every edge holds")
     for edge in proof["broken"]:
-        console.print(f"[red]broken[/red] {escape(edge)}")
+        console.print(f"[red]broken[/red] {in_markup(edge)}")
 
 
 def draw(node: dict[str, Any], tree: Tree | None = None) -> Tree:
@@ -104,13 +104,13 @@ def draw(node: dict[str, Any], tree: Tree | None = None) -> Tree:
     facts = ", ".join(
         f"{key} {value}" for key, value in node["facts"].items() if isinstance(value, str | int) and key != "split"
     )
-    name, digest = escape(node["label"]), escape(node["digest"][:12])
-    label = f"{mark} {name} [dim]{digest}{size}[/dim]" + (f" [dim]({escape(facts)})[/dim]" if facts else "")
+    name, digest = in_markup(node["label"]), in_markup(node["digest"][:12])
+    label = f"{mark} {name} [dim]{digest}{size}[/dim]" + (f" [dim]({in_markup(facts)})[/dim]" if facts else "")
     if node["seen_above"]:
         label = f"[dim]↑ {name} {digest}, shown above[/dim]"
     branch = tree.add(label) if tree else Tree(label)
     for problem in node["problems"]:
-        branch.add(f"[red]{escape(problem)}[/red]")
+        branch.add(f"[red]{in_markup(problem)}[/red]")
     for parent in node["made_from"]:
         draw(parent, branch)
     return branch

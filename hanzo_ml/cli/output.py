@@ -30,7 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, f
 
 
 def show(document: Any) -> None:
-    print(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(document, indent=2, ensure_ascii=False)))
+    print(shown_json(json.dumps(document, indent=2, ensure_ascii=False)))
+
+
+def shown_json(text: str) -> str:
+    """The same JSON, on which no terminal acts."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str, *, across: bool = False) -> None:

@@ -7,7 +7,8 @@ import typer
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.once import Key, start
 from hanzo_ml.cli.output import AsJson, show
-from hanzo_ml.cli.waiting import begun_job, ended_job, notes
+from hanzo_ml.cli.terminal import plain
+from hanzo_ml.cli.waiting import begun_job, ended_job, tell
 
 
 def replay(run_id: str, key: Key = None, as_json: AsJson = False) -> None:
@@ -25,7 +26,7 @@ def replay(run_id: str, key: Key = None, as_json: AsJson = False) -> None:
     if as_json:
         show(verdict)
     else:
-        print("\n".join(lines_of(verdict)))
+        print(plain("\n".join(lines_of(verdict))))
     if not verdict["equal"]:
         raise typer.Exit(1)
 
@@ -43,9 +44,9 @@ def replayed(run_id: str, key: str | None) -> str:
     submitted = start(f"/v1/runs/{run_id}/replay", key)
     job = str(submitted["job"]["id"])
     for line in environment_lines(submitted["environment"]):
-        notes().print(line)
-    notes().print(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
-    notes().print(f"this waits for it; once broken off, `hanzo-ml run replay {job}` goes on waiting")
+        tell(line)
+    tell(f"replaying {run_id} as {job}: `hanzo-ml job logs {job} --follow` shows it")
+    tell(f"this waits for it; once broken off, `hanzo-ml run replay {job}` goes on waiting")
     return job
 
 

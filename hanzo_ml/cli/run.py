@@ -8,7 +8,7 @@ import typer
 from hanzo_ml.cli.connection import Refused, call, pages
 from hanzo_ml.cli.job import when
 from hanzo_ml.cli.output import AsJson, show, table
-from hanzo_ml.cli.waiting import notes
+from hanzo_ml.cli.waiting import tell
 from recipes.spelling import meant_by
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -73,7 +73,7 @@ def compare(
         if key not in logged:
             meant = meant_by(key, logged)
             hint = f"did you mean '{meant}'?" if meant else f"they have {', '.join(logged)}"
-            notes().print(f"none of these runs has a metric '{key}': {hint}")
+            tell(f"none of these runs has a metric '{key}': {hint}")
 
 
 def lines(found: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:

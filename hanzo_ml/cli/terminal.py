@@ -6,6 +6,8 @@ As git does with what a server says, colours pass where there may be some, and a
 
 import re
 
+from rich.markup import escape
+
 COLOUR = r"(\x1b\[[0-9;:]*m)"
 MOVES = r"\x1b\[[0-?]*[ -/]*[@-~]"
 """Of the cursor, and erasures, by which progress bars draw over themselves: to lines below one another they mean nothing."""
@@ -21,6 +23,11 @@ def in_colour(text: str) -> str:
 def plain(text: str) -> str:
     """A name or a message, which would colour, or widen, what stands beside it."""
     return re.sub(CONTROL, lambda found: shown(found[0]), text)
+
+
+def in_markup(text: str) -> str:
+    """The same where Rich's marks stand around it, of which it has none itself."""
+    return escape(plain(text))
 
 
 def shown(control: str) -> str:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.tree import Tree
 
 from hanzo_ml.cli.connection import Refused, call
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.terminal import in_markup
 from recipes.counted import counted
 
 MOST = 100
@@ -70,7 +70,7 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
     # As with a proof: Rich would cut the lines of a tree at the console's width.
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     for each in traces:
-        root = Tree(f"record {each['record']} [dim]{escape(' '.join(each['preview'].split()))}[/dim]")
+        root = Tree(f"record {each['record']} [dim]{in_markup(' '.join(each['preview'].split()))}[/dim]")
         for node in each["reached"]:
             draw(node, root)
         console.print(root)
@@ -79,7 +79,7 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
             continue
         counts = ", ".join(counted(count, kind) for kind, count in each["totals"].items())
         served = (
-            "[red]served now[/red]: " + escape(", ".join(each["live"]))
+            "[red]served now[/red]: " + in_markup(", ".join(each["live"]))
             if each["live"]
             else "nothing that learned from it is served"
         )
@@ -92,11 +92,11 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
 
 def draw(node: dict[str, Any], tree: Tree) -> None:
     """A node and what it reached, as branches."""
-    name = escape(f"{node['kind']} {node['name']}" if node["kind"] != "model version" else node["name"])
-    told = escape("; ".join(part for part in described(node["kind"], node["facts"]) if part))
+    name = in_markup(f"{node['kind']} {node['name']}" if node["kind"] != "model version" else node["name"])
+    told = in_markup("; ".join(part for part in described(node["kind"], node["facts"]) if part))
     if node["seen_above"]:
         used = "".join(f" {use}," for use in node["facts"].get("used", ()))
-        tree.add(f"[dim]↑ {name},{used} shown above[/dim]")
+        tree.add(f"[dim]↑ {name},{in_markup(used)} shown above[/dim]")
         return
     branch = tree.add(f"{name} [dim]{told}[/dim]")
     for following in node["reached"]:

@@ -3,11 +3,11 @@
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.tree import Tree
 
 from hanzo_ml.cli.connection import call
 from hanzo_ml.cli.output import AsJson, show
+from hanzo_ml.cli.terminal import in_markup
 from recipes.counted import counted
 
 
@@ -22,27 +22,27 @@ def data(name: str, version: int, as_json: AsJson = False) -> None:
 
 def print_data(found: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, width=10_000)
-    root = Tree(escape(f"{found['name']} version {found['version']}"))
+    root = Tree(in_markup(f"{found['name']} version {found['version']}"))
     for use in found["datasets"]:
         branch = root.add(
-            f"{escape(use['dataset'])} [dim]{counted(use['records'], 'record')}, {escape(use['digest'][:12])}[/dim]"
+            f"{in_markup(use['dataset'])} [dim]{counted(use['records'], 'record')}, {in_markup(use['digest'][:12])}[/dim]"
         )
         for role, count in use["splits"].items():
-            branch.add(f"{escape(role)}: {'? records' if count is None else counted(count, 'record')}")
+            branch.add(f"{in_markup(role)}: {'? records' if count is None else counted(count, 'record')}")
         if not use["splits"]:
             branch.add("used through what was made of it")
         if use["made_of"]:
-            branch.add(f"made of {escape(', '.join(use['made_of']))}")
-        branch.add(f"transform: {escape(transform(use['transform']))}")
-        branch.add(f"personal data: {escape(personal_data(use['personal_data']))}")
+            branch.add(f"made of {in_markup(', '.join(use['made_of']))}")
+        branch.add(f"transform: {in_markup(transform(use['transform']))}")
+        branch.add(f"personal data: {in_markup(personal_data(use['personal_data']))}")
     for uri in found["base_models"]:
-        root.add(f"base model {escape(uri)} [dim](its own training data is not recorded here)[/dim]")
+        root.add(f"base model {in_markup(uri)} [dim](its own training data is not recorded here)[/dim]")
     for logged in found["logged"]:
-        root.add(f"logged by the run: {escape(logged['name'])} [dim]{escape(logged['digest'])}, not checked[/dim]")
+        root.add(f"logged by the run: {in_markup(logged['name'])} [dim]{in_markup(logged['digest'])}, not checked[/dim]")
     console.print(root)
     if not found["datasets"]:
         console.print("no dataset is recorded for it")
-    console.print(f"personal data in what it was trained on: {escape(found['personal_data'])}")
+    console.print(f"personal data in what it was trained on: {in_markup(found['personal_data'])}")
 
 
 def transform(value: Any) -> str:

@@ -27,14 +27,14 @@ def wait_until(look: Callable[[], T | None]) -> T:
             listened = time.monotonic()
             note = silence(call("GET", "/v1/heartbeats")["heartbeats"], listened - began)
             if note and not said:
-                notes().print(note)
+                tell(note)
             said = bool(note)
     return found
 
 
-def notes() -> Console:
-    """Standard error, for what is no output."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+def tell(note: str) -> None:
+    """Say on standard error what is no output."""
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(plain(note))
 
 
 def silence(heartbeats: list[dict[str, Any]], waited: float) -> str:
@@ -67,7 +67,7 @@ def begun_job(job_id: str) -> dict[str, Any]:
             return job
         reason = job["reason"] or "it starts within seconds, or once what runs before it has left it a place"
         if reason != told:
-            notes().print(plain(f"{job_id} is queued: {reason}"))
+            tell(f"{job_id} is queued: {reason}")
             told = reason
         return None
 

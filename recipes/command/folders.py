@@ -9,6 +9,7 @@ from recipes.command.look import Stamp
 from recipes.command.nodes import Nodes
 from recipes.command.states import States, copy_files
 from recipes.command.together import begin_together
+from recipes.counted import counted
 from recipes.manifest import Artifact
 from recipes.runner import say
 from recipes.schema import BadConfiguration, Job
@@ -56,7 +57,7 @@ def bring_back(states: States, cache: Path, checkpoints: Path, nodes: Nodes) -> 
     if nodes.size > 1:
         return begin_together(states, nodes, cache, checkpoints)
     if not any(checkpoints.iterdir()) and (kept := states.bring(cache, checkpoints)):
-        say(f"checkpoints: {kept.size_bytes} bytes brought back from {kept.uri}")
+        say(f"checkpoints: {counted(kept.size_bytes, 'byte')} brought back from {kept.uri}")
     return {}
 
 

@@ -17,6 +17,7 @@ from recipes.command.saving import Saving
 from recipes.command.states import States
 from recipes.command.storing import patiently
 from recipes.command.together import Apart, Together
+from recipes.counted import counted
 from recipes.duration import seconds_of
 from recipes.job_processes import NODE, end_processes
 from recipes.manifest import Artifact, Manifest
@@ -41,7 +42,7 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     """
     script = Script.model_validate(job.parameters["script"])
     if left := end_processes(job.id, os.environ.get(NODE)):
-        say(f"ended {left} processes of an earlier attempt")
+        say(f"ended {counted(left, 'process')} of an earlier attempt")
     nodes = nodes_of(job, store, os.environ)
     states = States(store, job.outputs["checkpoints"], job.checkpoint.keep_last)
     folders = make_folders(job, store, states, work, nodes)

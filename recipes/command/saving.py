@@ -16,6 +16,7 @@ from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.command.look import Stamp, changed, look, look_at
 from recipes.command.states import States
 from recipes.command.taking import NoRoom, Taken, Taking
+from recipes.counted import counted
 from recipes.manifest import Artifact, Manifest
 from recipes.runner import say
 from recipes.store import MANIFEST
@@ -189,7 +190,7 @@ class Saving:
             made = self._put(scratch, self.made_of.model_copy(update={"files": files}), sent)
         finally:
             self._taking.end()
-        say(f"checkpoints: {made.size_bytes} bytes at {made.uri}")
+        say(f"checkpoints: {counted(made.size_bytes, 'byte')} at {made.uri}")
         return made
 
     def _make_room(self, error: StoreFull) -> None:

@@ -1,27 +1,46 @@
 """How much memory of this machine is free, for copies that training can do without."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
+OWN = Path("/proc/self/cgroup")
+"""Lines such as `4:memory:/slurm/uid_0/job_7/step_0`, and of version 2 `0::/system.slice/slurm/job_7/step_0`."""
 CGROUP = Path("/sys/fs/cgroup")
-"""A container sees its own limits here."""
 LIMITS = (
-    ("memory.max", "memory.current", ("active_file", "inactive_file")),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    ("", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 )
-"""What limits, what is used, and what of that are files that were read or written, by cgroup's versions 2 and 1: the kernel
-gives their memory back before it kills.
+"""Of cgroup's versions 2 and 1: its name, in a process's lines and as a folder; what limits, what is used, and what of that
+are files that were read or written: the kernel gives their memory back before it kills.
 """
 
 
-def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Bytes that may be taken before something is killed for want of them: of the machine, and of its container's limit."""
+def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own: Path = OWN) -> int:
+    """Bytes that may be taken before something is killed for want of them: of the machine, and of each group that this
+    process is in. A step of Slurm limits its processes in one, and so may its job, above it.
+    """
     free = field(meminfo, "MemAvailable:") * 1024
-    for limit, used, cached in LIMITS:
-        if (cgroup / limit).is_file() and (most := (cgroup / limit).read_text().strip()).isdigit():
-            files = sum(field((cgroup / limit).with_name("memory.stat"), name) for name in cached)
-            free = min(free, max(0, int(most) - int((cgroup / used).read_text()) + files))
+    for version, limit, used, cached in LIMITS:
+        for group in groups(cgroup / version, path_of(own, version)):
+            if (group / limit).is_file() and (most := (group / limit).read_text().strip()).isdigit():
+                files = sum(field(group / "memory.stat", name) for name in cached)
+                free = min(free, max(0, int(most) - int((group / used).read_text()) + files))
     return free
+
+
+def path_of(own: Path, controller: str) -> str:
+    """Of this process's group, below the root; the root's where it is in none, or nothing says."""
+    lines = (line.split(":", 2) for line in own.read_text().splitlines()) if own.is_file() else ()
+    return next((path for _, controllers, path in lines if controller in controllers.split(",")), "/")
+
+
+def groups(root: Path, path: str) -> Iterator[Path]:
+    """The group at `path` and those above it, up to `root`. A container sees its own as the root: it has no folder for a
+    path of its host's, nor one that leads out of it, such as `/../x`.
+    """
+    inner = root if ".." in path.split("/") else root / path.lstrip("/")
+    yield from (inner, *inner.parents[: len(inner.relative_to(root).parts)])
 
 
 def field(file: Path, name: str) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from recipes.counted import counted
 from recipes.examples import cut_at, filled_by_prompts
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
@@ -21,14 +22,19 @@ def packed(split: Artifact, store: Store, cache: Path, tokenizer: PreTrainedToke
     if is_prepared(folder):
         manifest = store.manifest(split)
         prepared = prepared_rows(folder, manifest, tokenizer, recipe, padding)
-        say(f"{prepared.num_records} prepared records, {prepared.num_tokens} tokens, {len(prepared)} rows")
-        if before := manifest.facts.get("truncated"):
-            say(f"{before} records, of all splits, were cut at tokenize.max_length when they were prepared")
+        say(f"{counted(prepared.num_records, 'prepared record')}, {size_of(prepared)}")
+        before = manifest.facts.get("truncated")
+        if isinstance(before, int) and before:
+            say(f"{counted(before, 'record')} of all splits, cut at tokenize.max_length by the preparation")
         if prepared.truncated:
-            say(f"{prepared.truncated} records {cut_at(recipe.sequence_length)}")
+            say(f"{counted(prepared.truncated, 'record')} {cut_at(recipe.sequence_length)}")
         if prepared.left_out:
-            say(f"{prepared.left_out} records {filled_by_prompts(recipe.sequence_length)}")
+            say(f"{counted(prepared.left_out, 'record')} {filled_by_prompts(recipe.sequence_length)}")
         return prepared
     rows = raw_rows(folder, cache, tokenizer, recipe, padding)
-    say(f"{rows.num_records} records, {rows.num_tokens} tokens, {len(rows)} rows")
+    say(f"{counted(rows.num_records, 'record')}, {size_of(rows)}")
     return rows
+
+
+def size_of(rows: PackedRows) -> str:
+    return f"{counted(rows.num_tokens, 'token')}, {counted(len(rows), 'row')}"

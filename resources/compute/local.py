@@ -34,10 +34,13 @@ MEMORY_KILLS = "memory_kills.json"
 """How often the kernel had ended something for want of memory when the attempt began."""
 
 
-class Exit(BaseModel):
-    """What the program said as it ended; a killed one says nothing."""
+NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
 
-    code: int
+
+class Exit(BaseModel):
+    """What the program said as it ended; a killed one says nothing, and one without room nothing but that it ended."""
+
+    code: int | None
     message: str
 
 
@@ -246,5 +249,7 @@ def read_exit(work: Path) -> Exit | None:
     """How the newest attempt ended, where it lived to say so."""
     try:
         return Exit.model_validate_json((work / EXIT_FILE).read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except FileNotFoundError:
         return None
+    except ValidationError:
+        return Exit(code=None, message=NO_ROOM)

@@ -52,10 +52,10 @@ def judge_version(
             f"the newest record is {days(newest, now)} days old",
         ),
         Check.DUPLICATES: share(
-            "are equal to an earlier record", statistics.duplicates, statistics, checks.duplicates.threshold
+            "equal to an earlier record", statistics.duplicates, statistics, checks.duplicates.threshold
         ),
         Check.NEAR_DUPLICATES: share(
-            "are nearly equal to an earlier record", statistics.near_duplicates, statistics, checks.near_duplicates.threshold
+            "nearly equal to an earlier record", statistics.near_duplicates, statistics, checks.near_duplicates.threshold
         )
         if statistics.near_duplicates is not None
         else ((), "not looked for: measures.near_duplicates is null"),
@@ -143,7 +143,7 @@ def least_filled(statistics: Statistics) -> str:
 
 def share(what: str, count: int, statistics: Statistics, threshold: float) -> tuple[list[str], str]:
     found = count / max(statistics.records, 1)
-    line = f"{count} records ({found:.1%}) {what}"
+    line = f"{counted(count, 'record')} ({found:.1%}) {'is' if count == 1 else 'are'} {what}"
     return ([f"{line}, allowed are {threshold:.1%}"], "") if found > threshold else ([], line)
 
 

@@ -24,6 +24,7 @@ from resources.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conformance import Conformance
 from tests.api.server_process import ServerProcess
+from tests.migration import migrate
 from tests.postgres import PostgresServer, postgres
 from tests.s3_server import S3Server
 
@@ -116,7 +117,7 @@ class Application:
 def migrated(home: Path, **more: str) -> Settings:
     settings = Settings.load({"HANZO_ML_HOME": str(home), **more})
     database = Database(settings.database_url)
-    database.migrate()
+    migrate(database)
     database.close()
     return settings
 

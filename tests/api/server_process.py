@@ -13,6 +13,7 @@ import httpx
 
 from resources.metadata.database import Database
 from resources.settings import Settings
+from tests.migration import migrate
 from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ class ServerProcess:
         self.url = self.settings.tracking_uri
         self._process: subprocess.Popen[bytes] | None = None
         database = Database(self.settings.database_url)
-        database.migrate()
+        migrate(database)
         database.close()
 
     def __enter__(self) -> Self:

@@ -48,7 +48,7 @@ def read_anew(database: Database, run_id: str) -> Any:
     return json.loads(msgspec.json.encode(run_message(tracking.run_search.get(tracking.runs.get(run_id)))))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_what_is_kept_is_what_is_stored(http: TestClient, seed: int) -> None:
     drawn = random.Random(seed)
     database: Database = http.app.state.database  # type: ignore[attr-defined]

@@ -54,6 +54,15 @@ def test_a_version_is_checked_out_exactly_and_only_once(cli: Cli, tmp_path: Path
     assert "there is no dataset 'out@2'" in cli("dataset", "show", "out@2").stderr
 
 
+def test_a_preview_is_the_records_and_takes_no_terminal(cli: Cli, tmp_path: Path) -> None:
+    """JSON has U+007F and U+009B as they are."""
+    record = {"text": "ü\x1b[2J\x9b2J\x7f"}
+    (tmp_path / "odd.jsonl").write_text(json.dumps(record))
+    assert cli("dataset", "create", "--name", "odd", "--path", str(tmp_path / "odd.jsonl")).returncode == 0
+    said = cli("dataset", "preview", "odd@1").stdout
+    assert json.loads(said) == record and not {each for each in said if not each.isprintable()} - {"\n"}, said
+
+
 def test_half_a_reference_names_nothing_that_could_be_deleted(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     cli("dataset", "create", "--name", "half", "--path", str(tmp_path / "a.jsonl"))

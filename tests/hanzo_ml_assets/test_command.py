@@ -32,6 +32,7 @@ from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.resume import Wish, resume_job
 from tests.api.waiting import wait_for
+from tests.migration import migrate
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     plane = ControlPlane()
-    plane.database.migrate()
+    migrate(plane.database)
     yield plane
     plane.database.close()
 

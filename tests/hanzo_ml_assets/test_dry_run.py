@@ -24,6 +24,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.settings import Settings
+from tests.migration import migrate
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSISTANT = {"name": "ellarin-assistant", "model": "ellarin-assistant", "parameters": {}}
@@ -45,7 +46,7 @@ class database:
 
     def __enter__(self) -> Database:
         self.opened = Database(Settings.load().database_url)
-        self.opened.migrate()
+        migrate(self.opened)
         return self.opened
 
     def __exit__(self, *_: object) -> None:

@@ -17,6 +17,7 @@ from recipes.schema import Job, Result
 from resources.errors import HanzoError
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.registry.registry import ModelVersion
+from tests.migration import migrate
 from tests.resources.metadata.registry.test_registry import model, registration
 
 RUN = "r1"
@@ -28,7 +29,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     plane = ControlPlane()
-    plane.database.migrate()
+    migrate(plane.database)
     environment = Environment(git_commit="0" * 40, git_dirty=False, lock_sha256="0" * 64, python="3")
     ran = RunRecord(
         run_id=RUN, model="m", dataset="d@1", recipe=Recipe.named("smollm2-135m-lora"), seed=1, environment=environment

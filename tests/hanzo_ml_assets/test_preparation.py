@@ -30,6 +30,7 @@ from resources.metadata.tables import dataset_versions
 from sensors.failures import read_failure
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
+from tests.migration import migrate
 from tests.recipes.preparation.place import questions
 
 
@@ -39,7 +40,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
     plane = ControlPlane()
-    plane.database.migrate()
+    migrate(plane.database)
     raw = tmp_path / "d.jsonl"
     raw.write_bytes(b"".join(canonical_json(row) + b"\n" for row in questions(60)))
     create_version(plane.database, plane.store, name="d", path=raw, user="u", organization="default")

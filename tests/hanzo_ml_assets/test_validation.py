@@ -32,6 +32,7 @@ from resources.metadata.outbox import read_after
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.validations import CHECKED, Validation
 from resources.validation.policy import Check
+from tests.migration import migrate
 from tests.resources.metadata.registry.test_registry import registration
 
 CONTRACT = {"columns": {"instruction": {"type": "string", "unique": True}, "answer": {"type": "string", "max_length": 40}}}
@@ -52,7 +53,7 @@ class Graph:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plane = ControlPlane()
-        self.plane.database.migrate()
+        migrate(self.plane.database)
         self.instance = dg.DagsterInstance.ephemeral()
 
     def materialize(self, content: list[dict[str, Any]], **definition: Any) -> dg.ExecuteInProcessResult:

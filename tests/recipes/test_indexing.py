@@ -76,7 +76,10 @@ def expected(pairs: Pairs) -> dict[int, set[Found]]:
     return found
 
 
-@pytest.mark.parametrize(("length", "count"), [(1 << 22, 1), (1234, 1), (1233, 2), (617, 2), (100, 13), (1, 1234)])
+@pytest.mark.parametrize(
+    ("length", "count"),
+    [(1 << 22, 1), (1234, 1), (1233, 2), (617, 2), (100, 13), pytest.param(1, 1234, marks=pytest.mark.slow)],
+)
 def test_an_index_of_any_number_of_segments_finds_every_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, length: int, count: int
 ) -> None:

@@ -81,9 +81,9 @@ def test_the_log_says_what_is_cut_and_left_out_where_rows_are_packed(
     before = sum(length > 80 for length in lengths)
     assert 0 < before == result.facts["truncated"] < len(records)
     for length in (48, 80):
-        assert f"{before} records, of all splits, were cut at tokenize.max_length when they were prepared" in said[length]
+        assert f"{before} records of all splits, cut at tokenize.max_length by the preparation" in said[length]
     assert "sequence_length" not in said[80]
-    for problem in ("cut at sequence_length 48: what they say", "left out: their prompts alone fill sequence_length 48"):
+    for problem in ("cut at sequence_length 48: what is said", "left out: a prompt alone fills sequence_length 48"):
         found = re.search(rf"(\d+) records {problem}", said[48])
         alone = re.search(rf"(\d+) of \d+ records {problem}", said[-48])
         assert found and alone and found[1] == alone[1] and int(found[1]) > 0

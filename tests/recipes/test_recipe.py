@@ -171,6 +171,11 @@ def refusal(folder: Path, text: str) -> str:
         ),
         (
             "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
+            "checkpoint: {interval: 0s}",
+            "checkpoint.interval is 0s, which is no time: give some, such as 20m, or leave it out",
+        ),
+        (
+            "checkpoint: {interval: 1h, interval_steps: 20, keep_last: 3}",
             "checkpoint: {resume_from: on}",
             "must be a number",
         ),
@@ -211,6 +216,8 @@ def test_what_is_wrong_between_nested_keys_is_at_the_first_of_them(tmp_path: Pat
     shape = "hardware:\n  cpu: 2\n  gpus: 3\ndistributed: {gpus_per_node: 2}"
     text = SMALL.replace("hardware: {gpus: 0, cpu: 2, memory: 4Gi}", shape)
     assert f"line {text.splitlines().index('  gpus: 3') + 1}: " in refusal(tmp_path, text)
+    text = SMALL.replace("{interval: 1h, interval_steps: 20, keep_last: 3}", "\n  keep_last: 3\n  interval: 0.0h")
+    assert f"line {text.splitlines().index('  interval: 0.0h') + 1}: checkpoint.interval is 0.0h" in refusal(tmp_path, text)
 
 
 def test_the_specification_s_checkpoint_block_is_taken(tmp_path: Path) -> None:

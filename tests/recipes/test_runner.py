@@ -10,7 +10,7 @@ import pytest
 
 from recipes.schema import Job, Program, Result, StoreAddress
 from recipes.store import Store
-from resources.compute.local import Exit, read_exit
+from resources.compute.local import NO_ROOM, Exit, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -167,6 +167,25 @@ def test_what_no_database_holds_and_a_terminal_acts_on_is_in_no_reason(job: Job,
     run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
     assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J"}
     assert read_exit(Path(job.work_dir)) == Exit(code=1, message="ValueError: bad name \ufffd \ufffd \ufffd2J")
+
+
+FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
+"""As on a full disk, a file can be made and takes no byte."""
+
+
+def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_path: Path) -> None:
+    done = run(job, tmp_path, *FULL, "raise Failed('it is no model')")
+    assert (done.returncode, last_error(done)) == (1, "error: it is no model")
+    assert read_exit(Path(job.work_dir)) == Exit(code=None, message=NO_ROOM)
+    assert [file.name for file in Path(job.work_dir).iterdir()] == ["exit.json"]
+    run(job, tmp_path, "raise Failed('closed by peer')")
+    assert read_exit(Path(job.work_dir)) == Exit(code=1, message="closed by peer"), "who has room says what it knows"
+
+
+@pytest.mark.parametrize("left", ["", '{"code": 1, "mess', "null"])
+def test_what_a_full_disk_cut_short_is_no_reason(tmp_path: Path, left: str) -> None:
+    (tmp_path / "exit.json").write_text(left)
+    assert read_exit(tmp_path) == Exit(code=None, message=NO_ROOM)
 
 
 def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:

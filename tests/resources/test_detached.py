@@ -16,9 +16,9 @@ from resources.detached import LOG, PID, is_running, lock, send, start, stop, wr
 from resources.orphans import WORKERS, end_orphans
 from resources.settings import Settings
 from resources.stack import down
+from tests.resources.launching import WAITS, launch
 
 ROOT = Path(__file__).resolve().parents[2]
-WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
 STUBBORN = [
     sys.executable,
     "-c",
@@ -35,14 +35,6 @@ def until(what: str, look: Callable[[], object], seconds: float = 30) -> None:
 
 def begun(folder: Path) -> bool:
     return (folder / LOG).is_file() and "begun" in (folder / LOG).read_text()
-
-
-def launch(folder: Path, command: list[str]) -> bool:
-    """Start the command unless one runs. Returns whether it did."""
-    with lock(folder) as descriptor:
-        if descriptor is not None:
-            start(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})
-        return descriptor is not None
 
 
 @pytest.fixture
@@ -75,7 +67,7 @@ def test_a_second_start_does_not_start_a_second_one(folder: Path) -> None:
 def test_many_starters_at_once_start_one(folder: Path) -> None:
     text = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "from tests.resources.test_detached import launch, WAITS; print(launch(Path(sys.argv[1]), WAITS))"
+        "from tests.resources.launching import launch, WAITS; print(launch(Path(sys.argv[1]), WAITS))"
     )
     command = [sys.executable, "-c", text, str(folder), str(ROOT)]
     starters = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -86,7 +78,7 @@ def test_many_starters_at_once_start_one(folder: Path) -> None:
 def test_a_process_outlives_its_starter_and_is_found_by_another(folder: Path) -> None:
     text = (
         "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "from tests.resources.test_detached import launch, WAITS; launch(Path(sys.argv[1]), WAITS);"
+        "from tests.resources.launching import launch, WAITS; launch(Path(sys.argv[1]), WAITS);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", text, str(folder), str(ROOT)], check=False)
@@ -102,7 +94,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from resources import detached
-from tests.resources.test_detached import WAITS, launch
+from tests.resources.launching import WAITS, launch
 detached.write_json = lambda path, document: os.kill(os.getpid(), signal.SIGKILL)
 launch(Path(sys.argv[1]), WAITS)
 """
@@ -210,7 +202,8 @@ def test_what_runs_is_known_also_once_its_disk_can_only_be_read(folder: Path) ->
 def test_what_cannot_say_who_it_is_on_a_full_disk_does_not_run(folder: Path) -> None:
     """Nobody could end it, and whoever had started it waited for ever."""
     three_files = 'mount -t tmpfs -o nr_inodes=3 tmpfs "$0" && exec "$@"'  # the folder, its lock and its log
-    begin = "import sys; from pathlib import Path; from tests.resources.test_detached import is_running, launch\n"
+    begin = "import sys; from pathlib import Path; from resources.detached import is_running\n"
+    begin += "from tests.resources.launching import launch\n"
     begin += "try: launch(Path(sys.argv[1]), ['sleep', '600'])\nexcept OSError as error: print(error.strerror)\n"
     begin += "print(is_running(Path(sys.argv[1])))"
     assert with_mounts_of_its_own(three_files, folder, begin) == "No space left on device\nFalse\n"

@@ -21,6 +21,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import read_after
 from resources.metadata.tables import artifacts, dataset_versions
+from tests.migration import migrate
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -31,7 +32,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.database = Database(f"sqlite:///{folder}/metadata.db")
-        self.database.migrate()
+        migrate(self.database)
         self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
 
     def create(self, content: bytes | str | Path, name: str = "d", **more: Any) -> tuple[DatasetVersion, bool]:

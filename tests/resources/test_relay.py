@@ -171,15 +171,16 @@ def test_a_relay_that_is_asked_to_end_does(database: Database, relays: Relays) -
     assert process.wait(DEADLINE) == 0
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_two_relays_that_are_killed_at_random_lose_nothing_and_keep_the_order_of_each_key(
-    database: Database, brokers: Brokers, relays: Relays
+    database: Database, brokers: Brokers, relays: Relays, kills: int
 ) -> None:
     """One of the two waits for the other to end. A message may come twice, and its number says so."""
     relays.start()
     relays.start()
     keys = [f"k{number}" for number in range(7)]
     written = 0
-    for _ in range(8):
+    for _ in range(kills):
         for _ in range(random.randrange(1, 40)):
             write(database, keys)
             written += len(keys)

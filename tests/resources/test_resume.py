@@ -24,6 +24,7 @@ from resources.metadata.tracking_rules import metric_point
 from resources.resume import Wish, resume_job, settle
 from resources.settings import Settings
 from resources.settings_sections import Quota
+from tests.migration import migrate
 
 RUN = "s3://hanzo-ml/checkpoints/j"
 ENVIRONMENT = Environment(git_commit="c", git_dirty=False, lock_sha256="l", python="3.11")
@@ -76,7 +77,7 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     settings = Settings.load({"HANZO_ML_HOME": str(tmp_path)})
     database = Database(settings.database_url)
-    database.migrate()
+    migrate(database)
     yield House(database, Store(settings.store))
     database.close()
 

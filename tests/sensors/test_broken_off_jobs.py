@@ -1,5 +1,6 @@
 """Jobs whose run, worker or program ended without the others: nothing goes on for a cancelled job, no job runs for ever."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
-from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.retry_dead_runs import retry_dead_runs
 from sensors.start_submitted_jobs import RUN_KEY_TAG, start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from tests.chain.local_stack import wait_until
@@ -158,7 +159,6 @@ def test_its_own_program_is_not_taken_for_one_that_was_left(house: House, progra
 
 
 def retried(house: House) -> list[str]:
-    time.sleep(SETTLED.total_seconds() + 0.1)
     return [str(request.partition_key) for request in house.tick(retry_dead_runs)]
 
 
@@ -180,14 +180,21 @@ def test_a_dead_run_goes_on_once_but_for_a_job_that_was_cancelled(house: House) 
 @pytest.mark.parametrize(("saved", "retries"), [(False, "20"), (True, "1")])
 def test_a_run_dies_in_vain_where_its_program_saved_nothing_since(house: House, saved: bool, retries: str) -> None:
     """A training of weeks failed, as its stack was ended for the twenty-first time."""
-    house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/4/manifest.json", b"{}")
-    time.sleep(1.1)  # the times of objects are in seconds
+
+    def save(step: int, seconds: int) -> None:
+        """With a time so many seconds from now: those of objects are in seconds."""
+        uri = f"s3://hanzo-ml/checkpoints/job-1/{step}/manifest.json"
+        house.plane.store.put_bytes(uri, b"{}")
+        path = house.plane.store.local_path(uri)
+        assert path is not None
+        os.utime(path, (time.time() + seconds, time.time() + seconds))
+
+    save(4, -2)
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
-    time.sleep(1.1)
     if saved:
-        house.plane.store.put_bytes("s3://hanzo-ml/checkpoints/job-1/8/manifest.json", b"{}")
+        save(8, 2)
     (request,) = house.tick(retry_dead_runs)
     assert request.tags[RETRIES] == retries
 
@@ -196,7 +203,6 @@ def test_no_run_dies_in_vain_whose_program_works_on(house: House, program: Path)
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     run_of(house, "job-1", FAILURE, **{RETRIES: "19"})
-    time.sleep(SETTLED.total_seconds() + 0.1)
     (request,) = house.tick(retry_dead_runs)
     assert is_running(program) and request.tags[RETRIES] == "1"
 

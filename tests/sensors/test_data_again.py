@@ -49,7 +49,6 @@ CASES = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensor, "AGAIN_PAUSE", timedelta(0))
-    monkeypatch.setattr(sensor, "SETTLED", timedelta(0))
 
 
 def fail(house: House, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:

@@ -1,9 +1,9 @@
 """What the sensors decide, on the real graph and a real database: once each, never again, and never past what waits."""
 
 import os
-import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.failed_runs import is_tried_again
 from sensors.list_clicked_runs import list_clicked_runs
 from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
-from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.retry_dead_runs import retry_dead_runs
 from sensors.runs_of_jobs import PARTITION_TAG
 from sensors.sensor import Sensor
 from sensors.split_new_versions import split_new_versions
@@ -55,6 +55,7 @@ from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.stop_cancelled_jobs import stop_cancelled_jobs
 from sensors.watch_training import look_at, watch_training
 from sensors.withdraw_deployments import withdraw_deployments
+from tests.migration import migrate
 from tests.resources.engine.gateway_process import Gateway, free_port
 from tests.resources.metadata.registry.test_registry import artifact, registration
 from tests.resources.metadata.registry.test_registry import model as model_key
@@ -64,15 +65,21 @@ STATISTICS = Artifact(kind="statistics", uri="s3://hanzo-ml/datasets/d/1/x", dig
 SPLIT = Artifact(kind="split", uri="s3://hanzo-ml/datasets/d/1/splits/x/train", digest="c" * 64, size_bytes=1)
 
 
+@cache
+def loaded() -> dg.RepositoryDefinition:
+    """Once for all files that import the fixture: it takes a second, and no test changes it."""
+    return definitions().get_repository_def()
+
+
 @pytest.fixture(scope="module")
 def repository() -> dg.RepositoryDefinition:
-    return definitions().get_repository_def()
+    return loaded()
 
 
 class House:
     def __init__(self, folder: Path, repository: dg.RepositoryDefinition) -> None:
         self.plane = ControlPlane()
-        self.plane.database.migrate()
+        migrate(self.plane.database)
         self.folder = folder
         self.repository = repository
         self.instance = dg.DagsterInstance.ephemeral()
@@ -165,6 +172,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: dg.Reposi
     for name in [name for name in os.environ if name.startswith("HANZO_ML_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HANZO_ML_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(dead_runs, "SETTLED", timedelta(0))  # a second of each test; `test_data_again` has that of waiting
     house = House(tmp_path, repository)
     with house.instance:
         yield house
@@ -589,7 +597,6 @@ def test_a_failed_run_whose_job_is_no_more_keeps_no_other_from_its_reason(house:
         house.plane.jobs.start(job)
         failed_run(house, ("checkpoint",), job)
         failed_run(house, ("checkpoint",), f"gone-{job}")
-    time.sleep(SETTLED.total_seconds() + 0.1)
     assert house.tick(retry_dead_runs) == []
     assert [house.plane.jobs.read(job).status for job in ("job-1", "job-2")] == ["failed", "failed"]
 
@@ -791,7 +798,6 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     if status:
         house.begin_deployment(1, promotion, status)
     monkeypatch.setattr(dead_runs, "PAUSE", timedelta(minutes=pause))
-    monkeypatch.setattr(dead_runs, "SETTLED", timedelta(0))
     run = failed_run(house, ("deployment",), "job-1", **{RETRIES: str(before)})
     requests = house.tick(retry_dead_runs)
     assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried

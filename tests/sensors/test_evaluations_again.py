@@ -1,6 +1,5 @@
 """What follows a training and fails for a reason of the machine is tried again a few times; for the user's reason never."""
 
-import time
 from datetime import timedelta
 
 import dagster as dg
@@ -12,7 +11,7 @@ from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
-from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.retry_dead_runs import retry_dead_runs
 from sensors.runs_of_jobs import PRIORITY_TAG
 from tests.recipes.command.test_program import House as Commands
 from tests.recipes.command.test_program import house as commands
@@ -61,7 +60,6 @@ def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
 )
 def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: Exception, tried: int, again: bool) -> None:
     run = evaluate(trained, error, **{RETRIES: str(tried), PRIORITY_TAG: "1"})
-    time.sleep(SETTLED.total_seconds() + 0.1)
     requests = trained.tick(retry_dead_runs)
     assert [request.tags[PRIORITY_TAG] for request in requests] == ["1"] * again
     assert [(keys(request), request.partition_key) for request in requests] == [([KEY.to_user_string()], "job-1")] * again

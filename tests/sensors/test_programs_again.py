@@ -1,6 +1,5 @@
 """A run that works for a job and finds no store, or no database, is tried again: the job's program goes on, or has ended."""
 
-import time
 from datetime import timedelta
 
 import dagster as dg
@@ -14,7 +13,7 @@ from resources.hpo.trial_job import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
-from sensors.retry_dead_runs import SETTLED, retry_dead_runs
+from sensors.retry_dead_runs import retry_dead_runs
 from tests.sensors.test_decisions import MODEL, House, house, keys, repository
 from tests.sensors.test_run_sweeps import Search
 
@@ -36,7 +35,6 @@ def train(house: House, error: Exception, id: str = "job-1", model: str = MODEL,
     done = job.execute_in_process(
         instance=house.instance, partition_key=id, asset_selection=[key], raise_on_error=False, tags=tags
     )
-    time.sleep(SETTLED.total_seconds() + 0.1)
     return str(done.run_id)
 
 

@@ -273,7 +273,7 @@ def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, br
         once.run(elsewhere(job, house), house.follower)
     found = [line for line in house.said() if line.startswith("found")]
     assert found == ["found []", "found []" if broken else "found ['deep/step']"]
-    words = "which are not whole" if broken else "1 bytes brought back from"
+    words = "which are not whole" if broken else "1 byte brought back from"
     assert any(words in line for line in house.lines)
     again = house.state()
     assert again is not None

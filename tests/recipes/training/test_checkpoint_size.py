@@ -25,12 +25,15 @@ OF_THE_MODEL = ("model", "adapter_model", "optimizer")
         {"method": "full", "dtype": "float32"},
         {"method": "full", "dtype": "bfloat16"},
         {"method": "full", "dtype": "float32", "optimizer": "adamw_8bit"},
-        {
-            "method": "full",
-            "dtype": "float32",
-            "distributed": {"strategy": "fsdp", "gpus_per_node": 2, "backend": "gloo"},
-            "batch_size": 2,
-        },
+        pytest.param(
+            {
+                "method": "full",
+                "dtype": "float32",
+                "distributed": {"strategy": "fsdp", "gpus_per_node": 2, "backend": "gloo"},
+                "batch_size": 2,
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["lora", "full", "bfloat16", "eight bits", "fsdp"],
 )

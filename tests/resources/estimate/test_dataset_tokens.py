@@ -17,6 +17,7 @@ from resources.estimate.dataset_tokens import dataset_tokens
 from resources.ingest.create import create_version
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
+from tests.migration import migrate
 from tests.recipes.tiny_model import make_tokenizer
 
 BUCKETS = {"datasets": "hanzo-ml-datasets", "checkpoints": "hanzo-ml-checkpoints", "models": "hanzo-models"}
@@ -28,7 +29,7 @@ class Place:
         self.folder = folder
         self.store = Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
         self.database = Database(f"sqlite:///{folder}/metadata.db")
-        self.database.migrate()
+        migrate(self.database)
 
     def version(self, rows: list[dict[str, Any]]) -> DatasetVersion:
         path = self.folder / "raw.jsonl"

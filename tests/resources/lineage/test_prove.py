@@ -23,6 +23,7 @@ from resources.metadata.database import Database
 from resources.metadata.registry import deployments
 from resources.metadata.registry.model_versions import LoggedFiles, described
 from resources.metadata.tables import artifacts, lineage_edges, model_versions
+from tests.migration import migrate
 from tests.resources.metadata.registry.test_registry import House, model, registration
 
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -108,7 +109,7 @@ class Chain:
 def chain(tmp_path: Path) -> Chain:
     store = Store(StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS))
     chain = Chain(store, House(Database(f"sqlite:///{tmp_path}/metadata.db")))
-    chain.database.migrate()
+    migrate(chain.database)
     chain.publish(tmp_path / "work")
     return chain
 

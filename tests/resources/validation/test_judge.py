@@ -78,6 +78,11 @@ def test_a_broken_contract() -> None:
     ("found", "checks", "expected"),
     [
         ({"duplicates": 1}, {}, {}),
+        (
+            {"duplicates": 1},
+            {"duplicates": {"threshold": 0.001}},
+            {"duplicates": "1 record (1.0%) is equal to an earlier record, allowed are 0.1%"},
+        ),
         ({"duplicates": 2}, {}, {"duplicates": "2 records (2.0%) are equal to an earlier record, allowed are 1.0%"}),
         ({"near_duplicates": 10}, {}, {}),
         ({"near_duplicates": None}, {}, {}),

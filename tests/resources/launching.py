@@ -1,0 +1,16 @@
+"""Starts a detached process, for tests and for processes of theirs, which shall import nothing that takes long."""
+
+import sys
+from pathlib import Path
+
+from resources.detached import lock, start
+
+WAITS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+
+
+def launch(folder: Path, command: list[str]) -> bool:
+    """Start the command unless one runs. Returns whether it did."""
+    with lock(folder) as descriptor:
+        if descriptor is not None:
+            start(command, folder, descriptor, cwd=None, env={"ADDED": "yes"})
+        return descriptor is not None
