@@ -147,17 +147,23 @@ def tell_supervisor(path: Path, why: object) -> None:
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        if path.is_file() and path.stat().st_size:
-            return
         with scratch.open("w") as file:
             json.dump(why, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            if not path.stat().st_size:
+                os.replace(scratch, path)
+        except OSError:  # of a file system without links
+            os.replace(scratch, path)
     except OSError:
         with suppress(OSError):
-            scratch.unlink(missing_ok=True)
             path.touch()
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def look_for_cycles() -> None:
