@@ -20,7 +20,7 @@ from recipes.checkpoint_folder import give_name, with_facts
 from recipes.checkpoint_parts import part_in, part_of, put_part
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
-from recipes.runner import say
+from recipes.runner import Restart, say
 from recipes.store import MANIFEST, BrokenArtifact, Store
 
 DOWNLOAD = ".download"
@@ -86,6 +86,9 @@ class StoredCheckpoints:
         """Bring the uploaded checkpoint of `step` to the local folder. False when it is not there or is broken.
 
         Where a part of it is there, the rest is fetched.
+
+        Raises:
+            Restart: it is broken, of which a part is there: all machines may still have theirs, and bring them once more.
         """
         uri = f"{self.uri}/{step}"
         if not self.store.exists(f"{uri}/{MANIFEST}"):
@@ -97,8 +100,10 @@ class StoredCheckpoints:
             lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest)
             source = self.store.fetch(artifact, self.folder / DOWNLOAD)
         except BrokenArtifact as error:
-            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
             self.store.delete(uri)
+            if part_in(self.folder / str(step)):
+                raise Restart(f"uploaded checkpoint {step} is broken ({error}): its parts may be whole") from None
+            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
             return False
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)

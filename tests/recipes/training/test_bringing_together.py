@@ -11,6 +11,7 @@ import pytest
 from recipes.checkpoint_parts import PARTS, Part
 from recipes.checkpoints import Checkpoints
 from recipes.retention import Standing
+from recipes.runner import Restart
 from recipes.schema import StoreAddress
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
@@ -138,6 +139,26 @@ def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
     (machines[1].folder / "6" / "rows-2").write_text("spoiled")
     assert go_on(machines) == [of(4)] * 2
     assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
+
+
+def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[Checkpoints]) -> None:
+    """Both had their parts of it, and went on from the one before."""
+    save(machines, 4)
+    save(machines, 6)
+    machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
+    with pytest.raises(Restart, match=r"uploaded checkpoint 6 is broken .*rows-2.*: its parts may be whole"):
+        go_on(machines)
+    assert go_on(machines) == [of(6)] * 2
+
+
+def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_end(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    save(machines, 6)
+    machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
+    shutil.rmtree(machines[1].folder)
+    with pytest.raises(Restart):
+        go_on(machines)
+    assert go_on(machines) == [of(4)] * 2
 
 
 def test_the_best_is_brought_with_the_newest(machines: list[Checkpoints]) -> None:
