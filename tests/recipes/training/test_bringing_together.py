@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 
@@ -10,6 +11,8 @@ import pytest
 
 from recipes.checkpoint_parts import PARTS, Part
 from recipes.checkpoints import Checkpoints
+from recipes.divergence import Divergence
+from recipes.recipe import Recipe
 from recipes.retention import Standing
 from recipes.runner import Restart
 from recipes.schema import StoreAddress
@@ -17,7 +20,9 @@ from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
+from recipes.training.healing import roll_back
 from recipes.training.resuming_together import resume_together
+from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
 from tests.recipes.training.test_resuming_together import Node
 
@@ -206,6 +211,21 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     machines[0].close_parts()
     best = machines[0].best()
     assert best and best[0] == 6
+
+
+def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[Checkpoints]) -> None:
+    """Uploads were slow and left it out: it went back further than one machine would have."""
+    save(machines, 4)
+    save(machines, 6)
+    forget(machines[0].store, f"{URI}/6")
+    save(machines, 8)
+    recipe = Recipe.named("smollm2-135m-full")
+    samples = SamplesOfRun(SampleOrder(100, 0), 4, 20)
+    heal = partial(roll_back, machines[0].store, URI, recipe, machines[0], samples, Divergence(8, 8, "bad"), ())
+    with pytest.raises(Restart, match="parts of checkpoint 6"):
+        heal()
+    assert go_on(machines) == [of(6)] * 2
+    assert heal() == (6, machines[0].folder / "6")
 
 
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
