@@ -61,6 +61,7 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
     for found in stored:
         if found.part.save in wanted:  # the last to arrive may have been killed before it said so
             make_whole(checkpoints.store, uri_of(checkpoints, found.place), found.part)
+    group.collect(None)  # a machine that looked before that fetched the one before
 
 
 def whole_together(parts: Iterable[Found]) -> dict[Place, Found]:

@@ -5,11 +5,12 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
 
-from recipes.checkpoint_parts import PARTS, Part
+from recipes.checkpoint_parts import PARTS, Part, make_whole
 from recipes.checkpoints import Checkpoints
 from recipes.divergence import Divergence
 from recipes.recipe import Recipe
@@ -18,6 +19,7 @@ from recipes.runner import Restart
 from recipes.schema import StoreAddress
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
+from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
 from recipes.training.healing import roll_back
@@ -83,19 +85,43 @@ def put_record_back(store: Store) -> None:
     second.wait()
 
 
-def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+def save_without_saying_so(machines: Sequence[Checkpoints], step: int) -> None:
     """The last was killed between its part and the manifest of the whole; all machines are new."""
     store = machines[0].store
-    save(machines, 6)
-    raw = {}
+    save(machines, step)
+    forget(store, f"{URI}/{step}/{MANIFEST}")
     for number, machine in enumerate(machines, 1):
-        raw[number] = (machine.folder / "6" / MANIFEST).read_bytes()
+        store.put_bytes(f"{URI}/{step}/{PARTS}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST).read_bytes())
         shutil.rmtree(machine.folder)
-    forget(store, f"{URI}/6/{MANIFEST}")
-    for number, manifest in raw.items():
-        store.put_bytes(f"{URI}/6/{PARTS}/{number}-of-2.json", manifest)
+
+
+def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+    save_without_saying_so(machines, 6)
     assert go_on(machines) == [of(6)] * 2
-    assert not any(f"/{PARTS}/" in uri for uri in store.list(URI))
+    assert not any(f"/{PARTS}/" in uri for uri in machines[0].store.list(URI))
+
+
+def test_no_machine_looks_before_all_is_made_whole(machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fetched the one before, too: of a large model, for minutes."""
+    save(machines, 4)
+    save_without_saying_so(machines, 6)
+    looked = Event()
+    asked: list[int] = []
+    fetch = StoredCheckpoints.fetch
+
+    def fetched(self: StoredCheckpoints, step: int) -> bool:
+        asked.append(step)
+        looked.set()
+        return fetch(self, step)
+
+    def slowly(*given: Any) -> None:
+        looked.wait(0.5)
+        make_whole(*given)
+
+    monkeypatch.setattr(StoredCheckpoints, "fetch", fetched)
+    monkeypatch.setattr("recipes.training.bringing_together.make_whole", slowly)
+    assert go_on(machines) == [of(6)] * 2
+    assert asked == [6, 6]
 
 
 def test_one_had_not_finished_its_part(machines: list[Checkpoints]) -> None:
