@@ -337,8 +337,8 @@ class Checkpoints:
                 self.stored.delete(bad)
 
     def _first_whole(self, steps: Iterable[int]) -> tuple[int, Path] | None:
-        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed, as are parts of
-        which the others are lost.
+        """The first valid checkpoint of those steps, in their order; the broken ones before it are removed. Parts stay:
+        whether others are lost, all machines find out together.
         """
         for step in steps:
             path = self.folder / str(step)
@@ -351,7 +351,6 @@ class Checkpoints:
                 return step, path
             if is_part:
                 say(f"checkpoint {step} is a part, and others are in no store: falling back")
-                shutil.rmtree(path)
         return None
 
     def _fetch(self, step: int, share: Share | None) -> bool:

@@ -23,7 +23,7 @@ from recipes.checkpoint_parts import PART, Part, part_in, part_of, put_part
 from recipes.checkpoint_share import Header, Share, read_header
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
-from recipes.runner import say
+from recipes.runner import Restart, say
 from recipes.store import MANIFEST, BrokenArtifact, Store
 
 DOWNLOAD = ".download"
@@ -92,6 +92,9 @@ class StoredCheckpoints:
         broken.
 
         Where a part of it is here, the rest is fetched.
+
+        Raises:
+            Restart: it is broken, of which a part is here: all machines may still have theirs, and bring them once more.
         """
         uri = f"{self.uri}/{step}"
         if not self.store.exists(f"{uri}/{MANIFEST}"):
@@ -105,8 +108,10 @@ class StoredCheckpoints:
             lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest, names)
             source = self.store.fetch(artifact, self.folder / DOWNLOAD, names)
         except BrokenArtifact as error:
-            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
             self.store.delete(uri)
+            if part_in(self.folder / str(step)):
+                raise Restart(f"uploaded checkpoint {step} is broken ({error}): its parts may be whole") from None
+            say(f"uploaded checkpoint {step} is broken ({error}): falling back")
             return False
         scratch = self.folder / f".{step}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)

@@ -60,6 +60,7 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
         if found.place not in {*whole, *complete}:
             say(f"checkpoint {found.place.step} is a part, and others are lost")
             shutil.rmtree(checkpoints.folder / found.place.way / str(found.place.step))
+    group.collect(None)  # a machine that looked before that fetched the one before
 
 
 def whole_together(parts: Iterable[Found]) -> dict[Place, Found]:

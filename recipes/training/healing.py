@@ -104,11 +104,13 @@ def roll_back(
     is spoilt already it would come to the same again, and ends.
 
     Raises:
-        Restart: the recipe allows to go on without the samples of the bad steps.
+        Restart: the recipe allows to go on without the samples of the bad steps; or the last good one lies in parts on
+            several machines, which bring it as the run goes on.
     """
     first = spoilt_from(found.first)
     then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
     checkpoints.discard_from(min([first, *(step + 1 for step in then)]))
+    checkpoints.close_parts()
     begins = checkpoints.latest() or checkpoints.came_from()
     good = begins if begins and begins[0] < first else None
     healed = [entry for entry in read_incidents(store, uri).diverged if entry.skipped]

@@ -128,6 +128,7 @@ def test_a_part_alone_is_not_gone_on_from(store: Store, tmp_path: Path, capsys: 
     assert found and found[0] == 4 and rows_in(found[1]) == of(4)
     assert "checkpoint 6 is a part, and others are in no store: falling back" in capsys.readouterr().out
     assert part_in(first.folder / "4") is None, "it was completed"
+    assert part_in(first.folder / "6"), "another machine may bring the rest"
 
 
 def test_of_a_part_that_is_here_only_the_rest_is_fetched(s3: S3Server, tmp_path: Path) -> None:

@@ -3,20 +3,29 @@
 import shutil
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
 
-from recipes.checkpoint_parts import PARTS, Part
+from recipes.checkpoint_parts import PARTS, Part, make_whole
+from recipes.checkpoint_share import Share
 from recipes.checkpoints import Checkpoints
+from recipes.divergence import Divergence
+from recipes.recipe import Recipe
 from recipes.retention import Standing
+from recipes.runner import Restart
 from recipes.schema import StoreAddress
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
+from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
+from recipes.training.healing import roll_back
 from recipes.training.resuming_together import resume_together
+from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
 from tests.recipes.training.test_resuming_together import Node
 
@@ -77,19 +86,43 @@ def put_record_back(store: Store) -> None:
     second.wait()
 
 
-def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+def save_without_saying_so(machines: Sequence[Checkpoints], step: int) -> None:
     """The last was killed between its part and the manifest of the whole; all machines are new."""
     store = machines[0].store
-    save(machines, 6)
-    raw = {}
+    save(machines, step)
+    forget(store, f"{URI}/{step}/{MANIFEST}")
     for number, machine in enumerate(machines, 1):
-        raw[number] = (machine.folder / "6" / MANIFEST).read_bytes()
+        store.put_bytes(f"{URI}/{step}/{PARTS}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST).read_bytes())
         shutil.rmtree(machine.folder)
-    forget(store, f"{URI}/6/{MANIFEST}")
-    for number, manifest in raw.items():
-        store.put_bytes(f"{URI}/6/{PARTS}/{number}-of-2.json", manifest)
+
+
+def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> None:
+    save_without_saying_so(machines, 6)
     assert go_on(machines) == [of(6)] * 2
-    assert not any(f"/{PARTS}/" in uri for uri in store.list(URI))
+    assert not any(f"/{PARTS}/" in uri for uri in machines[0].store.list(URI))
+
+
+def test_no_machine_looks_before_all_is_made_whole(machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fetched the one before, too: of a large model, for minutes."""
+    save(machines, 4)
+    save_without_saying_so(machines, 6)
+    looked = Event()
+    asked: list[int] = []
+    fetch = StoredCheckpoints.fetch
+
+    def fetched(self: StoredCheckpoints, step: int, share: Share | None) -> bool:
+        asked.append(step)
+        looked.set()
+        return fetch(self, step, share)
+
+    def slowly(*given: Any) -> None:
+        looked.wait(0.5)
+        make_whole(*given)
+
+    monkeypatch.setattr(StoredCheckpoints, "fetch", fetched)
+    monkeypatch.setattr("recipes.training.bringing_together.make_whole", slowly)
+    assert go_on(machines) == [of(6)] * 2
+    assert asked == [6, 6]
 
 
 def test_one_had_not_finished_its_part(machines: list[Checkpoints]) -> None:
@@ -140,6 +173,26 @@ def test_a_part_that_was_spoiled_falls_back_to_the_one_before(
     assert "checkpoint 6 rows-2 has 7 bytes" in capsys.readouterr().out
 
 
+def test_what_is_broken_in_the_store_is_brought_once_more(machines: list[Checkpoints]) -> None:
+    """Both had their parts of it, and went on from the one before."""
+    save(machines, 4)
+    save(machines, 6)
+    machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
+    with pytest.raises(Restart, match=r"uploaded checkpoint 6 is broken .*rows-2.*: its parts may be whole"):
+        go_on(machines)
+    assert go_on(machines) == [of(6)] * 2
+
+
+def test_what_is_broken_in_the_store_and_lost_here_is_fallen_back_from_in_the_end(machines: list[Checkpoints]) -> None:
+    save(machines, 4)
+    save(machines, 6)
+    machines[0].store.put_bytes(f"{URI}/6/rows-2", b"spoiled")
+    shutil.rmtree(machines[1].folder)
+    with pytest.raises(Restart):
+        go_on(machines)
+    assert go_on(machines) == [of(4)] * 2
+
+
 def test_the_best_is_brought_with_the_newest(machines: list[Checkpoints]) -> None:
     save(machines, 4, loss=1.0)
     save(machines, 6, loss=2.0)
@@ -185,6 +238,21 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     machines[0].close_parts()
     best = machines[0].best()
     assert best and best[0] == 6
+
+
+def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[Checkpoints]) -> None:
+    """Uploads were slow and left it out: it went back further than one machine would have."""
+    save(machines, 4)
+    save(machines, 6)
+    forget(machines[0].store, f"{URI}/6")
+    save(machines, 8)
+    recipe = Recipe.named("smollm2-135m-full")
+    samples = SamplesOfRun(SampleOrder(100, 0), 4, 20)
+    heal = partial(roll_back, machines[0].store, URI, recipe, machines[0], samples, Divergence(8, 8, "bad"), ())
+    with pytest.raises(Restart, match="parts of checkpoint 6"):
+        heal()
+    assert go_on(machines) == [of(6)] * 2
+    assert heal() == (6, machines[0].folder / "6")
 
 
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:

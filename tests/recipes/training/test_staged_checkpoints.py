@@ -168,8 +168,8 @@ def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
     write = Checkpoints.writing
 
     @contextmanager
-    def failed_before_the_next_step(self: Checkpoints, *given: Any, **more: Any) -> Iterator[Path]:
-        with write(self, *given, **more) as folder:
+    def failed_before_the_next_step(self: Checkpoints, *given: Any, **named: Any) -> Iterator[Path]:
+        with write(self, *given, **named) as folder:
             yield folder
         assert self._newest
         assert self._newest.exception()
