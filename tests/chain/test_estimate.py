@@ -32,7 +32,7 @@ def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
     """By the same tokenizer and chat template, which the job has put into the store."""
     assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
     log = (stack.trainer(baseline.job) / "log.txt").read_text()
-    trained = [int(line.split(" tokens")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
+    trained = [int(line.split(" tokens")[0].split()[-1].replace(",", "")) for line in log.splitlines() if " records, " in line]
     records = [int(line.split(" records")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
     # Train and validation are seen by the trainer; the test split has the same kind of records.
     whole = sum(trained) / sum(records) * 600

@@ -49,14 +49,14 @@ def test_a_checkpoint_on_its_way_arrives_before_the_program_ends(
     place: Place, tmp_path: Path, failing: threading.Event, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process ended with the error, and the upload with the process."""
-    send = StoredCheckpoints._upload
+    send = StoredCheckpoints.send
 
     def slow(*given: Any) -> Any:
         assert failing.wait(60)
         time.sleep(0.5)
         return send(*given)
 
-    monkeypatch.setattr(StoredCheckpoints, "_upload", slow)
+    monkeypatch.setattr(StoredCheckpoints, "send", slow)
     work = tmp_path / f"arrives-{expected.__name__}"
     with pytest.raises(expected, match=r"multiplied|did not fit"):
         place.train(work, eval_steps=None)
@@ -82,7 +82,7 @@ def test_one_that_cannot_arrive_hides_no_error(
     work = tmp_path / f"full-{expected.__name__}"
     with monkeypatch.context() as patched:
         patched.setattr(stored_checkpoints, "RETRY_SECONDS", ())
-        patched.setattr(StoredCheckpoints, "_upload", full)
+        patched.setattr(StoredCheckpoints, "send", full)
         with pytest.raises(expected, match=r"multiplied|did not fit"):
             place.train(work, eval_steps=None)
     assert "the newest checkpoint is on this machine alone" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
     place: Place, tmp_path: Path, failing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other processes wait for this one, and end it in a quarter of an hour: it began again with what had not fit."""
-    send = StoredCheckpoints._upload
+    send = StoredCheckpoints.send
 
     def patient(*given: Any) -> Any:
         assert failing.wait(60)
@@ -106,7 +106,7 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
             time.sleep(0.01)
         return send(*given)
 
-    monkeypatch.setattr(StoredCheckpoints, "_upload", patient)
+    monkeypatch.setattr(StoredCheckpoints, "send", patient)
     monkeypatch.setattr(stored_checkpoints, "RETRY_SECONDS", ())
     with pytest.raises(Restart):
         place.train(tmp_path / "written", eval_steps=None)
