@@ -1,6 +1,7 @@
 """An estimate, held against a run that really happened."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -32,8 +33,8 @@ def test_its_dataset_has_as_many_tokens_as_the_trainer_made_of_it(
     """By the same tokenizer and chat template, which the job has put into the store."""
     assert found["dataset"]["source"] == "counted, with the base model's tokenizer"
     log = (stack.trainer(baseline.job) / "log.txt").read_text()
-    trained = [int(line.split(" tokens")[0].split()[-1].replace(",", "")) for line in log.splitlines() if " records, " in line]
-    records = [int(line.split(" records")[0].split()[-1]) for line in log.splitlines() if " records, " in line]
+    told = re.findall(r"([\d,]+) records, ([\d,]+) tokens", log)
+    records, trained = ([int(number.replace(",", "")) for number in numbers] for numbers in zip(*told, strict=True))
     # Train and validation are seen by the trainer; the test split has the same kind of records.
     whole = sum(trained) / sum(records) * 600
     assert abs(found["dataset"]["count"] / whole - 1) < 0.01
