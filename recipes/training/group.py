@@ -36,7 +36,7 @@ class Group:
         self.local_rank = local_rank
         self.on_this_node = on_this_node
         self._control: Any = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
-        # They wait in a thread, while all agree on something else: in one group the two would be mixed up.
+        # Those of a node wait for each other in a thread, while all agree on something else: one group would mix the two up.
         self._on_this_node: Any = None
         if size > 1 and on_this_node > 1:
             found: Any = dist.new_subgroups(on_this_node, backend="gloo", timeout=PATIENCE)  # type: ignore[no-untyped-call]
