@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.counted import counted
 from recipes.parameters import SplitParameters
 from recipes.partitions import Column, Partitions, Rows, Scratch, rows_of
 from recipes.schema import BadConfiguration
@@ -59,7 +60,9 @@ def assign(records: Iterable[tuple[Draws, Groups]], total: int, parameters: Spli
         held_out = round(count * parameters.test), round(count * parameters.validation)
         for name, size in zip(SPLITS, (count - sum(held_out), *reversed(held_out)), strict=True):
             if not size:
-                raise BadConfiguration(f"{count} distinct records are too few: the {name} split would be empty")
+                raise BadConfiguration(
+                    f"{counted(count, 'distinct record')} cannot fill three splits: {name} would be empty"
+                )
         borders = border(sizes, held_out[0]), border(sizes, sum(held_out))
         splits = scratch.column("split", np.int8, total, TRAIN)
         before = np.zeros(len(names), np.int64)

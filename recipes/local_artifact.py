@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from recipes.counted import counted
 from recipes.folder_listing import UNFINISHED
 from recipes.manifest import FileRecord, Manifest
 from recipes.stored_object import CHUNK
@@ -55,7 +56,7 @@ def what_is_broken(folder: Path, file: FileRecord) -> str | None:
 def difference(file: FileRecord, size: int, sha256: str) -> str | None:
     """What a file that was found differs in from what is recorded, as one line that begins with its name; None: nothing."""
     if size != file.size:
-        return f"{file.path} has {size} bytes, recorded are {file.size}"
+        return f"{file.path} has {counted(size, 'byte')}, recorded are {file.size:,}"
     if sha256 != file.sha256:
         return f"{file.path} has SHA-256 {sha256}, recorded is {file.sha256}"
     return None

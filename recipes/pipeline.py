@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from recipes.architecture import Architecture, Tensors
+from recipes.counted import counted
 from recipes.recipe import Recipe
 
 OF_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]+)\.")
@@ -99,5 +100,7 @@ def untried(recipe: Recipe, shape: Architecture | None) -> str | None:
         return "strategy pipeline has micro-batches of equally many rows: leave out rows_per_step"
     if shape and recipe.stages > shape.num_hidden_layers:
         layers = shape.num_hidden_layers
-        return f"strategy pipeline cuts between the {layers} layers of the base model: take {layers} processes at most"
+        return (
+            f"strategy pipeline cuts the base model's {counted(layers, 'layer')}: take {counted(layers, 'process')} at most"
+        )
     return None

@@ -259,8 +259,8 @@ class Recipe(Written):
         data_parallel = 1 if self.in_stages else processes // tensor_parallel
         if rows < data_parallel:
             raise BadConfiguration(
-                f"recipe '{self.name}': the {rows} rows of a step are too few for {processes} processes: take "
-                f"{rows * tensor_parallel} of them at most"
+                f"recipe '{self.name}': a row for each of {processes} processes is more than the {rows} of a step: "
+                f"take {rows * tensor_parallel} of them at most"
             )
         changed = {
             "rows_per_step": rows,

@@ -91,8 +91,8 @@ class Distributed(Written):
             raise ValueError(f"tensor_parallel is not known to {self.strategy}: use strategy fsdp, or leave it out")
         if self.gpus_per_node % self.tensor_parallel:
             raise ValueError(
-                f"the {self.gpus_per_node} GPUs of a node are no multiple of tensor_parallel {self.tensor_parallel}: "
-                "take a number that divides them"
+                f"gpus_per_node {self.gpus_per_node} is no multiple of tensor_parallel {self.tensor_parallel}: "
+                "take a number that divides it"
             )
         return self
 

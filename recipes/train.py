@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.counted import counted
 from recipes.imports import begin_imports
 
 if __name__ == "__main__":
@@ -124,7 +125,8 @@ def build_trainer(
     metrics = open_metrics(job, resume, anew, evaluates_first=evaluates_first) if group.leads else None
     meter = Meter(read_usage(store, folder_of(job)) if group.leads else Usage(), gpus_held(job), began)
     # The run's own statement: how a resumed process differs from a fresh one is visible in its log.
-    say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else f"starting {recipe.max_steps} steps")
+    begins = f"starting {counted(recipe.max_steps, 'step')}"
+    say(f"resuming from checkpoint {resume[0]} of {recipe.max_steps}" if resume else begins)
     compiled = are_compiled(model)
     if resume:
         tell_other_rounding(resume, compiled)
@@ -210,7 +212,7 @@ def leave(
     published = save_chosen(trainer, chosen, material.folder, recipe, out)
     if unsent:
         write_unsent(store, folder_of(job), (left(point, course.steps_done_anew) for point in unsent))
-        say(f"{len(unsent)} metric points go with the result: the tracking server did not answer")
+        say(f"{counted(len(unsent), 'metric point')} went with the result: the tracking server did not answer")
     trained = publish_trained(out, material.tokenizer, store, job, material.base, recipe)
     usage = usage.model_copy(update={"gpu_seconds": trainer.meter.read(trainer.state).gpu_seconds})
     return Result(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.canonical_json import canonical_json
+from recipes.counted import counted
 from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
 from recipes.store import Store
@@ -104,21 +105,21 @@ class RecordHashes:
 def hashes_of(store: Store, version: DatasetVersion, key: str | None) -> RecordHashes:
     records, keys = bytearray(), bytearray()
     columns: Any = store.manifest(version.artifact).facts.get("columns")
-    counted = SchemaOfMany() if columns is None else None  # of a version that was prepared nobody has counted them
+    schema = SchemaOfMany() if columns is None else None  # of a version that was prepared nobody has counted them
     for number, line in enumerate(record_lines(store, version.artifact), start=1):
         records += hashed(line)
-        row = msgspec.json.decode(line) if key is not None or counted is not None else {}
-        if counted is not None:
-            counted.see(row)
+        row = msgspec.json.decode(line) if key is not None or schema is not None else {}
+        if schema is not None:
+            schema.see(row)
         if key is not None:
             if key not in row:
                 raise invalid(f"record {number} of {version.reference} has no '{key}': give a key that every record has")
             keys += hashed(canonical_json(row[key]))
-    columns = columns if counted is None else counted.counts()
+    columns = columns if schema is None else schema.counts()
     found = RecordHashes(np.frombuffer(records, HASH), np.frombuffer(keys, HASH), columns)
     if key is not None and (doubles := len(found.keys) - len(np.unique(found.keys))):
         raise invalid(
-            f"{doubles} records of {version.reference} share their '{key}' with another: give a key that is unique"
+            f"'{key}' of {counted(doubles, 'record')} of {version.reference} is that of another: give a key that is unique"
         )
     return found
 

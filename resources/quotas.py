@@ -39,8 +39,8 @@ def never_fits(quota: Quota | None, gpus: int) -> str:
     if quota is None or quota.max_gpus is None or gpus <= quota.max_gpus:
         return ""
     return (
-        f"asks for {gpus} GPUs, and the quota of your organization is {quota.max_gpus}: ask for fewer, or have the operator "
-        "raise max_gpus in scheduler.quotas"
+        f"asks for {counted(gpus, 'GPU')}, and the quota of your organization is {quota.max_gpus}: ask for fewer, or have "
+        "the operator raise max_gpus in scheduler.quotas"
     )
 
 
@@ -62,9 +62,9 @@ def refuse_sweep_beyond(quota: Quota | None, trials_at_once: int, gpus: int) -> 
         )
     if quota.max_gpus is not None and trials_at_once * gpus > quota.max_gpus:
         raise invalid(
-            f"{trials_at_once} trials at once with {gpus} GPUs each are {trials_at_once * gpus}, and the quota of your "
-            f"organization is {quota.max_gpus}: lower max_concurrent_trials to {quota.max_gpus // gpus}, or "
-            "resources_per_trial.gpus"
+            f"{counted(trials_at_once, 'trial')} at once with {counted(gpus, 'GPU')} each are {trials_at_once * gpus}, and "
+            f"the quota of your organization is {quota.max_gpus}: lower max_concurrent_trials to {quota.max_gpus // gpus}, "
+            "or resources_per_trial.gpus"
         )
 
 
@@ -73,7 +73,8 @@ def reason_to_wait(quota: Quota, used: Used, gpus: int) -> str:
     if quota.max_concurrent_jobs is not None and used.jobs >= quota.max_concurrent_jobs:
         return f"waits for its organization's quota: {used.jobs} of {counted(quota.max_concurrent_jobs, 'job')} run"
     if quota.max_gpus is not None and used.gpus + gpus > quota.max_gpus:
-        return f"waits for its organization's quota: {used.gpus} of {quota.max_gpus} GPUs are taken, and it asks for {gpus}"
+        taken = f"{used.gpus} of {counted(quota.max_gpus, 'GPU')} are taken"
+        return f"waits for its organization's quota: {taken}, and it asks for {gpus}"
     return ""
 
 

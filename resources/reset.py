@@ -9,6 +9,7 @@ import sys
 
 from sqlalchemy import delete, select
 
+from recipes.counted import counted
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
 from recipes.store import Store
 from resources.configuration import no_home
@@ -54,7 +55,7 @@ def main() -> int:
         print("error: this deletes every experiment, run, dataset, job and model: say --yes", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION
     try:
-        print(f"emptied: {reset(Settings.load())} rows deleted")
+        print(f"emptied: {counted(reset(Settings.load()), 'row')} deleted")
     except OSError as problem:
         print(f"error: {no_home(problem)}", file=sys.stderr)
         return EXIT_BAD_CONFIGURATION

@@ -8,6 +8,7 @@ while the engine was away, and was given up, is told of once more as soon as the
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.counted import counted
 from resources.engine.errors import EngineError
 from resources.engine.types import Served
 from resources.metadata.registry.deployments import Deployment, being_put_back, in_production, lost, served_again
@@ -41,7 +42,7 @@ def watch_serving(context: dg.SensorEvaluationContext, control_plane: ControlPla
         with control_plane.database.write() as connection:
             if lost(connection, deployment, difference):
                 context.log.warning(f"{deployment.name} version {deployment.version} is to be deployed again: {difference}")
-    return dg.SensorResult(skip_reason=f"{len(recorded)} models are served")
+    return dg.SensorResult(skip_reason=f"looked at {counted(len(recorded), 'served model')}")
 
 
 def is_given_up(instance: dg.DagsterInstance, run_id: str) -> bool:

@@ -44,7 +44,7 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
         # Its run was deleted, say, or its record is of another release: the others are looked at all the same.
         except (HanzoError, BrokenArtifact, ValidationError) as error:
             context.log.warning(f"job {job.id} could not be looked at: {error}")
-    return dg.SensorResult(skip_reason=f"{len(looks)} training jobs and commands are running")
+    return dg.SensorResult(skip_reason=f"training jobs and commands that are running: {len(looks)}")
 
 
 def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:

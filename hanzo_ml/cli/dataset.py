@@ -197,7 +197,7 @@ def checkout(
             size = checking_out.checkout(links, to, f"{version['id'][:8]}-{content}", told)
         except checking_out.Broken as problem:
             raise Refused(str(problem)) from None
-    print(f"{version['name']}@{version['version']} is in {to}: {size} bytes, every SHA-256 as recorded")
+    print(f"{version['name']}@{version['version']} is in {to}: {counted(size, 'byte')}, every SHA-256 as recorded")
 
 
 @app.command()

@@ -92,7 +92,7 @@ def print_proof(proof: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, width=10_000)
     console.print(draw(proof["chain"]))
     if proof["ok"]:
-        console.print(f"[green]proved[/green]: {proof['bytes_hashed']:,} bytes hashed, every edge holds")
+        console.print(f"[green]proved[/green]: {counted(proof['bytes_hashed'], 'byte')} hashed, every edge holds")
     for edge in proof["broken"]:
         console.print(f"[red]broken[/red] {in_markup(edge)}")
 

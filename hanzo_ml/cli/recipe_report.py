@@ -12,6 +12,7 @@ import yaml
 from hanzo_ml.cli.connection import Refused
 from hanzo_ml.cli.output import show, table
 from recipes.checkpoint_size import checkpoint_bytes, disk_words
+from recipes.counted import counted
 from recipes.fit import Fit, fit, hardware_words, sized
 from recipes.known_architectures import known_shape, shape_of
 from recipes.recipe import Recipe
@@ -140,7 +141,7 @@ def differences(tried: dict[str, Any]) -> list[str]:
 
 
 def lines(recipe: Recipe, found: Fit, checkpoint: int, tried: dict[str, Any]) -> list[str]:
-    adapted = f" in {tried['adapted_modules']} modules" if tried["adapted_modules"] else ""
+    adapted = f" in {counted(tried['adapted_modules'], 'module')}" if tried["adapted_modules"] else ""
     share = tried["trainable"] / tried["parameters"]
     said = [
         f"{recipe.name}: {recipe.description}",

@@ -87,7 +87,7 @@ def print_traces(traces: list[dict[str, Any]], matching: int | None) -> None:
     if matching == 0:
         console.print("no version holds a record with this text")
     elif matching is not None:
-        console.print(f"{matching:,} matching records, {len(traces)} traced")
+        console.print(f"{counted(matching, 'matching record')}, {len(traces)} traced")
 
 
 def draw(node: dict[str, Any], tree: Tree) -> None:

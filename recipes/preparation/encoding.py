@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from recipes.assignment import SPLITS, split_named
+from recipes.counted import counted
 from recipes.layouts import Layout, Unfit, said
 from recipes.parameters import AugmentParameters, PrepareParameters
 from recipes.preparation import reading
@@ -143,9 +144,9 @@ class Encoder:
             return Reject(line, "chat template", str(result))
         length, limit = len(result), self.parameters.tokenize.max_length
         if self.filter.min_length and length < self.filter.min_length:
-            return Reject(line, "too short", f"{length} tokens, min_length is {self.filter.min_length}")
+            return Reject(line, "too short", f"{counted(length, 'token')}, min_length is {self.filter.min_length}")
         if self.filter.max_length and length > self.filter.max_length:
-            return Reject(line, "too long", f"{length} tokens, max_length is {self.filter.max_length}")
+            return Reject(line, "too long", f"{counted(length, 'token')}, max_length is {self.filter.max_length}")
         if length > limit:
             result = result.cut(limit)
         if not result.teaches:

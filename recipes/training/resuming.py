@@ -85,7 +85,7 @@ def check_fits(resume: tuple[int, Path], recipe: Recipe) -> None:
     seen, wanted = facts[SAMPLES_SEEN], step * recipe.samples_per_step
     if seen != wanted:
         raise BadConfiguration(
-            f"checkpoint {step} has seen {seen} samples, {step} steps of this recipe see {wanted}: keep "
+            f"checkpoint {step} has seen {seen} of the samples, and with this recipe it would have seen {wanted}: keep "
             "batch_size x gradient_accumulation x processes as it was"
         )
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from recipes.checkpoint_share import PLACES, ROWS
+from recipes.counted import counted
 from recipes.training.group import Group
 from recipes.training.staging import Staging
 
@@ -104,7 +105,7 @@ class RowFiles:
                 yield opened.get_slice(name)[first : first + some]
             read += rows
         if read != self._total(name):
-            raise ValueError(f"of {name}, {read} of {self._total(name)} rows are in the files that are here")
+            raise ValueError(f"of {name}, {read} of {counted(self._total(name), 'row')} are in the files that are here")
 
 
 def write_rows(

@@ -237,9 +237,9 @@ class Compute(ABC):
 def worth_telling(lines: Sequence[str], job: str) -> Iterator[str]:
     """Of what a log has got since the last look, no more than a follower can take: the log itself has all of it."""
     if len(lines) > MOST_LINES:
-        yield f"... {len(lines) - MOST_LINES:,} lines more: see `hanzo-ml job logs {job}`"
+        yield f"... {counted(len(lines) - MOST_LINES, 'line')} more: see `hanzo-ml job logs {job}`"
     for line in lines[-MOST_LINES:]:
-        cut = f"... {len(line) - LONGEST_LINE:,} characters more" if len(line) > LONGEST_LINE else ""
+        cut = f"... {counted(len(line) - LONGEST_LINE, 'character')} more" if len(line) > LONGEST_LINE else ""
         yield line[:LONGEST_LINE] + cut
 
 

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from recipes.counted import counted
 from recipes.frozen import Frozen, Written
 from recipes.schema import Hardware
 from resources.hpo.space import Dimension, grid_of, grid_size
@@ -97,8 +98,8 @@ class SweepConfig(SweepRequest):
             raise ValueError("strategy pbt needs base_config.max_steps, which its generations share")
         if self.population * self.generations > self.max_trials:
             raise ValueError(
-                f"{self.population} members in {self.generations} generations are "
-                f"{self.population * self.generations} trials and max_trials is {self.max_trials}: raise it"
+                f"{counted(self.population, 'member')} in {counted(self.generations, 'generation')} are "
+                f"{counted(self.population * self.generations, 'trial')} and max_trials is {self.max_trials}: raise it"
             )
 
     @property

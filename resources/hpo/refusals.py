@@ -7,6 +7,7 @@ before from being read.
 import math
 from collections.abc import Iterator, Sequence
 
+from recipes.counted import counted
 from recipes.objective_names import BUILT_IN_OBJECTIVES, PREFERENCES, installed_objectives
 from recipes.recipe import Recipe
 from resources.errors import HanzoError, invalid
@@ -116,8 +117,8 @@ def check_recipe(config: SweepConfig, recipe: Recipe) -> None:
         )
     if config.strategy == "successive_halving" and config.first_rung >= recipe.max_steps:
         raise invalid(
-            f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has {recipe.max_steps} steps: "
-            "give successive_halving.min_steps, less than max_steps"
+            f"strategy successive_halving cuts first at step {config.first_rung}, and a trial has "
+            f"{counted(recipe.max_steps, 'step')}: give successive_halving.min_steps, less than max_steps"
         )
 
 

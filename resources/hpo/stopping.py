@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from recipes.counted import counted
 from resources.hpo.config import EarlyStopping, SweepConfig
 from resources.hpo.trial import Point, cost
 
@@ -47,7 +48,7 @@ def stops(courses: Mapping[int, Course], config: SweepConfig) -> dict[int, Stop]
     """Those of all trials, by number, that are to be stopped."""
     found = {}
     if early := config.early_stopping:
-        reason = f"no improvement of more than {early.min_delta:g} in {early.patience} evaluations"
+        reason = f"no improvement of more than {early.min_delta:g} in {counted(early.patience, 'evaluation')}"
         for number, course in courses.items():
             point = first_stalled(course.points, early, config.objective.direction)
             if point is not None and course.may_stop_at(point):

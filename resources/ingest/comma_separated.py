@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, BinaryIO, TextIO
 
+from recipes.counted import counted
 from resources.ingest.json_lines import LONGEST
 from resources.ingest.problems import CHANGED, Problem
 from resources.ingest.schema import COLUMNS
@@ -154,7 +155,7 @@ def rows_of(stream: BinaryIO) -> Iterator[list[str] | Problem]:
         if not row:
             continue
         if width and len(row) != width:
-            yield Problem(f"has {len(row)} cells, the first line has {width}", f"line {reader.line_num}")
+            yield Problem(f"has {counted(len(row), 'cell')}, the first line has {width}", f"line {reader.line_num}")
             continue
         width = len(row)
         yield row

@@ -73,11 +73,15 @@ def judge_version(
 def judge_splits(leaks: Leaks, checks: Checks) -> Verdict:
     """Whether the test split stands in what an ancestor was trained on."""
     count = leaks.exact + leaks.near
-    note = f"{leaks.tested} test records were looked for in the training records of {leaks.searched} ancestors"
+    note = (
+        f"looked for {counted(leaks.tested, 'test record')} in the training records of {counted(leaks.searched, 'ancestor')}"
+    )
     if count <= checks.leakage.threshold * leaks.tested:
         return verdict(Check.LEAKAGE, (), note, checks)
     by_ancestor = ", ".join(f"{ancestor} has {number}" for ancestor, number in sorted(leaks.by_ancestor.items()))
-    reasons = [f"{leaks.exact} of {leaks.tested} test records were trained on, {leaks.near} more nearly: {by_ancestor}"]
+    reasons = [
+        f"{leaks.exact} of {counted(leaks.tested, 'test record')} were trained on, {leaks.near} more nearly: {by_ancestor}"
+    ]
     reasons += [
         f"test line {leak.line} is {leak.ancestor} line {leak.ancestor_line} ({leak.match} {leak.similarity:.2f})"
         for leak in leaks.first[:NAMED]

@@ -22,7 +22,7 @@ def report(version: DatasetVersion, validation: Validation, statistics: Statisti
     environment = Environment(
         loader=PackageLoader("resources.validation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"day": day, "percent": percent, "figure": figure}
+    environment.filters |= {"day": day, "percent": percent, "figure": figure, "counted": counted}
     return environment.get_template("report.html.jinja").render(
         version=version,
         validation=validation,

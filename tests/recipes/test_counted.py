@@ -4,6 +4,8 @@ import pytest
 
 from recipes.counted import counted
 from recipes.examples import Tally
+from recipes.local_artifact import difference
+from recipes.manifest import FileRecord
 from recipes.preparation.pipeline import Prepared
 from recipes.prepare import describe
 
@@ -28,3 +30,9 @@ def test_a_log_tells_of_one_record(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out + describe(NOTHING)
     assert "1 of 1 record cut at sequence_length 8: what is said behind it is not learned" in said
     assert "1 line -> ;" in said
+
+
+def test_a_file_that_was_cut_off_has_one_byte() -> None:
+    """It had `1 bytes`."""
+    file = FileRecord(path="rows", sha256="", size=1200)
+    assert difference(file, 1, "") == "rows has 1 byte, recorded are 1,200"

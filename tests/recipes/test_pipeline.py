@@ -66,7 +66,7 @@ def test_each_weight_is_in_one_stage_and_a_tied_embedding_at_both_ends() -> None
         (cut(4, batch_size=2, gradient_accumulation=4, rows_per_step=7), "micro-batches of equally many rows"),
         (
             cut(29, "zen-7b-full"),
-            "cuts between the 28 layers of the base model: take 28 processes at most",
+            "cuts the base model's 28 layers: take 28 processes at most",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_has_is_taken() -> None:
 def test_a_model_with_fewer_layers_that_was_not_known_at_submission_is_refused_when_it_is_read(tmp_path: Path) -> None:
     shape = shape_of(Recipe.named("zen-7b-full")).model_copy(update={"num_hidden_layers": 3})
     (tmp_path / "config.json").write_text(shape.model_dump_json(exclude_none=True))
-    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': strategy pipeline cuts between the 3 layers"):
+    with pytest.raises(BadConfiguration, match="recipe 'zen-72b-full': strategy pipeline cuts the base model's 3 layers"):
         load_for_training(tmp_path, cut(4))
 
 

@@ -400,7 +400,9 @@ def test_the_rows_of_a_step_stay_the_same_on_any_number_of_processes() -> None:
         assert Recipe.model_validate(other.model_dump(mode="json")) == other
         back = other.on(8)
         assert (back.samples_per_step, back.rows_per_step, back.places_per_step) == (96, None, 96)
-    with pytest.raises(BadConfiguration, match="the 96 rows of a step are too few for 97 processes: take 96 of them"):
+    with pytest.raises(
+        BadConfiguration, match="a row for each of 97 processes is more than the 96 of a step: take 96 of them"
+    ):
         recipe.on(97)
 
 

@@ -121,7 +121,7 @@ def test_a_group_with_two_questions_keeps_one_for_training() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_too_few_records_are_refused_by_number(count: int) -> None:
-    with pytest.raises(BadConfiguration, match=rf"^{count} distinct records are too few: the \w+ split would be empty"):
+    with pytest.raises(BadConfiguration, match=rf"^{count} distinct records? cannot fill three splits: \w+ would be empty"):
         split(numbered(count), SplitParameters(validation=0.1, test=0.1))
 
 
@@ -148,7 +148,7 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(share: float) -> None
 
 def test_equal_questions_do_not_count_as_many_records() -> None:
     rows = [{"instruction": "Always the same?", "answer": f"Answer {n}."} for n in range(100)]
-    with pytest.raises(BadConfiguration, match=r"^1 distinct records are too few"):
+    with pytest.raises(BadConfiguration, match=r"^1 distinct record cannot fill three splits"):
         split(rows, SplitParameters())
 
 

@@ -75,7 +75,8 @@ def test_the_columns_of_a_version_that_nobody_has_counted_are_counted(place: Pla
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"), [("nothing", "record 1 of d@1 has no 'nothing'"), ("text", "share their 'text'")]
+    ("key", "reason"),
+    [("nothing", "record 1 of d@1 has no 'nothing'"), ("text", "'text' of 1 record of d@1 is that of another")],
 )
 def test_what_is_no_key_is_refused(place: Place, make: Make, key: str, reason: str) -> None:
     old = make(row(1, "same"), row(2, "same"))

@@ -61,6 +61,8 @@ def test_a_sweep_is_refused_whose_trials_never_all_run_at_once() -> None:
         refuse_sweep_beyond(COMMUNITY, 3, 0)
     with pytest.raises(HanzoError, match=r"8 trials at once with 16 GPUs each are 128, .* lower max_concurrent_trials to 4"):
         refuse_sweep_beyond(RESEARCH, 8, 16)
+    with pytest.raises(HanzoError, match=r"2 trials at once with 1 GPU each are 2, .* is 1: lower"):
+        refuse_sweep_beyond(Quota(max_gpus=1), 2, 1)
 
 
 @pytest.mark.parametrize(

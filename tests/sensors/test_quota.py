@@ -88,7 +88,7 @@ def test_a_recipe_s_gpus_count_and_one_that_never_fits_fails_with_what_to_do(lim
     limited.submit("waits", parameters={"hardware": {"gpus": 1}})
     limited.submit("never", parameters={"hardware": {"gpus": 2}})
     assert started(limited) == {"lost", "fits"}
-    assert reason(limited, "waits") == "waits for its organization's quota: 1 of 1 GPUs are taken, and it asks for 1"
+    assert reason(limited, "waits") == "waits for its organization's quota: 1 of 1 GPU are taken, and it asks for 1"
     never = limited.plane.jobs.read("never")
     assert never.status == "failed"
     assert never.reason.startswith("it asks for 2 GPUs, and the quota of your organization is 1: ask for fewer")
@@ -112,7 +112,7 @@ def test_where_there_are_gpus_a_job_that_asks_for_none_is_counted_with_one(limit
     set_quotas(limited, QUOTAS.replace("devices: []", "devices: ['0', '1']"))
     first, second = (submit(limited, name, "default") for name in ("first", "second"))
     assert started(limited) == {first}
-    assert reason(limited, second) == "waits for its organization's quota: 1 of 1 GPUs are taken, and it asks for 1"
+    assert reason(limited, second) == "waits for its organization's quota: 1 of 1 GPU are taken, and it asks for 1"
 
 
 def test_one_whose_run_has_begun_does_not_fail_for_a_quota_that_was_lowered_since(limited: House) -> None:

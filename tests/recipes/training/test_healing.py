@@ -392,5 +392,7 @@ def test_a_split_without_records_is_named(
 
 def test_another_effective_batch_is_refused_since_its_steps_see_other_samples(place: Place, tmp_path: Path) -> None:
     place.train(tmp_path / "other", max_steps=2)
-    with pytest.raises(BadConfiguration, match="checkpoint 2 has seen 8 samples, 2 steps of this recipe see 16"):
+    with pytest.raises(
+        BadConfiguration, match="checkpoint 2 has seen 8 of the samples, and with this recipe it would have seen 16"
+    ):
         place.train(tmp_path / "other", gradient_accumulation=2)

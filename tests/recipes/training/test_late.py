@@ -34,4 +34,4 @@ def test_none_begins_to_train_before_all_have_their_model(
     job = place.job(tmp_path / "late", changed).model_copy(update={"distributed": distributed})
     started.train(job)
     said = log_of(job).read_text()
-    assert max(said.index(f"process {rank} has its model") for rank in "01") < said.index("starting 1 steps"), said
+    assert max(said.index(f"process {rank} has its model") for rank in "01") < said.index("starting 1 step"), said

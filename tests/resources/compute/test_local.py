@@ -155,6 +155,7 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
     assert told == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
     assert list(worth_telling(lines[:200], "job-1")) == lines[:200]
     assert list(worth_telling(["x" * 10_007], "job-1")) == ["x" * 10_000 + "... 7 characters more"]
+    assert next(iter(worth_telling(["1"] * 201, "job-1"))) == "... 1 line more: see `hanzo-ml job logs job-1`"
 
 
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:

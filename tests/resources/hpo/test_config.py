@@ -42,7 +42,7 @@ def test_a_population_has_as_many_generations_as_there_is_room_for(
 @pytest.mark.parametrize(
     ("pbt", "said"),
     [
-        ({"population": 13}, "13 members in 1 generations are 13 trials and max_trials is 12"),
+        ({"population": 13}, "13 members in 1 generation are 13 trials and max_trials is 12"),
         ({"population": 4, "generations": 4}, "4 members in 4 generations are 16 trials"),
         ({"population": 13, "generations": 1}, "are 13 trials"),
     ],

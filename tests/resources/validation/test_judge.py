@@ -185,6 +185,8 @@ def test_leaks_are_named_with_their_ancestor() -> None:
     assert "test line 3 is d@1 train, of m@1 line 8 (near 0.90)" in verdict.reasons
     assert judge_splits(found, Checks.model_validate({"leakage": {"threshold": 0.1}})).passed
     assert judge_splits(Leaks(tested=10, searched=2, exact=0, near=0), Checks()).passed
+    one = judge_splits(Leaks(tested=1, searched=1, exact=0, near=0), Checks())
+    assert one.note == "looked for 1 test record in the training records of 1 ancestor"
 
 
 def test_only_a_blocking_check_that_failed_blocks() -> None:
