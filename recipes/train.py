@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.checkpoint_parts import part_in
+from recipes.checkpoints import Checkpoints
 from recipes.counted import counted
 from recipes.imports import begin_imports
 
@@ -247,7 +249,14 @@ def wait_for_uploads(course: Course, *, goes_on: bool) -> None:
     except Exception as problem:
         if not goes_on:
             raise
-        say(f"the newest checkpoint is on this machine alone: {' '.join(str(problem).split())}")
+        say(f"{newest_here(course.checkpoints)} is on this machine alone: {' '.join(str(problem).split())}")
+
+
+def newest_here(checkpoints: Checkpoints) -> str:
+    """What this machine has of the newest checkpoint: of what several save together, each has its part."""
+    here = checkpoints.local_steps()
+    part = part_in(checkpoints.folder / str(here[0])) if here else None
+    return f"part {part.number} of {part.of} of the newest checkpoint" if part else "the newest checkpoint"
 
 
 def weights_to_leave(course: Course, trainer: ObjectiveTrainer, ends: Ends, store: Store) -> tuple[int, Path] | None:

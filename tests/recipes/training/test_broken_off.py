@@ -11,9 +11,12 @@ from transformers import set_seed
 from recipes import stored_checkpoints
 from recipes import train as program
 from recipes.buckets import StoreFull
-from recipes.incidents import read_incidents
+from recipes.checkpoint_parts import PART, Part
+from recipes.incidents import Incidents, read_incidents
 from recipes.runner import Restart
 from recipes.stored_checkpoints import StoredCheckpoints
+from recipes.training.course import Course
+from recipes.training.group import Group
 from recipes.training.random_states import within_32_bits
 from tests.recipes.training.place import CHECKPOINTS, Place
 
@@ -89,6 +92,24 @@ def test_one_that_cannot_arrive_hides_no_error(
     with pytest.raises(expected):
         place.train(work, eval_steps=None)
     assert place.checkpoints(work).stored_steps() == [2], "as it goes on, it is made up for"
+
+
+def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others have theirs: it said that the checkpoint was here alone."""
+
+    def full(*given: Any) -> Any:
+        raise StoreFull("no space is left")
+
+    monkeypatch.setattr(stored_checkpoints, "RETRY_SECONDS", ())
+    monkeypatch.setattr(StoredCheckpoints, "send", full)
+    checkpoints = place.checkpoints(tmp_path / "second")
+    course = Course(place.recipe, Group(), checkpoints, checkpoints.uri, None, Incidents(), (), ())
+    with checkpoints.writing(6, {PART: Part(number=2, of=2, save="a").model_dump(mode="json")}) as folder:
+        (folder / "rows-2").write_text("6")
+    program.wait_for_uploads(course, goes_on=True)
+    assert "part 2 of 2 of the newest checkpoint is on this machine alone: no space is left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("failing", [NO_MEMORY], indirect=True)
