@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import functools
 import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from httpx._transports import default
 
 if TYPE_CHECKING:
     from tests.s3_server import S3Server
@@ -28,11 +28,11 @@ def pytest_configure() -> None:
     would all that the tests start, and wait for to end.
 
     Each client of httpx reads all root certificates, 25 ms of processor time: tests make thousands, to ask a server whether
-    it has started, and no plain address needs any.
+    it has started, and no plain address needs any. They are read once a process.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    default.create_ssl_context = functools.cache(default.create_ssl_context)
+    ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
