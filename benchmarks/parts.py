@@ -103,10 +103,22 @@ def measure(machines: list[Machine], url: str, spawned: SpawnContext) -> tuple[f
     took = [told.get() for _ in started]
     for process in started:
         process.join()
+    if failed := [each for each in took if each is None]:
+        raise SystemExit(f"{len(failed)} of {len(machines)} machines failed, see above")
     return max(up for up, _ in took), max(down for _, down in took)
 
 
 def run(machine: Machine, url: str, at_once: Any, told: Any) -> None:
+    """Tell how long that machine took; None where it failed: the others are not to wait for it."""
+    try:
+        told.put(measured(machine, url, at_once))
+    except BaseException:
+        at_once.abort()
+        told.put(None)
+        raise
+
+
+def measured(machine: Machine, url: str, at_once: Any) -> tuple[float, float]:
     near = Network(url, machine.network * 1e6).listen()
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = machine.checkpoints(Path(scratch, "saved"), near)
@@ -121,7 +133,7 @@ def run(machine: Machine, url: str, at_once: Any, told: Any) -> None:
         began = time.perf_counter()
         if machine.checkpoints(Path(scratch, "new"), near).latest() is None:
             raise RuntimeError("the checkpoint did not become whole")
-        told.put((up, time.perf_counter() - began))
+        return up, time.perf_counter() - began
 
 
 class Network:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from recipes.checkpoint_folder import seal
-from recipes.checkpoint_parts import PART, PARTS, Part, make_whole, part_in, parts_at, put_part
-from recipes.manifest import Manifest
+from recipes.checkpoint_parts import PART, PARTS, Part, joined, make_whole, part_in, parts_at, put_part
+from recipes.manifest import FileRecord, Manifest
 from recipes.schema import StoreAddress
 from recipes.store import MANIFEST, Store
 
@@ -79,3 +79,17 @@ def test_a_folder_whose_manifest_is_spoiled_has_no_part(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(b'{"kind": "half')
     assert part_in(tmp_path) is None
     assert part_in(tmp_path / "none") is None
+
+
+def test_the_whole_has_the_files_of_all_and_says_what_the_first_machine_does() -> None:
+    """Of shares that were fetched, some files are in several."""
+
+    def manifest(part: Part, *names: str, **facts: int) -> Manifest:
+        files = tuple(FileRecord(path=name, sha256=name, size=1) for name in names)
+        return Manifest(kind="checkpoint", files=files, facts={PART: part.model_dump(mode="json"), **facts})
+
+    second, first = manifest(SECOND, "d", "b", step=7), manifest(FIRST, "c", "b", "a", step=6)
+    whole = joined([second, first], FIRST)
+    assert whole == Manifest(kind="checkpoint", files=tuple(manifest(FIRST, *"abcd").files), facts={"step": 6})
+    assert joined([second], SECOND) is None
+    assert joined([second, manifest(FIRST.model_copy(update={"save": "b"}), "a")], SECOND) is None, "of two times"
