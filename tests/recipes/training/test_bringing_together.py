@@ -91,10 +91,10 @@ def put_record_back(store: Store) -> None:
     second.wait()
 
 
-def save_without_saying_so(machines: Sequence[Checkpoints], step: int) -> None:
+def save_without_saying_so(machines: Sequence[Checkpoints], step: int, loss: float | None = None) -> None:
     """The last was killed between its part and the manifest of the whole; all machines are new."""
     store = machines[0].store
-    save(machines, step)
+    save(machines, step, loss=loss)
     forget(store, f"{URI}/{step}/{MANIFEST}")
     for number, machine in enumerate(machines, 1):
         store.put_bytes(f"{URI}/{step}/{PARTS}/{number}-of-2.json", (machine.folder / str(step) / MANIFEST).read_bytes())
