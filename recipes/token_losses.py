@@ -76,4 +76,4 @@ class TokenLosses(torch.autograd.Function):
 def in_parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Rows of all, as many at once as make a part of the first in float32."""
     rows = max(1, PART_BYTES // (torch.float32.itemsize * tensors[0].shape[1]))
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)  # type: ignore[no-untyped-call]
