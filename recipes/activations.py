@@ -114,18 +114,18 @@ def saved_bytes(forward: Forward) -> int:
     kept += 2 * width * forward.length * shape.head_size  # sines and cosines of the positions
     if forward.trains_all:
         kept += tokens * width * shape.hidden_size  # what the head reads
-    return kept + tokens * FLOAT32 * shape.vocab_size  # log-probabilities of the loss
+    return kept + tokens * width * shape.vocab_size  # logits (`recipes.token_losses`)
 
 
 def working_bytes(forward: Forward) -> int:
     """Needed beside what is kept, at the worst moment.
 
-    Either around the loss, where the logits stand in the computing type and their gradient in float32, or within the block
-    that is computed again, whose largest tensors have a gradient each.
+    Either around the loss, for the gradient of the logits, or within the block that is computed again, whose largest tensors
+    have a gradient each.
     """
     shape, tokens, width = forward.architecture, forward.tokens, forward.width
-    loss = tokens * (width + FLOAT32) * shape.vocab_size
+    logits = tokens * width * shape.vocab_size
     gradients = tokens * width * 3 * shape.intermediate_size
     again = block_bytes(forward) if forward.checkpointing else 0
-    # By then the loss has given its own part back.
-    return max(loss, again + gradients - tokens * FLOAT32 * shape.vocab_size)
+    # By then they have been given back.
+    return max(logits, again + gradients - logits)

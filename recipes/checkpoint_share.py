@@ -4,11 +4,12 @@ Of 72B parameters a checkpoint is 864 GB. Four machines that each fetched all of
 within five minutes (specification row I10).
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import BaseModel, Field, Json
 
 from recipes.manifest import Manifest
 
@@ -20,8 +21,23 @@ entry for both: safetensors writes several in any order, and equal rows were in 
 """
 OF_OPTIMIZER = "optimizer"
 
-Header = Mapping[str, Any]
-"""Of a safetensors file, as JSON."""
+LONGEST_HEADER = 100_000_000
+"""In bytes; the library takes none that is longer. What is spoiled may say any number."""
+
+
+class Metadata(BaseModel):
+    places: Json[dict[str, tuple[int, int]]] = {}
+
+
+class Tensor(BaseModel):
+    shape: tuple[int, ...]
+
+
+class Header(BaseModel, extra="allow"):
+    """Of a safetensors file: its tensors by their names, beside the metadata."""
+
+    metadata: Metadata = Field(default=Metadata(), alias="__metadata__")
+    __pydantic_extra__: dict[str, Tensor]
 
 
 class Held(NamedTuple):
@@ -90,14 +106,13 @@ class Weights(Share):
 
 def held_in(path: str, header: Header) -> Iterable[tuple[str, Held | None]]:
     """What a file has of each of its tensors; None where it does not say which rows these are."""
-    places = json.loads(header.get("__metadata__", {}).get(PLACES, "{}"))
-    for name in header.keys() - {"__metadata__"}:
-        shape = header[name]["shape"]
-        if not shape:
+    places = header.metadata.places
+    for name, tensor in header.__pydantic_extra__.items():
+        if not tensor.shape:
             yield name, Held(path, 0, 0, 0)
         elif name in places:
             first, total = places[name]
-            yield name, Held(path, first, shape[0], total)
+            yield name, Held(path, first, tensor.shape[0], total)
         else:
             yield name, None
 
@@ -109,7 +124,10 @@ def rows_of(total: int, rank: int, processes: int) -> range:
 
 
 def read_header(read: Callable[[int, int], bytes]) -> Header:
-    """That of a safetensors file of which `read` gives the bytes from one place to another."""
+    """That of a safetensors file of which `read` gives the bytes from one place to another.
+
+    Raises:
+        ValidationError: it is no such file.
+    """
     size = int.from_bytes(read(0, 8), "little")
-    found: Header = json.loads(read(8, 8 + size))
-    return found
+    return Header.model_validate_json(read(8, 8 + min(size, LONGEST_HEADER)))

@@ -30,6 +30,7 @@ from recipes.pipeline import stage_of, stage_shapes
 from recipes.recipe import Recipe
 from recipes.runner import look_for_cycles
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.token_losses import use_token_losses
 from recipes.training.model import with_adapter
 
 
@@ -111,7 +112,9 @@ def build(recipe: Recipe, shape: Architecture) -> Any:
     config = AutoConfig.for_model(**shape.model_dump(exclude_none=True))
     with torch.device("meta"):
         dtype = torch.float32 if autocasts(recipe) else getattr(torch, recipe.computing_dtype)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    use_token_losses(model)
+    return model
 
 
 def kept_bytes(model: Any, recipe: Recipe) -> int:

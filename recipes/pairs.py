@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from recipes.counted import counted
@@ -21,6 +20,8 @@ from recipes.records import Record, read_records
 from recipes.runner import say
 from recipes.schema import BadConfiguration
 from recipes.store import Store
+from recipes.token_losses import token_losses
+from recipes.training.packing import learned
 
 Batch = dict[str, torch.Tensor]
 
@@ -80,25 +81,27 @@ def read_pairs(split: Artifact, store: Store, cache: Path, tokenizer: PreTrained
 def stack(pairs: Sequence[Pair]) -> Batch:
     """`input_ids` and `labels` of shape [2 * pairs, longest]: the chosen answers, then the rejected ones.
 
-    Padding stands at the right, where causal attention keeps everything else from seeing it, so there is no mask.
+    Padding stands at the right, where causal attention keeps everything else from seeing it, so there is no mask. Prompts
+    get no logits where they are prompts in all rows (`recipes.training.packing`).
     """
     examples = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
     longest = max(len(example.tokens) for example in examples)
     rest = [longest - len(example.tokens) for example in examples]
+    labels = torch.tensor([[*e.labels, *[IGNORED] * missing] for e, missing in zip(examples, rest, strict=True)])
+    places, following = learned(labels)
     return {
         "input_ids": torch.tensor([[*e.tokens, *[0] * missing] for e, missing in zip(examples, rest, strict=True)]),
-        "labels": torch.tensor([[*e.labels, *[IGNORED] * missing] for e, missing in zip(examples, rest, strict=True)]),
+        "labels": labels,
+        "logits_to_keep": places,
+        "shift_labels": following,
     }
 
 
 def token_log_probabilities(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p of each token of an answer, 0 elsewhere, and whether it is one; both of shape [rows, length - 1]."""
-    logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].float()
-    targets = batch["labels"][:, 1:]
-    inside = targets != IGNORED
-    # Token after token: with the vocabulary in the middle, as it is for rows, a GPU copies all logits to turn them around.
-    found = -cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
-    return found.view_as(targets), inside
+    """log p of each token of an answer, 0 elsewhere, and whether it is one; both of shape [rows, places]."""
+    logits = model(input_ids=batch["input_ids"], logits_to_keep=batch["logits_to_keep"], use_cache=False).logits
+    targets = batch["shift_labels"]
+    return -token_losses(logits.flatten(0, 1), targets.flatten()).view_as(targets), targets != IGNORED
 
 
 def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:

@@ -22,6 +22,7 @@ from recipes.recipe import Recipe
 from recipes.records import Record, is_correct
 from recipes.runner import say
 from recipes.schema import BadConfiguration
+from recipes.token_losses import token_losses
 from recipes.training.packing import collate, pack
 
 GENERATION_BATCH = 16
@@ -65,8 +66,8 @@ def likelihood(
         del batch["labels"]
         targets = batch.pop("shift_labels")
         # A cache switches the mask between packed neighbours off (transformers 5.23).
-        logits = model(**batch, use_cache=False).logits.float()
-        total += float(torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="sum"))
+        logits = model(**batch, use_cache=False).logits
+        total += float(token_losses(logits.flatten(0, 1), targets.flatten()).sum())
         right += int((logits.argmax(-1) == targets).sum())
         count += int((targets >= 0).sum())
     return Likelihood(total / count, right / count)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from recipes.ahead import ahead
 from recipes.checkpoint_compression import compress, decompress, is_compressed
@@ -31,8 +31,6 @@ UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
 RETRY_SECONDS = (1.0, 4.0)
 """Pauses before an upload that failed is tried again; after the last it has failed for good."""
-UNREADABLE = FileNotFoundError, ValueError, LookupError, TypeError, AttributeError
-"""What comes of reading the header of a file that is missing or no such file."""
 SLOW_SECONDS = 60.0
 """After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
 
@@ -134,7 +132,7 @@ class StoredCheckpoints:
             return whole
         try:
             wanted = share.files(whole, lambda paths: ahead(partial(self._header, step), paths, self.store.files_at_once))
-        except UNREADABLE:
+        except (FileNotFoundError, ValidationError):
             return whole
         if len(wanted) == len(whole.files):
             return whole

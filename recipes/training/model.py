@@ -19,6 +19,7 @@ from recipes.launch import fully_sharded, zero_stage
 from recipes.memory import adapts_in_computing_type, autocasts
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.token_losses import use_token_losses
 from recipes.training import sharded, zero
 from recipes.training.low_rank import compute_in_the_type_of_inputs
 from recipes.training.packed_attention import attend_where_it_fits
@@ -62,6 +63,7 @@ def load_for_training(folder: Path, recipe: Recipe) -> PreTrainedModel | PeftMod
             quantization_config=nf4(dtype, recipe) if recipe.method == "qlora" else None,
             distributed_config=DistributedConfig(**shards) if shards else None,
         )
+    use_token_losses(model)
     if recipe.method == "full":
         sharded.tie(model)
     refuse_widths_of_nf4(model, recipe)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from recipes.pipeline import Stage, stage_of
 from recipes.schema import BadConfiguration
+from recipes.token_losses import use_token_losses
 from recipes.training.row_files import RowFiles
 
 ADAPTER = "adapter_model.safetensors"
@@ -44,6 +45,7 @@ def load_stage(
     if stage.tied and stage.last:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.eval()
+    use_token_losses(model)
     adapted: PreTrainedModel | PeftModel = adapt(model)
     keep(stage, causal_of(adapted))
     return adapted

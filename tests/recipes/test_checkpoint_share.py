@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from recipes.checkpoint_folder import broken, content_of
 from recipes.checkpoint_parts import PART, Part, part_in
-from recipes.checkpoint_share import PLACES, Header, Share, Weights, read_header, rows_of
+from recipes.checkpoint_share import PLACES, Header, Held, Share, Weights, read_header, rows_of
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import FileRecord, Manifest
 from recipes.runner import Restart
@@ -263,3 +263,14 @@ def test_weights_are_all_but_those_of_the_optimizer(tmp_path: Path) -> None:
         name_of("model", 0, 2),
         name_of("model", 1, 2),
     }
+
+
+class Faulty(Share):
+    def reads(self, part: Held) -> bool:
+        raise KeyError(part.path)
+
+
+def test_a_fault_of_ours_in_choosing_a_share_is_seen(together: list[Checkpoints], store: Store, tmp_path: Path) -> None:
+    """It passed for a header that could not be read, and each machine fetched all."""
+    with pytest.raises(KeyError):
+        Checkpoints(tmp_path / "new", store, URI, 3, share=Faulty(2, 2, 1)).latest()
