@@ -245,6 +245,17 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     assert best and best[0] == 6
 
 
+def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[Checkpoints]) -> None:
+    """A better one came after it, and uploads were slow: no store had it, and another was published."""
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=2.0)
+    save(machines, 8, loss=0.5)
+    forget(machines[0].store, f"{URI}/4")
+    assert go_on(machines, 6) == [of(6)] * 2
+    best = machines[0].below("from-6", 6).best()
+    assert best and rows_in(best[1]) == of(4)
+
+
 def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[Checkpoints]) -> None:
     """Uploads were slow and left it out: it went back further than one machine would have."""
     save(machines, 4)
@@ -284,6 +295,8 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
     assert wanted([*best, *six], {4: 0.5, 8: None}) == set(), "a better one is there"
     assert wanted([*six, *eight], asked={6}) == {"a", "b"}
     assert wanted([*six, *eight], {6: None}, {6}) == {"b"}
+    assert wanted([*best, *six], {8: 0.5}, {6}) == {"best", "a"}
+    assert wanted([*best, *six], {4: 0.5, 8: None}, {6}) == {"a"}, "a better one is there"
     assert wanted([]) == wanted([], {6: None}) == set()
 
 
