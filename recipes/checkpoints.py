@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
 from recipes.checkpoint_parts import PART, part_in
 from recipes.checkpoint_share import Share, Weights
-from recipes.local_checkpoints import standings_in, steps_in, sweep
+from recipes.local_checkpoints import remove_from, standings_in, steps_in, sweep
 from recipes.retention import from_the_best, kept
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, Store
@@ -329,9 +329,7 @@ class Checkpoints:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
         self.settle()
         self.stored.finish()
-        for bad in self.local_steps():
-            if bad >= step:
-                shutil.rmtree(self.folder / str(bad))
+        remove_from(self.folder, step)
         for bad in self.stored.folders():
             if bad >= step:
                 self.stored.delete(bad)

@@ -24,7 +24,7 @@ from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
-from recipes.training.healing import roll_back
+from recipes.training.healing import forget_beside, roll_back
 from recipes.training.resuming_together import resume_together
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
@@ -269,6 +269,20 @@ def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines:
         heal()
     assert go_on(machines) == [of(6)] * 2
     assert heal() == (6, machines[0].folder / "6")
+
+
+def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(machines: list[Checkpoints]) -> None:
+    """The second had fetched a checkpoint that proved to be spoilt, and leads from here on."""
+    for step in (4, 6, 8):
+        save(machines, step)
+    for machine in machines:
+        shutil.rmtree(machine.folder)
+    assert go_on(machines) == [of(8)] * 2
+    diverged, samples = Divergence(8, 10, "bad"), SamplesOfRun(SampleOrder(100, 0), 4, 20)
+    forget_beside(machines[1], diverged, ())
+    good = roll_back(machines[0].store, URI, Recipe.named("smollm2-135m-full"), machines[0], samples, diverged, ())
+    assert good and good[0] == 6
+    assert go_on(machines[::-1]) == [of(6)] * 2
 
 
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
