@@ -19,7 +19,7 @@ from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size
 from recipes.checkpoint_parts import PART, part_in
 from recipes.checkpoint_share import Share, Weights
 from recipes.local_checkpoints import remove_from, standings_in, steps_in, sweep
-from recipes.retention import from_the_best, kept
+from recipes.retention import Standing, from_the_best, kept
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
@@ -223,11 +223,13 @@ class Checkpoints:
     def close_parts(self) -> None:
         """After the uploads of all machines: what they have saved together is whole, and what does not stay is gone.
 
+        The best of all, which may be in the store alone: what is the best of those here others did not upload for that.
+
         Raises:
             Restart: of the newest or the best, a part has not arrived; its machine tries again as the run goes on.
         """
         parts = {step for step in self.local_steps() if part_in(self.folder / str(step))}
-        if missing := (parts & kept(standings_in(self.folder), 1)) - {*self.stored_steps()}:
+        if missing := (parts & kept(self._standings(), 1)) - {*self.stored_steps()}:
             raise Restart(f"not all machines' parts of checkpoint {max(missing)} have arrived in the store")
         if parts:
             self.stored.prune()
@@ -271,8 +273,11 @@ class Checkpoints:
         if self.before:
             earlier, left_at = self.before
             passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
-        known = {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
-        return passed | {step: (standing.loss, self) for step, standing in known.items()}
+        return passed | {step: (standing.loss, self) for step, standing in self._standings().items()}
+
+    def _standings(self) -> dict[int, Standing]:
+        """Of those in the store, and of those here."""
+        return {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""

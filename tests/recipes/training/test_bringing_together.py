@@ -245,6 +245,24 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     assert best and best[0] == 6
 
 
+def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(machines: list[Checkpoints]) -> None:
+    """The other had a better one still, and as uploads were slow left this one out. At its end the run began again for it,
+    and again.
+    """
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=4.0)
+    shutil.rmtree(machines[0].folder)
+    assert go_on(machines) == [of(6)] * 2
+    for number, machine in enumerate(machines, 1):
+        write(machine, 8, Part(number=number, of=2, save="save-8"), loss=2.0, waits=True)
+        write(machine, 10, Part(number=number, of=2, save="save-10"), loss=3.0)
+        machine.wait()
+    assert machines[0].stored_steps() == [10, 6, 4]
+    machines[0].close_parts()
+    best = machines[0].best()
+    assert best and rows_in(best[1]) == of(4)
+
+
 def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[Checkpoints]) -> None:
     """A better one came after it, and uploads were slow: no store had it, and another was published."""
     save(machines, 4, loss=1.0)
