@@ -200,14 +200,14 @@ class Checkpoints:
         self.stored.tell(step, facts)
 
     def catch_up(self) -> None:
-        """Upload the best and the newest of those here, where a kill or the store has cut that off: they would be on one
-        machine alone. What a kill has left half there is deleted, and half here.
+        """Upload the newest, and the best of all where it is here, where a kill or the store has cut that off: they would be
+        on one machine alone. What a kill has left half there is deleted, and half here.
 
         For whoever goes on from the newest, which has seen that it is whole.
         """
         self._prune()
         here = self.local_steps()
-        missing = kept(standings_in(self.folder), 1) - {*self.stored_steps()}
+        missing = kept(self._standings(), 1) - {*self.stored_steps()}
         for step in sorted(missing):
             if step == here[0] or broken(self.folder / str(step), step) is None:
                 self.stored.upload(step, partial(self._is_wanted, step), self._prune)

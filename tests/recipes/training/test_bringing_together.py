@@ -263,6 +263,21 @@ def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(ma
     assert best and rows_in(best[1]) == of(4)
 
 
+def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(machines: list[Checkpoints]) -> None:
+    """The store has a better one. Of a large model, a part takes minutes."""
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=4.0)
+    shutil.rmtree(machines[0].folder)
+    assert go_on(machines) == [of(6)] * 2
+    save(machines, 8, loss=2.0)
+    save(machines, 10, loss=3.0)
+    forget(machines[0].store, f"{URI}/8")
+    assert go_on(machines) == [of(10)] * 2
+    machines[0].catch_up()
+    machines[0].wait()
+    assert machines[0].local_steps() == [10, 8, 6] and not machines[0].store.list(f"{URI}/8")
+
+
 def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[Checkpoints]) -> None:
     """A better one came after it, and uploads were slow: no store had it, and another was published."""
     save(machines, 4, loss=1.0)
