@@ -18,8 +18,8 @@ from pydantic import JsonValue
 from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
 from recipes.checkpoint_parts import PART, part_in
 from recipes.checkpoint_share import Share, Weights
-from recipes.local_checkpoints import standings_in, steps_in, sweep
-from recipes.retention import from_the_best, kept
+from recipes.local_checkpoints import remove_from, standings_in, steps_in, sweep
+from recipes.retention import Standing, from_the_best, kept
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
@@ -200,14 +200,14 @@ class Checkpoints:
         self.stored.tell(step, facts)
 
     def catch_up(self) -> None:
-        """Upload the best and the newest of those here, where a kill or the store has cut that off: they would be on one
-        machine alone. What a kill has left half there is deleted, and half here.
+        """Upload the newest, and the best of all where it is here, where a kill or the store has cut that off: they would be
+        on one machine alone. What a kill has left half there is deleted, and half here.
 
         For whoever goes on from the newest, which has seen that it is whole.
         """
         self._prune()
         here = self.local_steps()
-        missing = kept(standings_in(self.folder), 1) - {*self.stored_steps()}
+        missing = kept(self._standings(), 1) - {*self.stored_steps()}
         for step in sorted(missing):
             if step == here[0] or broken(self.folder / str(step), step) is None:
                 self.stored.upload(step, partial(self._is_wanted, step), self._prune)
@@ -223,11 +223,13 @@ class Checkpoints:
     def close_parts(self) -> None:
         """After the uploads of all machines: what they have saved together is whole, and what does not stay is gone.
 
+        The best of all, which may be in the store alone: what is the best of those here others did not upload for that.
+
         Raises:
             Restart: of the newest or the best, a part has not arrived; its machine tries again as the run goes on.
         """
         parts = {step for step in self.local_steps() if part_in(self.folder / str(step))}
-        if missing := (parts & kept(standings_in(self.folder), 1)) - {*self.stored_steps()}:
+        if missing := (parts & kept(self._standings(), 1)) - {*self.stored_steps()}:
             raise Restart(f"not all machines' parts of checkpoint {max(missing)} have arrived in the store")
         if parts:
             self.stored.prune()
@@ -271,8 +273,11 @@ class Checkpoints:
         if self.before:
             earlier, left_at = self.before
             passed = {step: found for step, found in earlier._evaluated().items() if step <= left_at}
-        known = {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
-        return passed | {step: (standing.loss, self) for step, standing in known.items()}
+        return passed | {step: (standing.loss, self) for step, standing in self._standings().items()}
+
+    def _standings(self) -> dict[int, Standing]:
+        """Of those in the store, and of those here."""
+        return {step: self.stored.standing(step) for step in self.stored_steps()} | standings_in(self.folder)
 
     def at(self, step: int) -> tuple[int, Path] | None:
         """The checkpoint of `step`, where there is a valid one."""
@@ -329,9 +334,7 @@ class Checkpoints:
         """Remove the checkpoints of `step` and later, here and in the store: their weights are not to be gone on with."""
         self.settle()
         self.stored.finish()
-        for bad in self.local_steps():
-            if bad >= step:
-                shutil.rmtree(self.folder / str(bad))
+        remove_from(self.folder, step)
         for bad in self.stored.folders():
             if bad >= step:
                 self.stored.delete(bad)

@@ -52,3 +52,10 @@ def leave_only(folder: Path, step: int) -> None:
     for old in set(steps_in(folder)) - {step}:
         if old > step or part_in(folder / str(old)) is None:
             shutil.rmtree(folder / str(old))
+
+
+def remove_from(folder: Path, step: int) -> None:
+    """Remove those of `step` and later."""
+    for bad in steps_in(folder):
+        if bad >= step:
+            shutil.rmtree(folder / str(bad))

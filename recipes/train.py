@@ -34,7 +34,7 @@ from recipes.training.compilation import are_compiled, compile_blocks
 from recipes.training.course import Course, take_up
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is
 from recipes.training.facts import facts_of
-from recipes.training.healing import restart_after, roll_back
+from recipes.training.healing import forget_beside, restart_after, roll_back
 from recipes.training.logged import LogToTracking
 from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
@@ -96,6 +96,8 @@ def train(job: Job, store: Store, work: Path) -> Result | None:
     trainer.meter.learn_peaks(group.collect(peak_memory()))
     if not group.leads:  # its node's part; the leader has use for the whole
         wait_for_uploads(course, goes_on=True)
+        if (found := ends.divergence.found) and group.local_rank == 0:
+            forget_beside(course.checkpoints, found, course.repeats)
     group.disband()
     return leave(job, course, material, trainer, ends, store, work) if group.leads else None
 

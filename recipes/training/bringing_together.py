@@ -4,6 +4,7 @@ All may have been killed while they were on their way there. Where the folders o
 what had arrived counts, though its machine is gone.
 """
 
+import math
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -74,14 +75,20 @@ def whole_together(parts: Iterable[Found]) -> dict[Place, Found]:
 
 
 def still_wanted(complete: Mapping[Place, Found], whole: Mapping[Place, Standing], asked: Collection[int] = ()) -> set[str]:
-    """The saves that are to be made whole: of each way the newest and the best, and what is `asked` for.
+    """The saves that are to be made whole: of each way the newest and the best, also of what came up to a step that is
+    `asked` for: of a way that the run left there, it may publish the best until then.
 
     Those of other ways are wanted too: a user may send the run back to them. `whole` are in the store as they should be.
     """
     ways: dict[str, dict[int, Standing]] = defaultdict(dict)
     for place, standing in ({place: found.standing for place, found in complete.items()} | {**whole}).items():
         ways[place.way][place.step] = standing
-    wanted = {Place(way, step) for way, standings in ways.items() for step in kept(standings, 1) | {*asked}}
+    wanted = {
+        Place(way, step)
+        for way, standings in ways.items()
+        for last in (math.inf, *asked)
+        for step in kept({step: one for step, one in standings.items() if step <= last}, 1)
+    }
     return {found.part.save for place, found in complete.items() if place in wanted.difference(whole)}
 
 

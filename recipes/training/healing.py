@@ -20,6 +20,7 @@ from recipes.incidents import (
     read_incidents,
     write_incident,
 )
+from recipes.local_checkpoints import remove_from
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
@@ -87,6 +88,25 @@ def what_happened(
     return found
 
 
+def first_discarded(found: Divergence, repeats: Sequence[Incident]) -> int:
+    """The step from which on a run does not go on after a divergence.
+
+    Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
+    one of its own.
+    """
+    then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
+    return min([spoilt_from(found.first), *(step + 1 for step in then)])
+
+
+def forget_beside(checkpoints: Checkpoints, found: Divergence, repeats: Sequence[Incident]) -> None:
+    """Remove what a machine has, beside the leader's, of what is not gone on from after a divergence.
+
+    Before the leader rolls back: where the machines have changed places by the next start, this one says where to go on, and
+    had fetched a whole checkpoint that is spoilt.
+    """
+    remove_from(checkpoints.folder, first_discarded(found, repeats))
+
+
 def roll_back(
     store: Store,
     uri: str,
@@ -98,18 +118,16 @@ def roll_back(
 ) -> tuple[int, Path] | None:
     """The last checkpoint from before a divergence, which is the newest from now on; None where there is none.
 
-    They go before the incident is written: a program that is killed in between comes here again by the same steps.
-    Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
-    one of its own. One that was sent back, and has no good checkpoint on its way, goes back to where it was sent; where that
-    is spoilt already it would come to the same again, and ends.
+    They go before the incident is written: a program that is killed in between comes here again by the same steps. A run
+    that was sent back, and has no good checkpoint on its way, goes back to where it was sent; where that is spoilt already
+    it would come to the same again, and ends.
 
     Raises:
         Restart: the recipe allows to go on without the samples of the bad steps; or the last good one lies in parts on
             several machines, which bring it as the run goes on.
     """
     first = spoilt_from(found.first)
-    then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
-    checkpoints.discard_from(min([first, *(step + 1 for step in then)]))
+    checkpoints.discard_from(first_discarded(found, repeats))
     checkpoints.close_parts()
     begins = checkpoints.latest() or checkpoints.came_from()
     good = begins if begins and begins[0] < first else None

@@ -344,7 +344,9 @@ def test_while_one_machine_has_the_newest_another_may_have_the_one_before(
         for step in (4, 6):
             for number, machine in enumerate((first, second), 1):
                 write(machine, step, Part(number=number, of=2, save=f"save-{step}"))
+                machine.settle()
                 machine.stored.finish()
         write(first, 8, Part(number=1, of=2, save="save-8"))
         first.settle()
+        first.stored.finish()
     assert set(first.local_steps()) & set(second.local_steps()) == {6}

@@ -24,7 +24,7 @@ from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
 from recipes.training.group import Group
-from recipes.training.healing import roll_back
+from recipes.training.healing import forget_beside, roll_back
 from recipes.training.resuming_together import resume_together
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
@@ -245,6 +245,50 @@ def test_a_part_whose_others_are_lost_is_not_the_best(machines: list[Checkpoints
     assert best and best[0] == 6
 
 
+def test_a_machine_that_is_new_does_not_wait_for_what_is_the_best_there_alone(machines: list[Checkpoints]) -> None:
+    """The other had a better one still, and as uploads were slow left this one out. At its end the run began again for it,
+    and again.
+    """
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=4.0)
+    shutil.rmtree(machines[0].folder)
+    assert go_on(machines) == [of(6)] * 2
+    for number, machine in enumerate(machines, 1):
+        write(machine, 8, Part(number=number, of=2, save="save-8"), loss=2.0, waits=True)
+        write(machine, 10, Part(number=number, of=2, save="save-10"), loss=3.0)
+        machine.wait()
+    assert machines[0].stored_steps() == [10, 6, 4]
+    machines[0].close_parts()
+    best = machines[0].best()
+    assert best and rows_in(best[1]) == of(4)
+
+
+def test_what_is_the_best_on_a_new_machine_alone_is_not_uploaded_at_each_start(machines: list[Checkpoints]) -> None:
+    """The store has a better one. Of a large model, a part takes minutes."""
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=4.0)
+    shutil.rmtree(machines[0].folder)
+    assert go_on(machines) == [of(6)] * 2
+    save(machines, 8, loss=2.0)
+    save(machines, 10, loss=3.0)
+    forget(machines[0].store, f"{URI}/8")
+    assert go_on(machines) == [of(10)] * 2
+    machines[0].catch_up()
+    machines[0].wait()
+    assert machines[0].local_steps() == [10, 8, 6] and not machines[0].store.list(f"{URI}/8")
+
+
+def test_the_best_on_the_way_to_where_a_run_is_sent_back_is_brought(machines: list[Checkpoints]) -> None:
+    """A better one came after it, and uploads were slow: no store had it, and another was published."""
+    save(machines, 4, loss=1.0)
+    save(machines, 6, loss=2.0)
+    save(machines, 8, loss=0.5)
+    forget(machines[0].store, f"{URI}/4")
+    assert go_on(machines, 6) == [of(6)] * 2
+    best = machines[0].below("from-6", 6).best()
+    assert best and rows_in(best[1]) == of(4)
+
+
 def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines: list[Checkpoints]) -> None:
     """Uploads were slow and left it out: it went back further than one machine would have."""
     save(machines, 4)
@@ -258,6 +302,20 @@ def test_a_run_that_diverged_goes_back_to_parts_that_were_not_uploaded(machines:
         heal()
     assert go_on(machines) == [of(6)] * 2
     assert heal() == (6, machines[0].folder / "6")
+
+
+def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(machines: list[Checkpoints]) -> None:
+    """The second had fetched a checkpoint that proved to be spoilt, and leads from here on."""
+    for step in (4, 6, 8):
+        save(machines, step)
+    for machine in machines:
+        shutil.rmtree(machine.folder)
+    assert go_on(machines) == [of(8)] * 2
+    diverged, samples = Divergence(8, 10, "bad"), SamplesOfRun(SampleOrder(100, 0), 4, 20)
+    forget_beside(machines[1], diverged, ())
+    good = roll_back(machines[0].store, URI, Recipe.named("smollm2-135m-full"), machines[0], samples, diverged, ())
+    assert good and good[0] == 6
+    assert go_on(machines[::-1]) == [of(6)] * 2
 
 
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
@@ -284,6 +342,8 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
     assert wanted([*best, *six], {4: 0.5, 8: None}) == set(), "a better one is there"
     assert wanted([*six, *eight], asked={6}) == {"a", "b"}
     assert wanted([*six, *eight], {6: None}, {6}) == {"b"}
+    assert wanted([*best, *six], {8: 0.5}, {6}) == {"best", "a"}
+    assert wanted([*best, *six], {4: 0.5, 8: None}, {6}) == {"a"}, "a better one is there"
     assert wanted([]) == wanted([], {6: None}) == set()
 
 

@@ -25,6 +25,7 @@ from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
 from recipes.training.compilation import failed_to_compile
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is, refused_operation
+from recipes.training.group import Group
 from recipes.training.healing import restart_after
 from recipes.training.logged import LogToTracking
 from recipes.training.out_of_memory import is_out_of_memory
@@ -280,6 +281,23 @@ def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
         query = {"run_id": run_id, "metric_key": key}
         history = httpx.get(f"{server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()["metrics"]
         assert [point["step"] for point in history] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8], key
+
+
+def test_a_machine_beside_the_leader_forgets_what_is_spoilt(
+    place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead by the next start. The store's are the leader's business."""
+    run = program.run
+
+    def run_beside(*given: Any) -> None:
+        run(*given)
+        monkeypatch.setattr(Group, "leads", False)
+
+    monkeypatch.setattr(program, "run", run_beside)
+    work = tmp_path / "beside"
+    place.train(work)
+    assert place.checkpoints(work).local_steps() == [2]
+    assert place.checkpoints(work).stored_steps() == [4, 2]
 
 
 def test_a_run_that_goes_on_after_it_diverged_saves_oftener(

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ import pytest
 
 import recipes.checkpoints
 from recipes.checkpoint_folder import broken
+from recipes.checkpoint_parts import PARTS
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import Manifest
-from recipes.store import MANIFEST
+from recipes.runner import Restart
+from recipes.store import MANIFEST, Store
 from recipes.training import course, trainer
 from recipes.training.group import Group
 from recipes.training.staging import Staging
@@ -182,3 +185,24 @@ def test_what_cannot_be_made_whole_ends_the_run_at_the_next_step_too(
     said = capfd.readouterr().out
     assert "step 3/8" in said and "step 5/8" not in said
     assert not [*(tmp_path / "not-whole" / "checkpoints").iterdir()]
+
+
+def test_a_part_waits_while_the_one_before_is_on_its_way(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two nodes, this is the first; the other may upload faster. Each uploaded what was its newest as it came to it."""
+    monkeypatch.setattr(Group, "nodes", 2)
+    put_files = Store.put_files
+
+    def held(self: Store, folder: Path, uri: str, manifest: Manifest) -> None:
+        end = time.monotonic() + 60
+        while folder.name == "2" and not (folder.parent / "4").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        put_files(self, folder, uri, manifest)
+
+    monkeypatch.setattr(Store, "put_files", held)
+    work = tmp_path / "one-of-two"
+    with pytest.raises(Restart, match="not all machines' parts of checkpoint 6 have arrived"):
+        place.train(work, **FULL, distributed=shape("fsdp", 1), max_steps=6, eval_steps=None)
+    sent = {uri.split("/")[-3] for uri in place.store.list(place.checkpoints(work).uri) if f"/{PARTS}/" in uri}
+    assert sent == {"2", "6"}
