@@ -56,20 +56,20 @@ class TokenLosses(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         learned = targets != IGNORED
         words = targets.where(learned, 0)[:, None]
-        ctx.save_for_backward(logits, words, learned)
-        losses = [-log_softmax(some, -1, dtype=torch.float32).gather(1, word) for some, word in in_parts(logits, words)]
-        return torch.cat(losses)[:, 0].where(learned, 0.0)
+        parts = [-log_softmax(some, -1, dtype=torch.float32).gather(1, word) for some, word in in_parts(logits, words)]
+        losses = torch.cat(parts)[:, 0].where(learned, 0.0)
+        ctx.save_for_backward(logits, words, learned, losses)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Of each word its share in the prediction, less 1 for the word that follows."""
-        logits, words, learned = ctx.saved_tensors
+        logits, words, learned, losses = ctx.saved_tensors
         weights = (given[0] * learned)[:, None]
         gradient = torch.empty_like(logits)
-        for into, some, word, weight in in_parts(gradient, logits, words, weights):
-            shares = shares_of(some, -1, dtype=torch.float32)
-            shares.scatter_add_(1, word, torch.full_like(weight, -1))
-            torch.mul(shares, weight, out=into)
+        for into, some, weight in in_parts(gradient, logits, weights):
+            torch.mul(shares_of(some, -1, dtype=torch.float32), weight, out=into)
+        gradient.scatter_(1, words, (torch.expm1(-losses)[:, None] * weights).to(gradient.dtype))
         return gradient, None
 
 

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.checkpoint_parts import part_in
-from recipes.checkpoints import Checkpoints
-from recipes.counted import counted
 from recipes.imports import begin_imports
 
 if __name__ == "__main__":
@@ -24,6 +21,9 @@ from transformers import PrinterCallback, set_seed
 
 from hanzo_ml.anew import NEVER, Anew, first_until
 from hanzo_ml.points import Point
+from recipes.checkpoint_parts import part_in
+from recipes.checkpoints import Checkpoints
+from recipes.counted import counted
 from recipes.incidents import read_incidents
 from recipes.launch import computes_whole_blocks, saves_by_name
 from recipes.machine import cores
