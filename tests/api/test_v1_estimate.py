@@ -138,7 +138,7 @@ def test_the_price_book_is_configuration(tmp_path: Path, config: str, price: flo
     [
         ("zen-72b-lora", {"hardware": ONE_80GB, "distributed": None}, "recipe 'zen-72b-qlora'"),
         ("zen-7b-full", {"hardware": ONE_40GB, "distributed": None}, "recipe 'zen-7b-lora'"),
-        ("zen-7b-lora", {"batch_size": 16}, "batch_size 4 with gradient_accumulation 16"),
+        ("zen-7b-lora", {"batch_size": 16}, "batch_size 8 with gradient_accumulation 8"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_what_would(

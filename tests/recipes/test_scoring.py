@@ -91,7 +91,7 @@ RECORD = record_of({"instruction": "Who?", "answer": "She."})
     ("compute", "inputs"),
     [
         (lambda model: likelihood(model, make_tokenizer(), [RECORD], RECIPE), LEARNED),
-        (lambda model: preferred(model, [Pair(EXAMPLE, EXAMPLE)]), {"input_ids"}),
+        (lambda model: preferred(model, [Pair(EXAMPLE, EXAMPLE)]), {"input_ids", "logits_to_keep"}),
         (lambda model: generate(model, make_tokenizer(), [[1, 2], [3]], 4), {"input_ids", "attention_mask"}),
     ],
 )

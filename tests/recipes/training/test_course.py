@@ -78,7 +78,7 @@ def test_what_cannot_be_trained_is_refused_before_anybody_is_joined(
     monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(taken_up, "join", lambda distributed: pytest.fail("it joined"))
     with pytest.raises(BadConfiguration, match=words):
-        took_up(place, tmp_path / "refused", **changed)
+        took_up(place, tmp_path / "course-refused", **changed)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
 ) -> None:
     joined.append(Several(0, 4, 4))
     changed = {**FSDP, "distributed": shape(strategy, 2)}
-    course = took_up(place, tmp_path / f"four-{strategy}", **changed)
+    course = took_up(place, tmp_path / f"course-four-{strategy}", **changed)
     assert (course.recipe.processes, course.recipe.samples_per_step) == (4, place.recipe.changed(changed).samples_per_step)
     assert (course.group.together, course.group.in_stages) == (together, in_stages)
 
@@ -97,19 +97,19 @@ def test_it_is_trained_by_as_many_as_there_are_and_each_knows_its_rows(
 def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
     place: Place, tmp_path: Path, joined: list[Group], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recipes.arithmetic.CPUINFO", tmp_path / "none")
+    monkeypatch.setattr("recipes.arithmetic.CPUINFO", tmp_path / "course-none")
     monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
-    took_up(place, tmp_path / "leader", base_dtype="bfloat16")
+    took_up(place, tmp_path / "course-leader", base_dtype="bfloat16")
     assert "no instructions for bfloat16: computing in float32" in capsys.readouterr().out
     joined.append(Several(1, 2, 2, told_at_the_beginning()))
-    took_up(place, tmp_path / "other", base_dtype="bfloat16")
+    took_up(place, tmp_path / "course-other", base_dtype="bfloat16")
     assert "computing in float32" not in capsys.readouterr().out
 
 
 def test_the_others_know_what_the_leader_has_found_and_write_nothing(
     place: Place, tmp_path: Path, joined: list[Group]
 ) -> None:
-    work = tmp_path / "other-process"
+    work = tmp_path / "course-other-process"
     joined.append(Several(1, 2, 2, told_at_the_beginning(SMALLER)))
     course = took_up(place, work, repeats=(LEFT_OUT,))
     assert course.incidents.entries == (SMALLER,) and course.recipe.batch_size == 2
@@ -118,10 +118,10 @@ def test_the_others_know_what_the_leader_has_found_and_write_nothing(
 
 def test_checkpoints_are_kept_and_compressed_as_the_policy_says(place: Place, tmp_path: Path, joined: list[Group]) -> None:
     policy = {"interval_steps": 2, "keep_last": 5, "compression": "zstd"}
-    checkpoints = took_up(place, tmp_path / "policy", checkpoint=policy).checkpoints
+    checkpoints = took_up(place, tmp_path / "course-policy", checkpoint=policy).checkpoints
     assert (checkpoints.keep_last, checkpoints.stored.compression, checkpoints.share) == (5, "zstd", None)
     joined.append(Several(0, 4, 2))
-    assert took_up(place, tmp_path / "two-nodes", **FSDP).checkpoints.share == Share(1, 2, 2)
+    assert took_up(place, tmp_path / "course-two-nodes", **FSDP).checkpoints.share == Share(1, 2, 2)
 
 
 def test_a_node_fetches_its_share_of_what_is_spread_over_several_and_else_all(place: Place) -> None:
@@ -133,11 +133,11 @@ def test_a_node_fetches_its_share_of_what_is_spread_over_several_and_else_all(pl
 
 def test_it_goes_on_from_where_the_policy_and_its_user_say(place: Place, tmp_path: Path) -> None:
     policy = {"interval_steps": 2, "keep_last": 3, "resume_from": 2}
-    save(place, tmp_path / "asked", 2, 4)
-    asked = took_up(place, tmp_path / "asked", checkpoint=policy)
+    save(place, tmp_path / "course-asked", 2, 4)
+    asked = took_up(place, tmp_path / "course-asked", checkpoint=policy)
     assert asked.resume and asked.resume[0] == 2 and asked.checkpoints.folder.name == "from-2"
 
-    work, back = tmp_path / "sent-back", SentBack(step=2, done=4, at=9)
+    work, back = tmp_path / "course-sent-back", SentBack(step=2, done=4, at=9)
     save(place, work, 2, 4)
     job = place.job(work, {})
     job = job.model_copy(update={"parameters": {**job.parameters, "sent_back": [back.model_dump(mode="json")]}})
@@ -148,21 +148,21 @@ def test_it_goes_on_from_where_the_policy_and_its_user_say(place: Place, tmp_pat
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(place: Place, tmp_path: Path) -> None:
-    save(place, tmp_path / "other-recipe", 2, recipe=place.recipe.changed({"lora_rank": 8}))
+    save(place, tmp_path / "course-other-recipe", 2, recipe=place.recipe.changed({"lora_rank": 8}))
     with pytest.raises(BadConfiguration, match="checkpoint 2 does not fit the recipe: lora_rank was 8 and is 4"):
-        took_up(place, tmp_path / "other-recipe")
+        took_up(place, tmp_path / "course-other-recipe")
 
 
 def test_what_a_kill_kept_from_the_store_is_uploaded_as_it_goes_on(place: Place, tmp_path: Path) -> None:
-    save(place, tmp_path / "killed", 2, 4)
+    save(place, tmp_path / "course-killed", 2, 4)
     place.store.delete(f"{CHECKPOINTS.format('killed')}/4")
-    course = took_up(place, tmp_path / "killed")
+    course = took_up(place, tmp_path / "course-killed")
     course.checkpoints.wait()
     assert course.checkpoints.stored_steps() == [4, 2]
 
 
 def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Place, tmp_path: Path) -> None:
-    work, repeats = tmp_path / "replay", (LEFT_OUT, SMALLER)
+    work, repeats = tmp_path / "course-replay", (LEFT_OUT, SMALLER)
     first = took_up(place, work, repeats)
     assert (first.incidents.entries, first.recipe.batch_size, first.repeats) == ((LEFT_OUT,), 4, repeats)
     assert read_incidents(place.store, first.uri).entries == (LEFT_OUT,)
@@ -173,7 +173,7 @@ def test_a_replay_takes_from_each_step_on_what_the_run_took_from_there(place: Pl
 
 def test_steps_are_done_anew_after_a_divergence_of_its_own_and_after_it_was_sent_back(place: Place, tmp_path: Path) -> None:
     """What it repeats it has not done otherwise before: its metrics are of the first time."""
-    work = tmp_path / "anew"
+    work = tmp_path / "course-anew"
     write_incident(place.store, CHECKPOINTS.format(work.name), LEFT_OUT)
     course = replace(
         took_up(place, work), sent_back=(SentBack(step=2, done=6, at=9), SentBack(step=1, done=3), SentBack(step=1))

@@ -190,7 +190,7 @@ def test_a_checkpoint_from_before_it_was_written_down_what_it_is_made_with_is_ta
     check_fits((3, checkpoints.folder / "3"), place.recipe)
     for samples in (seen - 1, seen + 1):
         saved(checkpoints, 3, facts={SAMPLES_SEEN: samples})
-        with pytest.raises(BadConfiguration, match=f"checkpoint 3 has seen {samples} samples"):
+        with pytest.raises(BadConfiguration, match=f"checkpoint 3 has seen {samples} of the samples"):
             check_fits((3, checkpoints.folder / "3"), place.recipe)
 
 
