@@ -26,7 +26,7 @@ LONGEST_HEADER = 100_000_000
 
 
 class Metadata(BaseModel):
-    places: Json[dict[str, tuple[int, int]]] = {}
+    places: Json[dict[str, tuple[int, int]]] = Field(default={}, alias=PLACES)
 
 
 class Tensor(BaseModel):

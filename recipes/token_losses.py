@@ -55,9 +55,12 @@ class TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         learned = targets != IGNORED
-        words = targets.where(learned, 0)[:, None]
-        parts = [-log_softmax(some, -1, dtype=torch.float32).gather(1, word) for some, word in in_parts(logits, words)]
-        losses = torch.cat(parts)[:, 0].where(learned, 0.0)
+        words = targets.where(learned, 0)
+        found = [
+            -log_softmax(some, -1, dtype=torch.float32).gather(1, word[:, None])[:, 0]
+            for some, word in in_parts(logits, words)
+        ]
+        losses = torch.cat(found).where(learned, 0.0)
         ctx.save_for_backward(logits, words, learned, losses)
         return losses
 
@@ -65,11 +68,12 @@ class TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Of each word its share in the prediction, less 1 for the word that follows."""
         logits, words, learned, losses = ctx.saved_tensors
-        weights = (given[0] * learned)[:, None]
+        weights = given[0] * learned
         gradient = torch.empty_like(logits)
         for into, some, weight in in_parts(gradient, logits, weights):
-            torch.mul(shares_of(some, -1, dtype=torch.float32), weight, out=into)
-        gradient.scatter_(1, words, (torch.expm1(-losses)[:, None] * weights).to(gradient.dtype))
+            torch.mul(shares_of(some, -1, dtype=torch.float32), weight[:, None], out=into)
+        # Not with `scatter_`: on a processor that makes a copy in float32 of all that is in 16 bits.
+        gradient[torch.arange(len(words), device=words.device), words] = (torch.expm1(-losses) * weights).to(gradient.dtype)
         return gradient, None
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -78,6 +79,24 @@ def test_the_loss_of_a_micro_batch_is_the_library_s(shifted: bool, items: torch.
     expected = ForCausalLMLoss(logits, vocab_size=WORDS, num_items_in_batch=items, **given)
     found = causal_loss(logits, vocab_size=WORDS, num_items_in_batch=items, **given)
     assert found == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_beside_the_logits_there_is_their_gradient_and_a_part_and_no_more(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library has three times the logits in float32 then."""
+    monkeypatch.setattr(module, "PART_BYTES", part := 4 * WORDS * 7)
+    logits = torch.randn(600, WORDS).to(dtype).requires_grad_()
+    targets = torch.randint(0, WORDS, (600,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        torch.autograd.grad(token_losses(logits, targets).sum(), logits)
+    held = most = 0
+    for event in sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    gradient, of_tokens = logits.numel() * dtype.itemsize, 600 * 64
+    assert gradient < most < gradient + 3 * part + of_tokens
 
 
 def tiny() -> Any:
