@@ -48,6 +48,11 @@ class Diverged(Frozen):
     step: int = Field(description="the first step with a bad loss")
     noticed: int = Field(description="the step at which it was certain")
     reason: str
+    way: str = Field(
+        ".",
+        description="the folder of its checkpoints then, below those that it began with: another after it was sent back",
+        exclude_if=lambda value: value == ".",
+    )
     rolled_back_to: int | None = Field(description="step of the last good checkpoint; none where there was none")
     skipped: tuple[int, int] | None = None
     at: int | None = Field(

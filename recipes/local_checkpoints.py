@@ -21,6 +21,11 @@ def steps_in(folder: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
+def ways_in(folder: Path) -> list[Path]:
+    """The folder of a run's checkpoints, and those below it of where it was sent back."""
+    return [folder, *folder.rglob("from-*")]
+
+
 def standings_in(folder: Path) -> dict[int, Standing]:
     return {step: standing_in(folder / str(step)) for step in steps_in(folder)}
 

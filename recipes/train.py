@@ -33,8 +33,9 @@ from recipes.store import Store
 from recipes.training.compilation import are_compiled, compile_blocks
 from recipes.training.course import Course, take_up
 from recipes.training.determinism import compute_alike_each_time, compute_with_what_there_is
+from recipes.training.discarding import DIVERGENCES, forget_beside
 from recipes.training.facts import facts_of
-from recipes.training.healing import forget_beside, restart_after, roll_back
+from recipes.training.healing import restart_after, roll_back
 from recipes.training.logged import LogToTracking
 from recipes.training.material import Material, gather
 from recipes.training.metrics import open_metrics
@@ -154,7 +155,11 @@ def build_trainer(
         processing_class=material.tokenizer,
         callbacks=[*saving, ends.signal, ends.divergence, ends.repeat, *told, *written, *ahead],
         checkpoints=course.checkpoints,
-        facts={MADE_WITH: made_with(recipe), **({COMPILED: True} if compiled else {})},
+        facts={
+            MADE_WITH: made_with(recipe),
+            DIVERGENCES: len(course.incidents.diverged),
+            **({COMPILED: True} if compiled else {}),
+        },
         samples=samples,
         metrics=metrics,
         meter=meter,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from recipes.checkpoint_folder import broken
 from recipes.checkpoint_parts import PARTS, Part, make_whole, part_in, part_of, parts_at
 from recipes.checkpoints import Checkpoints
-from recipes.local_checkpoints import standing_in, sweep
+from recipes.local_checkpoints import standing_in, sweep, ways_in
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST
@@ -94,7 +94,7 @@ def still_wanted(complete: Mapping[Place, Found], whole: Mapping[Place, Standing
 
 def parts_below(folder: Path) -> list[Found]:
     """Those that lie on this machine."""
-    for way in (folder, *folder.rglob("from-*")):
+    for way in ways_in(folder):
         sweep(way)
     manifests = [path for path in folder.rglob(MANIFEST) if path.parent.name.isdigit()]
     return [

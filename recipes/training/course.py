@@ -7,12 +7,13 @@ from hanzo_ml.anew import Anew
 from recipes.arithmetic import tell_fallback
 from recipes.checkpoint_share import Share
 from recipes.checkpoints import Checkpoints
-from recipes.incidents import Incident, Incidents
+from recipes.incidents import Incident, Incidents, read_incidents
 from recipes.launch import fetches_share
 from recipes.recipe import Recipe
 from recipes.schema import Job
 from recipes.sent_back import SentBack
 from recipes.store import Store
+from recipes.training.discarding import forget_spoilt
 from recipes.training.group import Group, join
 from recipes.training.healing import what_happened
 from recipes.training.machine import refuse_what_the_machine_lacks
@@ -66,6 +67,9 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     policy, uri = job.checkpoint, job.outputs["checkpoints"]
     share = share_of(recipe, group)
     checkpoints = Checkpoints(work / "checkpoints", store, uri, policy.keep_last, policy.compression, share=share)
+    known = group.share(read_incidents(store, uri) if group.leads else Incidents())
+    if group.local_rank == 0:
+        forget_spoilt(checkpoints.folder, known.diverged)
     checkpoints, resume = resume_together(checkpoints, policy.resume_from, parameters.sent_back, group)
     if resume:
         check_fits(resume, recipe)

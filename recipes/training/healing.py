@@ -15,18 +15,17 @@ from recipes.incidents import (
     Incidents,
     NotCompiled,
     NotDeterministic,
-    ends_of,
     put_incidents,
     read_incidents,
     write_incident,
 )
-from recipes.local_checkpoints import remove_from
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
 from recipes.store import Store
 from recipes.training.compilation import failed_to_compile
 from recipes.training.determinism import refused_operation
+from recipes.training.discarding import first_discarded
 from recipes.training.out_of_memory import is_out_of_memory, smaller
 from recipes.training.samples import SamplesOfRun
 
@@ -88,25 +87,6 @@ def what_happened(
     return found
 
 
-def first_discarded(found: Divergence, repeats: Sequence[Incident]) -> int:
-    """The step from which on a run does not go on after a divergence.
-
-    Checkpoints are saved by the clock too: a run that `repeats` this divergence goes back to the same step, not to a newer
-    one of its own.
-    """
-    then = [entry.rolled_back_to or 0 for entry in ends_of(repeats) if entry.noticed == found.noticed]
-    return min([spoilt_from(found.first), *(step + 1 for step in then)])
-
-
-def forget_beside(checkpoints: Checkpoints, found: Divergence, repeats: Sequence[Incident]) -> None:
-    """Remove what a machine has, beside the leader's, of what is not gone on from after a divergence.
-
-    Before the leader rolls back: where the machines have changed places by the next start, this one says where to go on, and
-    had fetched a whole checkpoint that is spoilt.
-    """
-    remove_from(checkpoints.folder, first_discarded(found, repeats))
-
-
 def roll_back(
     store: Store,
     uri: str,
@@ -137,6 +117,7 @@ def roll_back(
         step=found.first,
         noticed=found.noticed,
         reason=found.reason,
+        way=checkpoints.uri.removeprefix(uri).strip("/") or ".",
         rolled_back_to=good[0] if good else None,
         skipped=samples.positions_of_steps(first, found.noticed) if goes_on else None,
         at=time.time_ns() // 1_000_000 if goes_on else None,

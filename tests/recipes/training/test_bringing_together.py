@@ -23,8 +23,9 @@ from recipes.sent_back import SentBack
 from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
 from recipes.training.bringing_together import Found, Place, still_wanted, whole_together
+from recipes.training.discarding import forget_beside
 from recipes.training.group import Group
-from recipes.training.healing import forget_beside, roll_back
+from recipes.training.healing import roll_back
 from recipes.training.resuming_together import resume_together
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write

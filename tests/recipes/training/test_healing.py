@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from inspect import currentframe
 from pathlib import Path
@@ -281,6 +282,26 @@ def test_what_it_did_on_other_samples_is_logged_once_whoever_is_killed_then(
         query = {"run_id": run_id, "metric_key": key}
         history = httpx.get(f"{server.url}/api/2.0/mlflow/metrics/get-history", params=query).json()["metrics"]
         assert [point["step"] for point in history] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8], key
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_away_as_the_run_diverged_does_not_bring_back_what_it_was_healed_of(
+    place: Place, tmp_path: Path, poisoned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first of the next start, and the store's newest is older than its own."""
+    work, policy, heal = tmp_path / "away", {"divergence": {"action": "skip"}}, program.roll_back
+    away = tmp_path / "machine-that-was-away"
+
+    def roll_back(*given: Any) -> Any:
+        shutil.copytree(work / "checkpoints" / "4", away)
+        return heal(*given)
+
+    monkeypatch.setattr(program, "roll_back", roll_back)
+    with pytest.raises(Restart, match="on from checkpoint 2 without samples 12 to 19"):
+        place.train(work, **policy)
+    shutil.copytree(away, work / "checkpoints" / "4")
+    found = facts(place.train(work, **policy))
+    assert (found.resumed_from, len(found.losses), len(found.incidents)) == (2, 8, 1)
 
 
 def test_a_machine_beside_the_leader_forgets_what_is_spoilt(

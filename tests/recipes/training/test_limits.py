@@ -86,6 +86,7 @@ def test_one_that_was_sent_back_goes_back_no_further_whether_or_not_it_was_kille
         good = roll_back(place.store, uri, recipe, way, samples, found, ())
         assert good == ((back_to, checkpoints.folder / str(back_to)) if back_to else None)
     (incident,) = read_incidents(place.store, uri).diverged
+    assert incident.way == "from-4/from-4"
     assert (incident.rolled_back_to, incident.skipped is not None) == (back_to, action == "skip" and back_to is not None)
 
 
