@@ -46,7 +46,7 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
     while True:
         here = parts_below(checkpoints.folder) if group.local_rank == 0 else []
         everywhere = [found for parts in group.collect(here) for found in parts]
-        stored, whole = group.share(in_store(checkpoints) if group.leads else ([], {}))
+        stored, whole, unfinished = group.share(in_store(checkpoints) if group.leads else ([], {}, set()))
         complete = whole_together([*everywhere, *stored])
         wanted, arrived = still_wanted(complete, whole, asked), {found.part for found in stored}
         mine = [found for found in here if found.part.save in wanted and found.part not in arrived]
@@ -60,7 +60,9 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
     for found in here:
         if found.place not in {*whole, *complete}:
             say(f"checkpoint {found.place.step} is a part, and others are lost")
-            shutil.rmtree(checkpoints.folder / found.place.way / str(found.place.step))
+            shutil.rmtree(folder_of(checkpoints, found.place))
+    if group.leads:
+        forget_half(checkpoints, unfinished.difference(complete))
     group.collect(None)  # a machine that looked before that fetched the one before
 
 
@@ -104,11 +106,14 @@ def parts_below(folder: Path) -> list[Found]:
     ]
 
 
-def in_store(checkpoints: Checkpoints) -> tuple[list[Found], dict[Place, Standing]]:
-    """The parts of what is not whole there, and what is."""
-    parts, whole = set[Place](), set[Place]()
+def in_store(checkpoints: Checkpoints) -> tuple[list[Found], dict[Place, Standing], set[Place]]:
+    """The parts of what is not whole there, what is, and whatever is not."""
+    parts, whole, known = set[Place](), set[Place](), set[Place]()
     for uri in checkpoints.store.list(checkpoints.uri):
         path = PurePosixPath(uri.removeprefix(f"{checkpoints.uri}/"))
+        *_, outermost = (path, *(above for above in path.parents if above.name.isdigit()))
+        if outermost != path:
+            known.add(place_of(outermost))
         if path.name == MANIFEST and path.parent.name.isdigit():
             whole.add(place_of(path.parent))
         elif path.parent.name == PARTS:
@@ -119,7 +124,19 @@ def in_store(checkpoints: Checkpoints) -> tuple[list[Found], dict[Place, Standin
         for manifest in parts_at(checkpoints.store, uri_of(checkpoints, place))
         if (part := part_of(manifest))
     ]
-    return found, {place: checkpoints.stored.below(place.way).standing(place.step) for place in whole}
+    return found, {place: checkpoints.stored.below(place.way).standing(place.step) for place in whole}, known - whole
+
+
+def forget_half(checkpoints: Checkpoints, places: Iterable[Place]) -> None:
+    """Delete from the store what is not whole at `places`, and can never be: it is on no machine.
+
+    On a way that the run has left nobody else looks, and of 72B parameters a part that had no time to be followed by the
+    others is hundreds of GB.
+    """
+    for place in places:
+        if not folder_of(checkpoints, place).is_dir():
+            say(f"what had arrived of checkpoint {place.step} is deleted: the rest is lost")
+            checkpoints.stored.below(place.way).delete(place.step)
 
 
 def send(checkpoints: Checkpoints, found: Found) -> bool:
@@ -136,6 +153,10 @@ def send(checkpoints: Checkpoints, found: Found) -> bool:
 
 def place_of(path: PurePath) -> Place:
     return Place(path.parent.as_posix(), int(path.name))
+
+
+def folder_of(checkpoints: Checkpoints, place: Place) -> Path:
+    return checkpoints.folder / place.way / str(place.step)
 
 
 def uri_of(checkpoints: Checkpoints, place: Place) -> str:

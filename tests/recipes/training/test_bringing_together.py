@@ -319,6 +319,37 @@ def test_machines_that_change_places_after_a_divergence_go_back_all_the_same(mac
     assert go_on(machines[::-1]) == [of(6)] * 2
 
 
+def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
+    machines: list[Checkpoints], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the newest way had its halves deleted, and those of the others stayed in the store for ever."""
+    store = machines[0].store
+    save(machines, 4)
+    save(machines, 6)
+    store.delete(f"{URI}/6/{MANIFEST}")
+    store.put_bytes(f"{URI}/6/{PARTS}/1-of-2.json", (machines[0].folder / "6" / MANIFEST).read_bytes())
+    store.put_bytes(f"{URI}/8/rows-1", b"cut off before it was said that it had arrived")
+    shutil.rmtree(machines[1].folder)
+    store.put_bytes(f"{URI}/4/of-an-objective/1/file", b"of a checkpoint that is whole")
+    assert go_on(machines, 4) == [of(4)] * 2
+    assert {uri.removeprefix(f"{URI}/").split("/")[0] for uri in store.list(URI)} == {"4"}
+    assert f"{URI}/4/of-an-objective/1/file" in store.list(URI)
+    told = capsys.readouterr().out
+    assert "arrived of checkpoint 6 is deleted" in told and "arrived of checkpoint 8 is deleted" in told
+
+
+def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[Checkpoints]) -> None:
+    """It goes on arriving: what of it is there is not sent once more."""
+    store, (first, _) = machines[0].store, machines
+    for step in (4, 6):
+        with first.writing(step) as folder:
+            (folder / "rows-1").write_text(f"alone {step}")
+    first.wait()
+    store.delete(f"{URI}/4/{MANIFEST}")
+    assert go_on(machines) == [{"rows-1": "alone 6"}] * 2
+    assert f"{URI}/4/rows-1" in store.list(URI)
+
+
 def found(step: int, number: int, save: str, of: int = 2, way: str = ".", loss: float | None = None) -> Found:
     return Found(Place(way, step), Part(number=number, of=of, save=save), Standing(loss))
 

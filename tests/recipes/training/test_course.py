@@ -44,7 +44,7 @@ class Several(Group):
 
 def told_at_the_beginning(*incidents: Incident) -> list[Any]:
     """By the leader of a run without a checkpoint: what is in the store, where it goes on, and what it was healed of."""
-    return [Incidents(entries=incidents), ([], {}), Beginning(()), Incidents(entries=incidents)]
+    return [Incidents(entries=incidents), ([], {}, set()), Beginning(()), Incidents(entries=incidents)]
 
 
 def took_up(place: Place, work: Path, repeats: tuple[Incident, ...] = (), **changed: Any) -> Course:
