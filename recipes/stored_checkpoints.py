@@ -25,12 +25,11 @@ from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.tried_again import tried_again
 
 DOWNLOAD = ".download"
 UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
-RETRY_SECONDS = (1.0, 4.0)
-"""Pauses before an upload that failed is tried again; after the last it has failed for good."""
 SLOW_SECONDS = 60.0
 """After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
 
@@ -243,17 +242,11 @@ class StoredCheckpoints:
 
     def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
         """Raises what the last attempt raised; it is made up for when one after it has succeeded."""
-        for pause in (*RETRY_SECONDS, None):
-            try:
-                attempt()
-                break
-            except Exception as error:
-                then = "given up" if pause is None else f"again in {pause:.0f} s"
-                say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
-                if pause is None:
-                    self._given_up.append((step, attempt))
-                    raise
-            time.sleep(pause)
+        try:
+            tried_again(step, attempt)
+        except Exception:
+            self._given_up.append((step, attempt))
+            raise
         self._make_up()
 
     def _make_up(self) -> None:
