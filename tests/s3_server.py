@@ -48,8 +48,8 @@ class S3Server:
     """Of so many bodies that come, one bit is another one on the way."""
     refusing: int = 0
     """So many bodies that come are refused."""
-    spoiling: int = 0
-    """Of so many objects that are asked for, one bit is another one on the way."""
+    spoiling: str = ""
+    """Of the next object of that name that is asked for, one bit is another one on the way."""
 
     def __post_init__(self) -> None:
         self.client = boto3.client(
@@ -75,7 +75,8 @@ class S3Server:
             for left in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
                 self.client.abort_multipart_upload(Bucket=bucket, Key=left["Key"], UploadId=left["UploadId"])
         self.requests.clear()
-        self.breaking = self.refusing = self.spoiling = 0
+        self.breaking = self.refusing = 0
+        self.spoiling = ""
         self.uploads_began = datetime.now(UTC)
 
 
@@ -111,8 +112,8 @@ def s3_server() -> Iterator[S3Server]:
             parts = Response.from_app(application, asked)
             if parts.status_code == 404:
                 return parts(environ, start_response)
-        if environ["REQUEST_METHOD"] == "GET" and not environ["QUERY_STRING"] and found.spoiling:
-            found.spoiling -= 1
+        if environ["REQUEST_METHOD"] == "GET" and found.spoiling and environ["PATH_INFO"].endswith(f"/{found.spoiling}"):
+            found.spoiling = ""
             given = Response.from_app(application, environ)
             body = bytearray(given.get_data())
             body[len(body) // 2] ^= 1
