@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes import objects
 from recipes import store as stores
+from recipes import upload_parts
 from recipes.abandoned_uploads import remove_abandoned
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.manifest import Artifact, FileRecord, Manifest
@@ -584,7 +584,7 @@ def test_what_would_be_too_many_parts_has_larger_ones(
     in_s3: Store, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file of 60 GB would be."""
-    monkeypatch.setattr(objects, "PARTS", 2)
+    monkeypatch.setattr(upload_parts, "PARTS", 2)
     (tmp_path / "file").write_bytes(bytes((11 << 20) + 1))
     in_s3.put_file("s3://hanzo-models/m/1/x", tmp_path / "file")
     assert sum("partNumber" in request.query for request in s3.requests) == 2
@@ -592,8 +592,8 @@ def test_what_would_be_too_many_parts_has_larger_ones(
 
 @pytest.mark.parametrize("size", [1, 5 << 20, 50 * 10**9, 5 * 10**12])
 def test_no_object_that_s3_takes_has_more_parts_than_it_takes(size: int) -> None:
-    assert size / objects.part_size(size) <= 10_000 and objects.part_size(size) >= 5 << 20
-    assert 140 * 10**9 / objects.part_size(None) <= 10_000
+    assert size / upload_parts.part_size(size) <= 10_000 and upload_parts.part_size(size) >= 5 << 20
+    assert 140 * 10**9 / upload_parts.part_size(None) <= 10_000
 
 
 @pytest.mark.parametrize("size", [100, 12 << 20])
@@ -825,5 +825,5 @@ def test_the_memory_of_a_stream_does_not_grow_with_it(in_folder: Store) -> None:
 
 def test_when_an_object_came_is_told_in_milliseconds(in_folder: Store) -> None:
     in_folder.put_bytes(URI, b"x")
-    os.utime(place(in_folder, URI), (1_000, 1_000))
-    assert in_folder.modified(URI) == 1_000_000
+    os.utime(place(in_folder, URI), (1_000.25, 1_000.25))
+    assert in_folder.modified(URI) == 1_000_250
