@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs
 
+import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -686,6 +687,27 @@ def test_what_a_killed_writer_left_on_s3_is_removed_when_it_is_old(
     assert remove_abandoned(in_s3.address) == 0
     assert s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     s3.uploads_began -= timedelta(hours=25)
+    assert remove_abandoned(in_s3.address) == 1
+    assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+
+def test_what_another_server_removes_at_the_same_moment_keeps_nothing_from_being_removed(
+    in_s3: Store, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a server's processes does it: whoever came second ended there, and left what comes after."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    bucket = BUCKETS["datasets"]
+    for name in ("half", "quarter"):
+        s3.client.create_multipart_upload(Bucket=bucket, Key=f"datasets/d/1/{name}")
+    s3.uploads_began -= timedelta(hours=25)
+
+    def another(params: dict[str, str], **_: object) -> None:
+        if params["Key"].endswith("half"):
+            s3.client.abort_multipart_upload(**params)
+
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.session.Session())
+    boto3.DEFAULT_SESSION.events.register("provide-client-params.s3.AbortMultipartUpload", another)
     assert remove_abandoned(in_s3.address) == 1
     assert not s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
 
