@@ -19,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 from recipes.ahead import ahead
 from recipes.checkpoint_compression import compress, decompress, is_compressed
 from recipes.checkpoint_folder import digest_of, give_name, with_facts
-from recipes.checkpoint_parts import PART, Part, part_in, part_of, put_part
+from recipes.checkpoint_parts import PART, PARTS, Part, part_in, part_of, put_part
 from recipes.checkpoint_share import Header, Share, read_header
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
@@ -104,7 +104,7 @@ class StoredCheckpoints:
                 say(f"checkpoint {step} came broken ({error}): fetching it once more, as it may be whole where it lies")
                 manifest, source = self._fetched(step, share)
         except BrokenArtifact as error:
-            self.store.delete(uri)
+            self.delete(step)
             if part_in(self.folder / str(step)):
                 raise Restart(f"uploaded checkpoint {step} is broken ({error}): its parts may be whole") from None
             say(f"uploaded checkpoint {step} is broken ({error}): falling back")
@@ -158,6 +158,7 @@ class StoredCheckpoints:
 
     def delete(self, step: int) -> None:
         self.arrived.discard(step)
+        self.store.delete(f"{self.uri}/{step}/{PARTS}")  # of a kill as it became whole: they would make it so once more
         self.store.delete(f"{self.uri}/{step}")
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 

@@ -109,6 +109,30 @@ def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> 
     assert not any(f"/{PARTS}/" in uri for uri in machines[0].store.list(URI))
 
 
+@pytest.mark.parametrize("removed", range(6))
+def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
+    machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    """A kill had left what told of its parts beside it, by which its manifest came back: of weights that had diverged."""
+    save_without_saying_so(machines, 6)
+    store = machines[0].store
+    with monkeypatch.context() as killed:
+        killed.setattr(Store, "delete", lambda *given: None)
+        make_whole(store, f"{URI}/6", Part(number=1, of=2, save="save-6"))
+    remove, left = Store.remove, iter(range(removed))
+
+    def until_it_is_killed(self: Store, uri: str) -> None:
+        if next(left, None) is None:
+            raise InterruptedError
+        remove(self, uri)
+
+    with monkeypatch.context() as killed, suppress(InterruptedError):
+        killed.setattr(Store, "remove", until_it_is_killed)
+        machines[0].stored.delete(6)
+    is_there = machines[0].stored_steps() == [6]
+    assert go_on(machines) == ([of(6)] * 2 if is_there else [None, None])
+
+
 def test_no_machine_looks_before_all_is_made_whole(machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch) -> None:
     """It fetched the one before, too: of a large model, for minutes."""
     save(machines, 4)
