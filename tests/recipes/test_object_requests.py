@@ -46,6 +46,14 @@ def test_of_a_stream_two_parts_are_on_their_way(s3: S3Server, monkeypatch: pytes
     assert [named["max_concurrency"] for named in told] == [2]
 
 
+def test_of_an_object_whose_size_is_known_nothing_is_asked_but_what_is_read(s3: S3Server) -> None:
+    objects = Objects(s3.address, VARIABLES)
+    objects.put_bytes(URI, b"0123456789")
+    s3.requests.clear()
+    assert b"".join(objects.known(URI, 10).chunks(2, 5)) == b"234"
+    assert [request.method for request in s3.requests] == ["GET"]
+
+
 def told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the library is told as it does what it does."""
     told: list[dict[str, Any]] = []
