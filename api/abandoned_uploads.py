@@ -1,4 +1,6 @@
-"""At its start a server removes what killed ones have left of uploads. Nobody waits for it, and it may end at any moment."""
+"""At its start, and each day, a server removes what killed ones have left of uploads. Nobody waits for it, and it may end at
+any moment.
+"""
 
 import logging
 import os
@@ -7,15 +9,22 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from recipes.abandoned_uploads import remove_abandoned
+from recipes.abandoned_uploads import DAY, remove_abandoned
 from recipes.addresses import local_root
 from recipes.schema import StoreAddress
 
 log = logging.getLogger(__name__)
 
 
-def remove_in_background(address: StoreAddress, variables: Mapping[str, str]) -> None:
-    threading.Thread(target=_remove, args=(address, variables), daemon=True).start()
+def remove_in_background(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
+    """Until `stopped`. Trainers are killed while a server runs for months, and each may leave a part of a checkpoint."""
+
+    def each_day() -> None:
+        while not stopped.is_set():
+            _remove(address, variables)
+            stopped.wait(DAY)
+
+    threading.Thread(target=each_day, daemon=True).start()
 
 
 def _remove(address: StoreAddress, variables: Mapping[str, str]) -> None:

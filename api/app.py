@@ -154,8 +154,8 @@ def create_app(settings: Settings) -> FastAPI:
         except SQLAlchemyError as error:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
-        remove_in_background(settings.store, settings.storage.variables)
         stopped = threading.Event()
+        remove_in_background(settings.store, settings.storage.variables, stopped)
         keep_in_background(database, stopped)
         async with trail.running():
             yield

@@ -48,8 +48,9 @@ def abort_in_buckets(address: StoreAddress, before: float) -> int:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
             for upload in page.get("Uploads", []):
                 if upload["Initiated"].timestamp() < before:
-                    client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-                    removed += 1
+                    with suppress(client.exceptions.NoSuchUpload):  # another process of the server was faster
+                        client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                        removed += 1
     return removed
 
 

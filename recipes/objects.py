@@ -1,6 +1,7 @@
 """Objects by their logical URIs: bytes in and out, in streams whose memory does not grow with the object.
 
-A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.store`).
+A put is whole or not at all. What does not belong here: artifacts and their manifests (`recipes.store`), and in which parts
+bytes travel (`recipes.upload_parts`).
 """
 
 import hashlib
@@ -30,19 +31,13 @@ from recipes.folder_listing import directly_below, files_below
 from recipes.s3_answers import NO_BUCKET
 from recipes.schema import StoreAddress
 from recipes.stored_object import AHEAD_PART, PARTS_AHEAD, StoredObject
+from recipes.upload_parts import CONCURRENT_PARTS, PART, part_size, rejoined
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-PART = 5 << 20
-"""The smallest part that S3 takes, and what is sent in one request without parts."""
-PARTS = 9_000
-"""S3 takes 10,000 parts of an object."""
 REPLACED_AT_MOST = 1000
 """Times that an object may be replaced while it is read: a store that takes no version for the one it names never ends."""
-PART_OF_UNKNOWN = 16 << 20
-CONCURRENT_PARTS = 2
-"""Parts on their way at once: together with their size, the memory of an upload."""
 FILES_AT_ONCE = 4
 """Of one artifact, each with its parts over connections of their own: 16 parts of 8 MB at a time. Where a connection brings
 10 MB a second, that took an eighth of the time of one after the other (`benchmarks.transfers`).
@@ -292,14 +287,3 @@ class Objects:
         if name not in self._buckets:
             self._buckets[name] = open_bucket(name, self.address, self._variables)
         return self._buckets[name]
-
-
-def part_size(size: int | None) -> int:
-    return PART_OF_UNKNOWN if size is None else max(PART, -(-size // PARTS))
-
-
-async def rejoined(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    while first:
-        yield first.pop(0)
-    async for chunk in rest:
-        yield chunk

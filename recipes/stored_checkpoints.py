@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,18 +19,18 @@ from pydantic import JsonValue, ValidationError
 from recipes.ahead import ahead
 from recipes.checkpoint_compression import compress, decompress, is_compressed
 from recipes.checkpoint_folder import digest_of, give_name, with_facts
-from recipes.checkpoint_parts import PART, Part, part_in, part_of, put_part
+from recipes.checkpoint_parts import PART, PARTS, Part, part_in, part_of, put_part
 from recipes.checkpoint_share import Header, Share, read_header
 from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, BrokenArtifact, Store
+from recipes.tried_again import tried_again
+from recipes.wanted_files import bring, link
 
 DOWNLOAD = ".download"
 UPLOAD = ".upload"
 """What is uploaded in another form than it has here; one thread uploads."""
-RETRY_SECONDS = (1.0, 4.0)
-"""Pauses before an upload that failed is tried again; after the last it has failed for good."""
 SLOW_SECONDS = 60.0
 """After an upload that took longer, those are left out that a newer one waits behind: in turn, none would ever arrive."""
 
@@ -98,15 +98,13 @@ class StoredCheckpoints:
         if not self.store.exists(f"{uri}/{MANIFEST}"):
             return False
         try:
-            artifact = self.store.find(uri)
-            if artifact is None:
-                raise BrokenArtifact(f"{uri} has no readable manifest")
-            manifest = self._shared(self.store.manifest(artifact), step, share)
-            names = {file.path for file in manifest.files}
-            lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest, names)
-            source = self.store.fetch(artifact, self.folder / DOWNLOAD, names)
+            try:
+                manifest, source = self._fetched(step, share)
+            except BrokenArtifact as error:
+                say(f"checkpoint {step} came broken ({error}): fetching it once more, as it may be whole where it lies")
+                manifest, source = self._fetched(step, share)
         except BrokenArtifact as error:
-            self.store.delete(uri)
+            self.delete(step)
             if part_in(self.folder / str(step)):
                 raise Restart(f"uploaded checkpoint {step} is broken ({error}): its parts may be whole") from None
             say(f"uploaded checkpoint {step} is broken ({error}): falling back")
@@ -117,12 +115,25 @@ class StoredCheckpoints:
             manifest = decompress(source, manifest, scratch)
         else:
             downloaded = source.is_relative_to(self.folder)  # else it lies in the store itself
+            names = [file.path for file in manifest.files]
             bring(source, scratch, names, os.replace if downloaded else shutil.copyfile)
         (scratch / MANIFEST).write_bytes(manifest.to_bytes())
         give_name(scratch, self.folder / str(step))
         shutil.rmtree(self.folder / DOWNLOAD, ignore_errors=True)
         say(f"checkpoint {step} restored from {uri}")
         return True
+
+    def _fetched(self, step: int, share: Share | None) -> tuple[Manifest, Path]:
+        """The manifest of the uploaded checkpoint of `step`, or of a share of it, and where its files are. Raises
+        BrokenArtifact.
+        """
+        artifact = self.store.find(f"{self.uri}/{step}")
+        if artifact is None:
+            raise BrokenArtifact(f"{self.uri}/{step} has no readable manifest")
+        manifest = self._shared(self.store.manifest(artifact), step, share)
+        names = {file.path for file in manifest.files}
+        lend(self.folder / str(step), self.folder / DOWNLOAD / artifact.digest, names)
+        return manifest, self.store.fetch(artifact, self.folder / DOWNLOAD, names)
 
     def _shared(self, whole: Manifest, step: int, share: Share | None) -> Manifest:
         """Of a checkpoint, what is in a share of it. One that is compressed is fetched as a whole: no file says what it has;
@@ -147,6 +158,7 @@ class StoredCheckpoints:
 
     def delete(self, step: int) -> None:
         self.arrived.discard(step)
+        self.store.delete(f"{self.uri}/{step}/{PARTS}")  # of a kill as it became whole: they would make it so once more
         self.store.delete(f"{self.uri}/{step}")
         self.store.remove_empty_folders(f"{self.uri}/{step}")
 
@@ -243,17 +255,11 @@ class StoredCheckpoints:
 
     def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
         """Raises what the last attempt raised; it is made up for when one after it has succeeded."""
-        for pause in (*RETRY_SECONDS, None):
-            try:
-                attempt()
-                break
-            except Exception as error:
-                then = "given up" if pause is None else f"again in {pause:.0f} s"
-                say(f"upload of checkpoint {step} failed, {then}: {type(error).__name__}: {' '.join(str(error).split())}")
-                if pause is None:
-                    self._given_up.append((step, attempt))
-                    raise
-            time.sleep(pause)
+        try:
+            tried_again(step, attempt)
+        except Exception:
+            self._given_up.append((step, attempt))
+            raise
         self._make_up()
 
     def _make_up(self) -> None:
@@ -285,16 +291,3 @@ def lend(part: Path, download: Path, names: Collection[str]) -> None:
     if part_in(part) is not None:
         with suppress(OSError):  # this disk may know no links
             bring(part, download, [name for name in names if (part / name).exists()], link)
-
-
-def link(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    os.link(source, target)
-
-
-def bring(source: Path, target: Path, names: Iterable[str], one: Callable[[Path, Path], object]) -> None:
-    """Files of a folder into another, and no others that lie there: nobody has hashed those."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        one(source / name, target / name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.s3_server import S3Server
@@ -33,6 +34,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     ssl.create_default_context = functools.cache(ssl.create_default_context)
+    settings.register_profile("patient", deadline=None)  # an example that took 0.2 s on a busy machine failed its test
+    settings.load_profile("patient")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -26,6 +26,7 @@ ACCESS_KEY, SECRET_KEY = "the-access-key", "the-secret-key"
 BAD_DIGEST = (
     "<Error><Code>BadDigest</Code><Message>The SHA256 you specified did not match the calculated checksum.</Message></Error>"
 )
+DENIED = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 VARIABLES = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
 
@@ -45,6 +46,10 @@ class S3Server:
     """When every upload that is not complete began, as this server says."""
     breaking: int = 0
     """Of so many bodies that come, one bit is another one on the way."""
+    refusing: int = 0
+    """So many bodies that come are refused."""
+    spoiling: str = ""
+    """Of the next object of that name that is asked for, one bit is another one on the way."""
 
     def __post_init__(self) -> None:
         self.client = boto3.client(
@@ -70,7 +75,8 @@ class S3Server:
             for left in self.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
                 self.client.abort_multipart_upload(Bucket=bucket, Key=left["Key"], UploadId=left["UploadId"])
         self.requests.clear()
-        self.breaking = 0
+        self.breaking = self.refusing = 0
+        self.spoiling = ""
         self.uploads_began = datetime.now(UTC)
 
 
@@ -88,6 +94,10 @@ def s3_server() -> Iterator[S3Server]:
         }
         requests.append(S3Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"], headers))
         told = headers.get("x-amz-checksum-sha256")
+        if environ["REQUEST_METHOD"] == "PUT" and found.refusing:
+            found.refusing -= 1
+            environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            return Response(DENIED, 403, mimetype="application/xml")(environ, start_response)
         if environ["REQUEST_METHOD"] == "PUT" and (told or found.breaking):
             body = bytearray(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
             if found.breaking:
@@ -102,6 +112,13 @@ def s3_server() -> Iterator[S3Server]:
             parts = Response.from_app(application, asked)
             if parts.status_code == 404:
                 return parts(environ, start_response)
+        if environ["REQUEST_METHOD"] == "GET" and found.spoiling and environ["PATH_INFO"].endswith(f"/{found.spoiling}"):
+            found.spoiling = ""
+            given = Response.from_app(application, environ)
+            body = bytearray(given.get_data())
+            body[len(body) // 2] ^= 1
+            given.set_data(bytes(body))
+            return given(environ, start_response)
         if environ["REQUEST_METHOD"] != "GET" or "uploads" not in environ["QUERY_STRING"]:
             return application(environ, start_response)
         # moto says of every upload that it began in 2010, which would make it an abandoned one.

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST
 from recipes.training.group import Group
+from recipes.tried_again import tried_again
 
 
 class Place(NamedTuple):
@@ -56,7 +58,8 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
     if group.leads:  # the last to arrive may have been killed before it said so
         for found in complete.values():
             if found.part.save in wanted:
-                make_whole(checkpoints.store, uri_of(checkpoints, found.place), found.part)
+                uri = uri_of(checkpoints, found.place)
+                tried_again(found.place.step, partial(make_whole, checkpoints.store, uri, found.part))
     for found in here:
         if found.place not in {*whole, *complete}:
             say(f"checkpoint {found.place.step} is a part, and others are lost")
@@ -140,14 +143,17 @@ def forget_half(checkpoints: Checkpoints, places: Iterable[Place]) -> None:
 
 
 def send(checkpoints: Checkpoints, found: Found) -> bool:
-    """Upload a part of this machine; False where it is not as it was written."""
+    """Upload a part of this machine, as in the background: what a store refuses once ended the start of all machines.
+
+    False where it is not as it was written.
+    """
     stored = checkpoints.stored.below(found.place.way)
     folder = stored.folder / str(found.place.step)
     if problem := broken(folder, found.place.step):
         say(f"checkpoint {found.place.step} {problem}: falling back")
         shutil.rmtree(folder)
         return False
-    stored.send(found.place.step)
+    tried_again(found.place.step, partial(stored.send, found.place.step))
     return True
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from recipes.checkpoint_folder import broken, content_of
@@ -115,6 +116,17 @@ def test_files_that_do_not_say_which_rows_they_have_are_all_needed(tmp_path: Pat
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 0, 2))
     save_file({"weight": torch.zeros(2, 2)}, tmp_path / name_of("model", 1, 2))
     assert len(Share(1, 2, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))) == 2
+
+
+def test_a_number_that_model_and_optimizer_have_by_one_name_comes_of_both(tmp_path: Path) -> None:
+    """Of an optimizer that has nothing else, one file is enough."""
+    for rank in range(3):
+        places = {PLACES: json.dumps({"weight": [4 * rank, 12]})}
+        save_file({"weight": torch.zeros(4), "step": torch.tensor(7.0)}, tmp_path / name_of("model", rank, 3), places)
+        save_file({"step": torch.tensor(9.0)}, tmp_path / name_of("optimizer", rank, 3))
+    for number in (1, 2, 3):
+        files = Share(number, 3, 1).files(manifest_of(tmp_path), lambda paths: headers_in(tmp_path, paths))
+        assert files == {name_of("model", number - 1, 3), name_of("optimizer", 0, 3)}
 
 
 def test_rows_that_are_in_no_file_here_are_not_made_up(tmp_path: Path) -> None:
@@ -227,6 +239,20 @@ def test_all_weights_come_for_what_is_published_and_no_optimizer(
     }
 
 
+def test_weights_that_are_published_make_no_whole_with_the_share_of_another(
+    together: list[Checkpoints], store: Store, tmp_path: Path
+) -> None:
+    """It would have lacked the first machine's part of the optimizer."""
+    first, second = machine(store, tmp_path, "new", 1), together[1]
+    found = first.latest()
+    assert found and second.latest()
+    first.complete(found)
+    store.delete(f"{URI}/6")
+    for checkpoints in (second, first):
+        checkpoints.stored.send(6)
+    assert first.stored_steps() == []
+
+
 def test_what_is_published_is_not_made_of_a_part(together: list[Checkpoints], store: Store) -> None:
     found = together[0].latest()
     store.delete(f"{URI}/6")
@@ -246,6 +272,19 @@ def test_files_that_were_spoiled_in_the_store_are_found_broken(
     store.put_bytes(f"{URI}/6/{name_of('model', 0, 2)}", garbage)
     assert machine(store, tmp_path, "new", 2).latest() is None
     assert "uploaded checkpoint 6 is broken" in capsys.readouterr().out
+
+
+def test_of_a_file_that_was_spoiled_no_more_is_read_than_a_header_may_be_long() -> None:
+    """Its first bytes say how long it is, and may say anything: a file of a hundred GB was read into memory."""
+    asked: list[tuple[int, int]] = []
+
+    def read(start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return b"\xff" * 8
+
+    with pytest.raises(ValidationError):
+        read_header(read)
+    assert [start for start, _ in asked] == [0, 8] and asked[1][1] < 1 << 28
 
 
 def test_of_all_machines_none_lacks_a_file_when_two_go_on_for_one(store: Store, tmp_path: Path) -> None:

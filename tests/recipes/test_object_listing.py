@@ -51,3 +51,11 @@ def test_s3_is_asked_until_it_has_told_of_all(in_s3: Objects, s3: S3Server) -> N
     check(in_s3)
     asked = [request for request in s3.requests if "list-type" in request.query]
     assert len([request for request in asked if "continuation-token" in request.query]) >= 2 * len(NAMES) // AT_ONCE
+
+
+def test_the_mark_by_which_a_console_makes_a_folder_is_no_object_in_it(s3: S3Server) -> None:
+    objects = Objects(s3.address, VARIABLES)
+    for key in ("many/", "many/a"):
+        s3.client.put_object(Bucket="hanzo-models", Key=key, Body=b"")
+    assert objects.entries(PLACE) == [Entry(f"{PLACE}/a", 0)]
+    assert objects.below(PLACE) == ([Entry(f"{PLACE}/a", 0)], [])

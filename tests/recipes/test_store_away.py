@@ -1,17 +1,18 @@
 """A store that is a folder, and is not there for a while: a network folder that is not mounted any more. That is an outage,
 and no empty store; who asks meanwhile is told so, and nothing is made at its place."""
 
+import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 
-from recipes import buckets, stored_checkpoints
+from recipes import buckets, tried_again
 from recipes.buckets import StoreUnavailable
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import Artifact, FileRecord
@@ -57,6 +58,10 @@ def artifact(folder: Folder, tmp_path: Path) -> Artifact:
     return Store(folder.address).publish(files, DATASET, "dataset")
 
 
+async def arriving() -> AsyncIterator[bytes]:
+    yield b"two\n"
+
+
 ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
     "get": lambda store, artifact, scratch: store.get_bytes(f"{DATASET}/a.jsonl"),
     "list": lambda store, artifact, scratch: store.list(DATASET),
@@ -67,6 +72,7 @@ ASKED: dict[str, Callable[[Store, Artifact, Path], Any]] = {
     "pieces": lambda store, artifact, scratch: list(store.pieces(DATASET, FileRecord(path="a.jsonl", sha256="", size=4))),
     "put": lambda store, artifact, scratch: store.put_bytes(f"{DATASET}/b.jsonl", b"two\n"),
     "put_file": lambda store, artifact, scratch: store.put_file(f"{DATASET}/b.jsonl", Path(__file__)),
+    "put_stream": lambda store, artifact, scratch: asyncio.run(store.put_stream(f"{DATASET}/b.jsonl", arriving())),
     "copy": lambda store, artifact, scratch: store.copy(f"{DATASET}/a.jsonl", f"{DATASET}/b.jsonl"),
     "delete": lambda store, artifact, scratch: store.delete(DATASET),
     "remove": lambda store, artifact, scratch: store.remove(f"{DATASET}/a.jsonl"),
@@ -231,7 +237,7 @@ def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are
 def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
-    monkeypatch.setattr(stored_checkpoints, "RETRY_SECONDS", ())
+    monkeypatch.setattr(tried_again, "RETRY_SECONDS", ())
     checkpoints = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(checkpoints, 1)
     checkpoints.wait()

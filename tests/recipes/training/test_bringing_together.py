@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recipes.buckets import StoreRefuses
 from recipes.checkpoint_parts import PARTS, Part, make_whole
 from recipes.checkpoint_share import Share
 from recipes.checkpoints import Checkpoints
@@ -30,6 +31,7 @@ from recipes.training.resuming_together import resume_together
 from recipes.training.samples import SampleOrder, SamplesOfRun
 from tests.recipes.test_checkpoint_parts import URI, of, rows_in, save, write
 from tests.recipes.training.test_resuming_together import Node
+from tests.s3_server import VARIABLES, S3Server
 
 
 @pytest.fixture
@@ -106,6 +108,30 @@ def test_all_had_arrived_and_nobody_had_said_so(machines: list[Checkpoints]) -> 
     save_without_saying_so(machines, 6)
     assert go_on(machines) == [of(6)] * 2
     assert not any(f"/{PARTS}/" in uri for uri in machines[0].store.list(URI))
+
+
+@pytest.mark.parametrize("removed", range(6))
+def test_a_checkpoint_whose_deletion_was_killed_is_not_made_whole_again(
+    machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    """A kill had left what told of its parts beside it, by which its manifest came back: of weights that had diverged."""
+    save_without_saying_so(machines, 6)
+    store = machines[0].store
+    with monkeypatch.context() as killed:
+        killed.setattr(Store, "delete", lambda *given: None)
+        make_whole(store, f"{URI}/6", Part(number=1, of=2, save="save-6"))
+    remove, left = Store.remove, iter(range(removed))
+
+    def until_it_is_killed(self: Store, uri: str) -> None:
+        if next(left, None) is None:
+            raise InterruptedError
+        remove(self, uri)
+
+    with monkeypatch.context() as killed, suppress(InterruptedError):
+        killed.setattr(Store, "remove", until_it_is_killed)
+        machines[0].stored.delete(6)
+    is_there = machines[0].stored_steps() == [6]
+    assert go_on(machines) == ([of(6)] * 2 if is_there else [None, None])
 
 
 def test_no_machine_looks_before_all_is_made_whole(machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,6 +403,45 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
     assert wanted([*best, *six], {8: 0.5}, {6}) == {"best", "a"}
     assert wanted([*best, *six], {4: 0.5, 8: None}, {6}) == {"a"}, "a better one is there"
     assert wanted([]) == wanted([], {6: None}) == set()
+
+
+@pytest.fixture
+def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Checkpoints]:
+    monkeypatch.setattr("recipes.tried_again.RETRY_SECONDS", (0.0, 0.0))
+    return [Checkpoints(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
+
+
+def test_a_part_that_the_store_refuses_once_is_sent_again(on_s3: list[Checkpoints], s3: S3Server) -> None:
+    """As it is in the background: that start ended with it, and with it those of all other machines."""
+    save(on_s3, 6)
+    forget(on_s3[0].store, f"{URI}/6")
+    s3.refusing = 1
+    assert go_on(on_s3) == [of(6)] * 2
+    assert s3.refusing == 0
+
+
+def test_the_manifest_of_a_whole_that_the_store_refuses_once_is_put_again(on_s3: list[Checkpoints], s3: S3Server) -> None:
+    save_without_saying_so(on_s3, 6)
+    s3.refusing = 1
+    assert go_on(on_s3) == [of(6)] * 2
+    assert s3.refusing == 0
+
+
+def test_what_the_store_goes_on_to_refuse_ends_the_start_with_what_to_look_at(
+    on_s3: list[Checkpoints], s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is still here."""
+    alone = on_s3[:1]
+    save(alone, 6)
+    forget(alone[0].store, f"{URI}/6")
+    s3.refusing = 1_000
+    with pytest.raises(StoreRefuses, match=r"403 Forbidden: AccessDenied.*storage\.access_key"):
+        resume_together(alone[0], "latest", (), Group())
+    said = [line.partition(" ")[2].partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said[-3:] == [f"upload of checkpoint 6 failed, {then}" for then in ("again in 0 s", "again in 0 s", "given up")]
+    s3.refusing = 0
+    _, found = resume_together(alone[0], "latest", (), Group())
+    assert found and rows_in(found[1]) == of(6, 1)
 
 
 def test_of_two_saves_of_a_step_one_is_brought() -> None:

@@ -1,0 +1,36 @@
+"""What killed uploads have left is removed while a server runs, too, and not at its start alone."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from api import abandoned_uploads
+from recipes.schema import StoreAddress
+from recipes.store import Store
+
+
+def test_what_is_left_of_an_upload_goes_though_the_server_started_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kill of a trainer within an upload left a part of a checkpoint, for as long as the server ran."""
+    address = StoreAddress(root=(tmp_path / "objects").as_uri(), buckets={"checkpoints": "c"})
+    Store(address).put_bytes("s3://hanzo-ml/checkpoints/run-1/whole", b"whole")
+    monkeypatch.setattr(abandoned_uploads, "DAY", 0.01)
+    stopped = threading.Event()
+    abandoned_uploads.remove_in_background(address, {}, stopped)
+    try:
+        for name in ("first#1", "second#1"):
+            left = tmp_path / "objects" / "c" / "checkpoints" / name
+            scratch = tmp_path / name
+            scratch.write_bytes(b"half")
+            os.utime(scratch, (0, 0))
+            scratch.rename(left)
+            end = time.monotonic() + 60
+            while left.exists():
+                assert time.monotonic() < end, f"{name} is still there"
+                time.sleep(0.01)
+    finally:
+        stopped.set()
