@@ -15,11 +15,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, size_of, tell
+from recipes.checkpoint_folder import broken, content_of, free_bytes, seal, tell
 from recipes.checkpoint_parts import PART, part_in
 from recipes.checkpoint_share import Share, Weights
 from recipes.local_checkpoints import remove_from, standings_in, steps_in, sweep
 from recipes.retention import Standing, from_the_best, kept
+from recipes.room import make_room
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, Store
 from recipes.stored_checkpoints import StoredCheckpoints
@@ -167,26 +168,9 @@ class Checkpoints:
     def make_room(self, spared: int | None = None) -> None:
         """Where the disk has none for one more as large as the newest, those go that the store has too, the oldest first.
 
-        The newest stays, and the one that is `spared`. What is here is for a fast return; of 72B parameters five are 4 TB,
-        which would end the run as they fill the disk. To wait for one that is on its way to the store is less than that.
+        The newest stays, and the one that is `spared`.
         """
-        newest, *others = self.local_steps() or [0]
-        older = {*others} - {spared}
-        if older and (self.folder / str(newest) / MANIFEST).exists():
-            wanted = size_of(self.folder / str(newest)) * (2 if self.stored.compression else 1)
-            if not self._has_room(wanted, older):
-                self.stored.finish()
-                self._has_room(wanted, older)
-
-    def _has_room(self, wanted: int, older: set[int]) -> bool:
-        """Whether there is room for so many bytes, perhaps without some of the checkpoints `older` than the newest."""
-        with self.stored.taking:
-            for old in sorted(self.stored.arrived & older):
-                if self._free(self.folder) >= wanted:
-                    return True
-                say(f"checkpoint {old} stays in the store alone: the disk has no room for it here")
-                shutil.rmtree(self.folder / str(old), ignore_errors=True)
-        return self._free(self.folder) >= wanted
+        make_room(self.folder, self.stored, spared, self._free)
 
     def _is_wanted(self, step: int, slow: bool) -> bool:
         """Whether a checkpoint is uploaded as its turn comes; where uploads are slow, the newest and the best alone."""
