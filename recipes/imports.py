@@ -26,7 +26,7 @@ def begin_imports() -> None:
         os.environ[ALLOCATOR[0]] = GROWING
     for library in ("bitsandbytes.backends.cpu.ops", "DeepSpeed"):
         logging.getLogger(library).addFilter(is_news)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(accelerate|transformers)\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(accelerate|torch|transformers)\.")
 
 
 def is_news(record: logging.LogRecord) -> bool:

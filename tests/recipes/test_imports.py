@@ -21,7 +21,8 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("module", "shown"), [("transformers.trainer", 0), ("accelerate.accelerator", 0), ("own_objective", 1)]
+    ("module", "shown"),
+    [("transformers.trainer", 0), ("accelerate.accelerator", 0), ("torch.distributed.c10d_logger", 0), ("own_objective", 1)],
 )
 def test_what_libraries_will_do_in_their_next_release_is_no_news(module: str, shown: int) -> None:
     """A job of several processes began with what accelerate is to call otherwise, once for each of them."""
