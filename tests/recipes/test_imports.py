@@ -1,6 +1,7 @@
 """What a program settles before it imports the libraries."""
 
 import gc
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ def test_what_libraries_will_do_in_their_next_release_is_no_news(module: str, sh
         begin_imports()
         warnings.warn_explicit("it is called otherwise", FutureWarning, "a.py", 1, module=module)
     assert len(seen) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [("Gradient accumulation steps mismatch: GradientAccumulationPlugin has 1", 0), ("it is full", 1)]
+)
+def test_that_deepspeed_counts_the_micro_batches_is_no_news(
+    words: str, shown: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was told to, and the log of a run in ZeRO warned of it."""
+    begin_imports()
+    logging.getLogger("accelerate.accelerator").warning(words)
+    assert len(caplog.records) == shown
 
 
 @pytest.mark.parametrize("stated", [None, *ALLOCATOR])
