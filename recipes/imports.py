@@ -5,8 +5,10 @@ import logging
 import os
 import warnings
 
-NO_NEWS = ("gemm_4bit_forward", "Setting accelerator to CPU")
-"""bitsandbytes names a package that it would fetch code with from the internet, DeepSpeed a processor that was asked for."""
+NO_NEWS = ("gemm_4bit_forward", "Setting accelerator to CPU", "Gradient accumulation steps mismatch")
+"""bitsandbytes names a package that it would fetch code with from the internet, DeepSpeed a processor that was asked for,
+and accelerate that DeepSpeed counts the micro-batches of a step, as it was told to (`recipes.launch`).
+"""
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables that torch reads as it is imported; the second is an older name."""
@@ -24,9 +26,9 @@ def begin_imports() -> None:
     gc.disable()
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = GROWING
-    for library in ("bitsandbytes.backends.cpu.ops", "DeepSpeed"):
+    for library in ("accelerate.accelerator", "bitsandbytes.backends.cpu.ops", "DeepSpeed"):
         logging.getLogger(library).addFilter(is_news)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(accelerate|torch|transformers)\.")
 
 
 def is_news(record: logging.LogRecord) -> bool:

@@ -56,4 +56,6 @@ def late(saved: int, limit: float, now: int) -> Iterator[Alert]:
 def duration(milliseconds: float) -> str:
     """As people say it: half a minute is not "0 minutes"."""
     seconds = milliseconds / 1000
-    return f"{seconds:g} seconds" if seconds < 120 else f"{seconds / 60:g} minutes"
+    if seconds < 120:
+        return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+    return f"{seconds / 60:g} minutes"

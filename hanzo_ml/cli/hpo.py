@@ -53,9 +53,7 @@ def results(
     if as_json:
         show({**sweep, "results": best})
         return
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(sweep["trials"].items()))
-    line = f"{sweep['id']} {sweep['status']}: {counts or 'no trial'} of {sweep['max_trials']} by {sweep['strategy']}"
-    Console(highlight=False, markup=False, soft_wrap=True).print(plain(f"{line} {sweep['reason']}".rstrip()))
+    Console(highlight=False, markup=False, soft_wrap=True).print(plain(standing(sweep)))
     names = list(sweep["config"]["search_space"])
     columns = ("trial", "run", "status", sweep["objective"]["metric"], "step", *names)
     rows = [[trial["number"], trial["run_id"], trial["status"], number(trial["value"]), trial["step"]] for trial in best]
@@ -63,6 +61,13 @@ def results(
     table(columns, [[*row, *params] for row, params in zip(rows, values, strict=True)], "no trial has a value yet")
     for reason in reasons(trials):
         Console(highlight=False, markup=False, soft_wrap=True).print(plain(reason))
+
+
+def standing(sweep: dict[str, Any]) -> str:
+    """How many trials have come how far, and why it ended."""
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(sweep["trials"].items()))
+    line = f"{sweep['id']} {sweep['status']}: {counts or 'no trial'} of {sweep['max_trials']} by {sweep['strategy']}"
+    return f"{line}: {sweep['reason']}" if sweep["reason"] else line
 
 
 def reasons(trials: list[dict[str, Any]]) -> list[str]:

@@ -71,7 +71,8 @@ def lines_of(verdict: dict[str, Any]) -> list[str]:
     """A verdict for people: what came out, then what may explain it."""
     first = verdict["first_difference"]
     if first is None:
-        losses = f"all {verdict['steps']} losses are equal"
+        steps = verdict["steps"]
+        losses = "the one loss is equal" if steps == 1 else f"all {steps:,} losses are equal"
     else:
         losses = f"step {first['step']} is the first that differs: loss {first['then']} then, {first['now']} now"
     untrue = verdict["untrue"]

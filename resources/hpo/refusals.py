@@ -21,6 +21,8 @@ MAX_VALUES = 1000
 """Of a choice, as many as a range may have points."""
 MAX_AXES = 1000
 """Of a Gaussian process, which compares a thousand candidates with hundreds of trials along each."""
+OF_STRATEGY = {"sampler": "bayesian", "pbt": "pbt", "successive_halving": "successive_halving"}
+"""Keys of a sweep that only one strategy reads."""
 STEPS, EVALUATIONS = "train/", "eval/"
 """How the metrics begin that training logs, of a step and when it evaluates: it logs no others, whatever its objective."""
 OF_PREFERENCES = ("eval/reward_accuracy", "eval/reward_margin", "eval/reward_chosen", "eval/reward_rejected")
@@ -36,6 +38,9 @@ def check_sweep(config: SweepConfig) -> None:
         if given is not None and not (isinstance(given, str) and given):
             raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
     check_given_once(config)
+    for key, strategy in OF_STRATEGY.items():
+        if key in config.model_fields_set and config.strategy != strategy:
+            raise invalid(f"{key} is of strategy {strategy}, and this one is {config.strategy}: remove it")
     if len(config.search_space) > MAX_DIMENSIONS:
         raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")
     for name, dimension in config.search_space.items():

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from resources.run_health import STALE, STALLED, Limits, Signs, alerts
+import pytest
+
+from resources.run_health import STALE, STALLED, Limits, Signs, alerts, duration
 
 MINUTE = 60_000
 LIMITS = Limits(metric=15 * MINUTE, checkpoint=90 * MINUTE)
@@ -43,3 +45,10 @@ def test_a_short_limit_is_told_as_what_it_is() -> None:
     short = Limits(metric=20_000, checkpoint=22.5 * MINUTE)
     told = [alert.words for alert in alerts(replace(WELL, newest_metric=181 * MINUTE), short, now=210 * MINUTE)]
     assert told == ["no metric for more than 20 seconds", "no checkpoint in the store for more than 22.5 minutes"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(1000, "1 second"), (1500, "1.5 seconds"), (MINUTE, "60 seconds"), (2 * MINUTE, "2 minutes")]
+)
+def test_one_second_is_one(limit: float, said: str) -> None:
+    assert duration(limit) == said

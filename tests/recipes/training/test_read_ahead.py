@@ -78,10 +78,9 @@ def test_each_process_tells_of_the_rows_that_the_library_deals_it(together: int)
 
 
 @pytest.fixture
-def file_on_a_disk(pytestconfig: pytest.Config) -> Iterator[Path]:
-    """Beside the repository: many systems keep what lies in /tmp in memory."""
-    assert pytestconfig.cache is not None
-    with TemporaryDirectory(dir=pytestconfig.cache.mkdir("read-ahead")) as folder:
+def file_on_a_disk() -> Iterator[Path]:
+    """Where files outlive a restart: many systems keep what lies in /tmp in memory."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder) / "tokens.arrow"
 
 

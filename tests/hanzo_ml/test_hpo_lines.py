@@ -1,0 +1,23 @@
+"""How a sweep stands, in the line above its trials."""
+
+import pytest
+
+from hanzo_ml.cli.hpo import standing
+
+SWEEP = {"id": "a1", "status": "failed", "trials": {}, "max_trials": 50, "strategy": "bayesian", "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({}, "a1 failed: no trial of 50 by bayesian"),
+        ({"reason": "its base model is not pinned"}, "a1 failed: no trial of 50 by bayesian: its base model is not pinned"),
+        (
+            {"status": "running", "trials": {"running": 1, "completed": 4}},
+            "a1 running: 4 completed, 1 running of 50 by bayesian",
+        ),
+    ],
+)
+def test_why_a_sweep_ended_stands_apart_from_how_it_searched(sweep: dict[str, object], said: str) -> None:
+    """The strategy and the first word of the reason were read as one."""
+    assert standing({**SWEEP, **sweep}) == said
