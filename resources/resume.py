@@ -5,7 +5,7 @@ Its run is the same one. What it did after the chosen checkpoint stays in the st
 steps are logged once more (`recipes.sent_back`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +26,7 @@ from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, PREPARATION, JobRecord, Jobs
 from resources.metadata.outbox import now_ms
 from resources.metadata.resumed import RESUMED, Resumed
-from resources.metadata.sweeps import SWEEP_KEY
+from resources.metadata.sweeps import SWEEP_KEY, Sweeps
 from resources.metadata.tracking.metrics import Metrics
 from resources.quotas import gpus_of, refuse_what_never_fits
 from resources.settings_sections import Quota
@@ -60,7 +60,7 @@ def resume_job(
     """
     jobs = Jobs(database)
     job = jobs.read(identifier)
-    refuse_what_does_not_go_on(job, wish)
+    refuse_what_does_not_go_on(job, wish, Sweeps(database).running())
     place = store.find(f"s3://hanzo-ml/runs/{job.id}/record") if job.type != COMMAND else None
     record = read_record(store, place) if place else None
     if wish.gpus and record:
@@ -94,7 +94,8 @@ def settle(database: Database, job: JobRecord) -> None:
     Jobs(database).specify(job.id, RESUMED, resumed.model_dump(mode="json"))
 
 
-def refuse_what_does_not_go_on(job: JobRecord, wish: Wish) -> None:
+def refuse_what_does_not_go_on(job: JobRecord, wish: Wish, sweeping: Collection[str]) -> None:
+    """`sweeping` are the sweeps that run: of one that has ended, a trial goes on as any job does."""
     if job.status == "completed":
         raise conflict(
             f"job '{job.id}' is completed, and what it trained is there: submit a new job to train otherwise, or see "
@@ -104,8 +105,11 @@ def refuse_what_does_not_go_on(job: JobRecord, wish: Wish) -> None:
         raise conflict(f"job '{job.id}' is {job.status}: cancel it first, if it is to go on otherwise")
     if job.type == PREPARATION:
         raise conflict(f"job '{job.id}' prepares a dataset: ask for it again, and it finds the parts that are done")
-    if sweep := job.config.get(SWEEP_KEY):
-        raise conflict(f"job '{job.id}' is a trial of sweep '{sweep}', which went on without it: submit a job of its own")
+    if (sweep := job.config.get(SWEEP_KEY)) in sweeping:
+        raise conflict(
+            f"job '{job.id}' is a trial of sweep '{sweep}', which goes on without it: resume it when that has ended, or "
+            f"after `hanzo-ml hpo cancel {sweep}`"
+        )
     if job.type == COMMAND and (wish.gpus or wish.resume_from != "latest"):
         raise invalid(
             f"job '{job.id}' runs a command, which finds its checkpoints and starts its processes itself: it can be resumed "

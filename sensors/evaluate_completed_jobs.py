@@ -1,14 +1,14 @@
 """A training job completed -> evaluate it, register its version and export it (specification row M8).
 
 Of a sweep only the best trial that was not stopped early, once the sweep has ended: nobody wants a model version of each of
-fifty.
+fifty. A trial that somebody resumed after that is asked for by name, and is a job like others.
 """
 
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import SANDBOX
-from resources.metadata.jobs import TRAINING
+from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
@@ -33,9 +33,9 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
             cursor = cursor.after(event)
             of_sweep = event.type == "sweep.completed"
             job = control_plane.jobs.get(best_of(event) if of_sweep else event.key, connection)
-            if job.type != TRAINING or job.replay_of is not None or of_sweep != (SWEEP_KEY in job.config):
+            if job.type != TRAINING or job.replay_of is not None or of_sweep != is_searched(job):
                 continue
-            if job.status != "completed":  # all trials with a value were stopped early: there is no model of any
+            if job.status != "completed":  # all trials with a value were stopped early: there is no model of any yet
                 continue
             home = home_of(context, "models", str(job.config["model"]))
             model = ModelKey(job.organization, job.name if home == SANDBOX else home)
@@ -53,6 +53,11 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=str(cursor))
+
+
+def is_searched(job: JobRecord) -> bool:
+    """Whether a job is a trial, of which its sweep says whether there is to be a version of it."""
+    return SWEEP_KEY in job.config and not job.resumed.times
 
 
 def best_of(event: Event) -> str:

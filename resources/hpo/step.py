@@ -13,7 +13,7 @@ from resources.hpo.trial import ENDED, ENDS_AS, Observation, Point, Trial, ranke
 from resources.hpo.trial_job import steps_of
 
 CANCELLED = "its sweep was cancelled"
-NO_MODEL = "all trials that have a value were stopped early: there is no model of any of them"
+NO_MODEL = "all trials that have a value were stopped early, so that there is no model of any of them"
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,19 @@ def last_step(config: SweepConfig, trial: Trial, look: Observation) -> int | Non
 
 def end_of(trials: Sequence[Trial], config: SweepConfig) -> End:
     if best := ranked(trials, config.objective.direction):
-        trained = any(trial.status == "completed" for trial in best)
-        return End("completed", "" if trained else NO_MODEL)
+        return End("completed", without_model(best))
     reasons = [trial.reason for trial in trials if trial.reason]
     return End(
         "failed", f"no trial has a value of '{config.objective.metric}'; the last one: {reasons[-1] if reasons else ''}"
     )
+
+
+def without_model(best: Sequence[Trial]) -> str:
+    """What to do about the best trial where that was stopped early; nothing where it was not."""
+    first = best[0]
+    if first.status == "completed":
+        return ""
+    what = f"trial {first.number} is the best, and was stopped early"
+    if not any(trial.status == "completed" for trial in best):
+        what = f"{NO_MODEL}; trial {first.number} is the best"
+    return f"{what}: `hanzo-ml job resume {first.job_id}` trains it to its end, and evaluates and registers it"

@@ -12,12 +12,13 @@ from recipes.retention import VALIDATION_LOSS
 from recipes.sent_back import SentBack
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError
+from resources.hpo.advance import cancel
 from resources.lineage.run_record import Environment, RunRecord, write_record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, PREPARATION, TRAINING, JobRecord, Jobs
 from resources.metadata.outbox import Event, read_after
 from resources.metadata.resumed import Resumed
-from resources.metadata.sweeps import SWEEP_KEY
+from resources.metadata.sweeps import SWEEP_KEY, Sweeps
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import metric_point
@@ -25,6 +26,7 @@ from resources.resume import Wish, resume_job, settle
 from resources.settings import Settings
 from resources.settings_sections import Quota
 from tests.migration import migrate
+from tests.resources.hpo.sweep_files import sweep
 
 RUN = "s3://hanzo-ml/checkpoints/j"
 ENVIRONMENT = Environment(git_commit="c", git_dirty=False, lock_sha256="l", python="3.11")
@@ -112,9 +114,15 @@ def test_one_that_has_not_ended_or_ended_well_stays_as_it_is(house: House, statu
     assert house.jobs.read("j").status == status and not house.events()
 
 
-def test_a_sweep_has_gone_on_without_its_trial(house: House) -> None:
-    house.submit(**{SWEEP_KEY: "s"})
-    assert "is a trial of sweep 's'" in house.refusal()[1]
+def test_a_sweep_goes_on_without_its_trial_which_goes_on_when_that_has_ended(house: House) -> None:
+    found = Sweeps(house.database)
+    identifier = found.start(sweep(), user="ann", organization="default").id
+    house.submit(**{SWEEP_KEY: identifier})
+    code, message = house.refusal()
+    assert code is ErrorCode.RESOURCE_CONFLICT
+    assert f"is a trial of sweep '{identifier}', which goes on without it: resume it when that has ended" in message
+    cancel(house.database, house.store, identifier)
+    assert house.resume().status == "queued"
 
 
 def test_a_preparation_is_asked_for_again(house: House) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from resources.metadata.tracking.experiments import Experiments
 from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import metric_point
+from resources.resume import Wish, resume_job
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
 from sensors.start_submitted_jobs import start_submitted_jobs
 from tests.postgres import migrated_sqlite, postgres, postgres_url
@@ -29,6 +31,7 @@ from tests.sensors.test_run_sweeps import Cut, Killed, Search
 
 __all__ = ["house", "migrated_sqlite", "postgres", "postgres_url", "repository"]
 
+RESUME = "`hanzo-ml job resume {}` trains it to its end, and evaluates and registers it"
 EARLY = {"patience": 1, "min_delta": 0.01}
 
 
@@ -106,7 +109,8 @@ def test_the_best_trial_of_those_that_completed_is_evaluated_and_not_one_that_wa
     search.look()
     stop_early(search, 0, 0.1)
     search.complete(1, 0.5)
-    assert search.look().sweep.reason == ""
+    best = search.trials[0].job_id
+    assert search.look().sweep.reason == f"trial 0 is the best, and was stopped early: {RESUME.format(best)}"
     (told,) = search.events("sweep.completed")
     assert (told["best"]["trial"], told["best_completed"]["trial"]) == (0, 1)
     (request,) = house.tick(evaluate_completed_jobs)
@@ -117,9 +121,36 @@ def test_a_sweep_whose_trials_were_all_stopped_early_says_that_there_is_no_model
     search = Search(house, max_trials=1, early_stopping=EARLY)
     search.look()
     stop_early(search, 0, 0.1)
-    found = search.look().sweep
-    assert found.status == "completed" and "were stopped early: there is no model" in found.reason
+    found, best = search.look().sweep, search.trials[0].job_id
+    assert found.status == "completed" and "were stopped early, so that there is no model" in found.reason
+    assert found.reason.endswith(f"; trial 0 is the best: {RESUME.format(best)}")
     assert house.tick(evaluate_completed_jobs) == []
+
+
+@pytest.mark.parametrize("ends", ["completed", "cancelled"])
+def test_a_trial_that_was_stopped_early_is_trained_to_its_end_and_evaluated_where_somebody_wants_it(
+    house: House, ends: str
+) -> None:
+    """The best one had converged, and was stopped for that: the only way to a model was to train once more."""
+    search = Search(house, max_trials=2, early_stopping=EARLY)
+    search.look()
+    stop_early(search, 0, 0.1)
+    stopped = search.trials[0].job_id
+    resume = partial(resume_job, house.plane.database, house.plane.store, stopped, Wish(), "ann")
+    with pytest.raises(HanzoError, match=f"of sweep '{search.id}', which goes on without it: resume it when that has ended"):
+        resume()
+    if ends == "cancelled":
+        search.cancel()
+    else:
+        search.complete(1, 0.5)
+        search.look()
+    house.tick(evaluate_completed_jobs)
+    assert resume().status == "queued"
+    search.complete(0, 0.05)
+    (request,) = house.tick(evaluate_completed_jobs)
+    assert request.partition_key == stopped
+    search.look()
+    assert (search.statuses()[0], search.trials[0].value) == ("pruned", 0.1), "the sweep stays as it ended"
 
 
 def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(house: House) -> None:
