@@ -39,7 +39,9 @@ def check_sweep(config: SweepConfig) -> None:
             raise invalid(f"base_config.{key} must be a name: write it as a text, or leave it out")
     check_given_once(config)
     for key, strategy in OF_STRATEGY.items():
-        if key in config.model_fields_set and config.strategy != strategy:
+        # A sweep that is read and sent again has all keys, with what they are where nobody says anything.
+        says_more = getattr(config, key) != SweepConfig.model_fields[key].default
+        if says_more and config.strategy != strategy:
             raise invalid(f"{key} is of strategy {strategy}, and this one is {config.strategy}: remove it")
     if len(config.search_space) > MAX_DIMENSIONS:
         raise invalid(f"search_space has {len(config.search_space)} hyperparameters: search {MAX_DIMENSIONS} at most")

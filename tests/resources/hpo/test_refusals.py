@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from resources.errors import HanzoError
+from resources.hpo.config import SweepConfig
 from resources.hpo.refusals import check_sweep
 from tests.resources.hpo.sweep_files import sweep
 
@@ -13,7 +14,7 @@ from tests.resources.hpo.sweep_files import sweep
     ("given", "said"),
     [
         ({"sampler": "gp"}, "sampler is of strategy bayesian, and this one is random: remove it"),
-        ({"sampler": "tpe", "strategy": "successive_halving"}, "sampler is of strategy bayesian"),
+        ({"sampler": "gp", "strategy": "successive_halving"}, "sampler is of strategy bayesian"),
         ({"pbt": {"population": 4}}, "pbt is of strategy pbt"),
         ({"successive_halving": {"min_steps": 5}}, "successive_halving is of strategy successive_halving"),
     ],
@@ -35,3 +36,12 @@ def test_a_key_of_another_strategy_is_refused(given: dict[str, Any], said: str) 
 )
 def test_a_key_of_its_own_is_taken(given: dict[str, Any]) -> None:
     check_sweep(sweep(**given))
+
+
+@pytest.mark.parametrize("strategy", ["bayesian", "grid", "random", "pbt", "successive_halving"])
+def test_what_the_api_answers_of_a_sweep_can_be_sent_again(strategy: str) -> None:
+    """It has the keys of all strategies, with what they are where nobody says anything."""
+    space = {"learning_rate": {"type": "choice", "values": [1e-4, 1e-3]}}
+    answered = sweep(strategy=strategy, search_space=space).model_dump(mode="json")
+    assert {"sampler", "pbt", "successive_halving"} < answered.keys()
+    check_sweep(SweepConfig.model_validate(answered))
