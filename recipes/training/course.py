@@ -16,7 +16,7 @@ from recipes.store import Store
 from recipes.training.discarding import forget_spoilt
 from recipes.training.group import Group, join
 from recipes.training.healing import what_happened
-from recipes.training.machine import refuse_what_the_machine_lacks
+from recipes.training.machine import refuse_what_the_machine_lacks, tell_that_there_is_no_gpu
 from recipes.training.parameters import TrainParameters
 from recipes.training.resuming import check_fits
 from recipes.training.resuming_together import resume_together
@@ -61,6 +61,7 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     refuse_what_the_machine_lacks(recipe)
     group = join(job.distributed)
     if group.leads:
+        tell_that_there_is_no_gpu(recipe)
         tell_fallback(recipe.computing_dtype)
     recipe = recipe.on(group.size)
     group.together, group.in_stages = recipe.together, recipe.in_stages

@@ -1,11 +1,13 @@
-"""What a recipe asks of the machine that it trains on: the rest is refused before anything is loaded."""
+"""What a recipe asks of the machine that it trains on: the rest is refused, or told, before anything is loaded."""
 
 from importlib.util import find_spec
 
 import torch
 
+from recipes.counted import counted
 from recipes.launch import zero_stage
 from recipes.recipe import Recipe
+from recipes.runner import say
 from recipes.schema import BadConfiguration
 
 
@@ -22,3 +24,12 @@ def refuse_what_the_machine_lacks(recipe: Recipe) -> None:
             f"recipe '{recipe.name}': DeepSpeed is not installed here: pip install \"hanzo-ml[deepspeed]\", or use strategy "
             "fsdp, which shards as much"
         )
+
+
+def tell_that_there_is_no_gpu(recipe: Recipe) -> None:
+    """Where a recipe wants one: it trains all the same, and whoever has a GPU with a driver that fails must see why so
+    slowly.
+    """
+    if recipe.hardware.gpus and not torch.cuda.is_available():
+        wanted = counted(recipe.hardware.gpus, "GPU")
+        say(f"the recipe asks for {wanted}, and PyTorch finds none here: training on the processor")

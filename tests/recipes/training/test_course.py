@@ -106,6 +106,23 @@ def test_that_it_computes_in_another_type_than_the_recipe_says_is_told_once(
     assert "computing in float32" not in capsys.readouterr().out
 
 
+def test_that_a_recipe_for_a_gpu_trains_on_the_processor_is_told_once(
+    place: Place, tmp_path: Path, joined: list[Group], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine whose driver fails would train for days, and nothing say why it takes them."""
+    told = "the recipe asks for 1 GPU, and PyTorch finds none here: training on the processor"
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    took_up(place, tmp_path / "course-no-gpu", hardware={"gpus": 1})
+    assert told in capsys.readouterr().out
+    took_up(place, tmp_path / "course-none-wanted")
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
+    took_up(place, tmp_path / "course-with-gpu", hardware={"gpus": 1})
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    joined.append(Several(1, 2, 2, told_at_the_beginning()))
+    took_up(place, tmp_path / "course-no-gpu-other", hardware={"gpus": 1})
+    assert "processor" not in capsys.readouterr().out
+
+
 def test_the_others_know_what_the_leader_has_found_and_write_nothing(
     place: Place, tmp_path: Path, joined: list[Group]
 ) -> None:
