@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from hanzo_ml.anew import Anew
@@ -9,7 +10,25 @@ from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
 from recipes.schema import BadConfiguration, Job
 
-PENDING_METRICS = "pending_metrics.json"
+PENDING_METRICS = "pending_metrics"
+"""How the name of the file begins that has them."""
+
+
+def write_pending(points: Sequence[Point], folder: Path) -> None:
+    """Into a checkpoint. The name says what is in it, and with that a checkpoint of a step has the same bytes under the same
+    names whoever saves it.
+
+    A program that was killed had a request on its way still, which arrived after the run had been started anew, and saved
+    that step once more: of a checkpoint that was whole, one file was another then.
+    """
+    written = json.dumps([point.to_json() for point in points]).encode()
+    (folder / f"{PENDING_METRICS}-{sha256(written).hexdigest()[:16]}.json").write_bytes(written)
+
+
+def read_pending(folder: Path) -> list[Point]:
+    """Of a checkpoint."""
+    (file,) = folder.glob(f"{PENDING_METRICS}*.json")
+    return [Point.from_json(point) for point in json.loads(file.read_bytes())]
 
 
 def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[Anew], *, evaluates_first: bool) -> MetricBuffer:
@@ -23,8 +42,6 @@ def open_metrics(job: Job, resume: tuple[int, Path] | None, anew: Sequence[Anew]
     if job.tracking is None:
         raise BadConfiguration("a training job needs `tracking`: the run that it logs to")
     metrics = MetricBuffer(job.tracking.uri, job.tracking.run_id)
-    pending = json.loads((resume[1] / PENDING_METRICS).read_text()) if resume else []
-    metrics.skip_until(
-        resume[0] - evaluates_first if resume else 0, anew, pending=[Point.from_json(point) for point in pending]
-    )
+    pending = read_pending(resume[1]) if resume else []
+    metrics.skip_until(resume[0] - evaluates_first if resume else 0, anew, pending=pending)
     return metrics

@@ -1,6 +1,5 @@
 """Hugging Face's Trainer, with checkpoints that can be trusted, and the arguments that a recipe makes for it."""
 
-import json
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from recipes.recipe import Recipe
 from recipes.retention import DOUBTED_SINCE, VALIDATION_LOSS, from_the_best
 from recipes.training import sharded, zero
 from recipes.training.group import Group
-from recipes.training.metrics import PENDING_METRICS
+from recipes.training.metrics import write_pending
 from recipes.training.paged import page_again
 from recipes.training.random_states import RandomStates, within_32_bits
 from recipes.training.same_sums import settle_buckets
@@ -112,8 +111,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
                 self._give_state(folder, model, trial)
                 if self.group.leads:
                     # Points that the tracking server has not acknowledged yet belong to the state of the run.
-                    pending = self.metrics.pending() if self.metrics else []
-                    (folder / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+                    write_pending(self.metrics.pending() if self.metrics else [], folder)
 
     def _facts(self) -> dict[str, JsonValue]:
         """The leader's, of the step that was done; where several nodes save, with whose part it is."""

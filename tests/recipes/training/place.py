@@ -16,6 +16,7 @@ from recipes.recipe import Recipe
 from recipes.results import TrainingFacts
 from recipes.schema import Hardware, Job, Program, Result, StoreAddress, Tracking
 from recipes.store import Store
+from recipes.training.metrics import read_pending
 from tests.recipes.preparation.place import BUCKETS, questions
 from tests.recipes.tiny_model import make_tiny_model
 
@@ -108,6 +109,11 @@ def saved(checkpoints: Checkpoints, *steps: int, facts: dict[str, Any] | None = 
         with checkpoints.writing(step, facts) as folder:
             (folder / "weights").write_text(checkpoints.folder.name)
     checkpoints.wait()
+
+
+def pending_in(checkpoint: Path) -> list[dict[str, Any]]:
+    """What it has of metrics: all, where there is no tracking server."""
+    return [point.to_json() for point in read_pending(checkpoint)]
 
 
 def pair_of(question: dict[str, Any]) -> dict[str, Any]:

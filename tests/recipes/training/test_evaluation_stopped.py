@@ -1,6 +1,5 @@
 """SIGTERM while the model is evaluated: nothing waits for the end of it, and whoever resumes does it first."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 from recipes.results import TrainingFacts
 from recipes.runner import Preempted
 from recipes.training.held_out import owed
-from recipes.training.metrics import PENDING_METRICS
 from recipes.training.objective_trainer import ObjectiveTrainer
 from recipes.training.told import Told
-from tests.recipes.training.place import Place
+from tests.recipes.training.place import Place, pending_in
 
 PARTS = 8
 """Micro-batches of an evaluation where they are of one row."""
@@ -56,7 +54,7 @@ def logged(place: Place, work: Path) -> list[tuple[str, int, float]]:
     """Every value of training and evaluation that the run has logged by its newest checkpoint."""
     newest = place.checkpoints(work).latest()
     assert newest is not None
-    points: list[dict[str, Any]] = json.loads((newest[1] / PENDING_METRICS).read_text())
+    points: list[dict[str, Any]] = pending_in(newest[1])
     of_time = ("train/tokens_per_second", "train/checkpoint_seconds")
     return [(point["key"], point["step"], point["value"]) for point in points if point["key"] not in of_time]
 

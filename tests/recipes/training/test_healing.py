@@ -1,6 +1,5 @@
 """Runs that heal: memory that runs out, a loss that diverges. The samples that were consumed are compared by their ids."""
 
-import json
 import os
 import resource
 import shutil
@@ -31,7 +30,7 @@ from recipes.training.healing import restart_after
 from recipes.training.logged import LogToTracking
 from recipes.training.out_of_memory import is_out_of_memory
 from tests.api.server_process import ServerProcess
-from tests.recipes.training.place import CHECKPOINTS, Place, facts
+from tests.recipes.training.place import CHECKPOINTS, Place, facts, pending_in
 
 GIB = 1 << 30
 REFUSED = "does not have a deterministic implementation"
@@ -243,7 +242,7 @@ def test_a_diverged_run_goes_on_without_the_bad_samples_and_resumes_bit_for_bit(
     assert facts(again).resumed_from == 4
     assert facts(again).losses == found.losses
     assert again.artifacts["adapter"].digest == result.artifacts["adapter"].digest
-    pending = json.loads((work / "checkpoints" / "8" / "pending_metrics.json").read_text())
+    pending = pending_in(work / "checkpoints" / "8")
     assert {point["step"] for point in pending if point["key"] == "train/loss"} == set(range(1, 9))
 
 

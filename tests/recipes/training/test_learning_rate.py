@@ -1,13 +1,11 @@
 """What becomes of the learning rate, also of a run that was killed on its way."""
 
-import json
 from math import cos, pi
 from pathlib import Path
 
 import pytest
 
-from recipes.training.metrics import PENDING_METRICS
-from tests.recipes.training.place import Place
+from tests.recipes.training.place import Place, pending_in
 
 RATE, STEPS, WARM = 1e-3, 8, 2
 LEFT = {
@@ -29,7 +27,7 @@ def test_it_warms_up_and_follows_its_schedule_also_after_a_kill(place: Place, tm
     again = place.train(work, **changed)
     assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest
 
-    pending = json.loads((checkpoints.folder / str(STEPS) / PENDING_METRICS).read_text())
+    pending = pending_in(checkpoints.folder / str(STEPS))
     logged = {point["step"]: point["value"] for point in pending if point["key"] == "train/learning_rate"}
     done = {step: step - 1 for step in logged}  # as transformers has it: the first step of a warm-up has rate 0
     expected = {

@@ -1,6 +1,5 @@
 """What a run logs: every number of every step, and how long each checkpoint took."""
 
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -11,9 +10,8 @@ import pytest
 from transformers import TrainerState
 
 from recipes.training.logged import LogToTracking
-from recipes.training.metrics import PENDING_METRICS
 from resources.hpo.refusals import EVALUATED, OF_PREFERENCES, OF_TEXTS
-from tests.recipes.training.place import Place
+from tests.recipes.training.place import Place, pending_in
 
 OF_A_STEP = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second")
 
@@ -24,7 +22,7 @@ def test_every_number_of_every_step_and_every_checkpoint_is_logged(place: Place,
     newest = place.checkpoints(tmp_path / "logged").latest()
     assert newest is not None and newest[0] == 4
     steps = defaultdict(list)
-    for point in json.loads((newest[1] / PENDING_METRICS).read_text()):
+    for point in pending_in(newest[1]):
         assert math.isfinite(point["value"]), point
         steps[point["key"]].append(point["step"])
     assert steps == {key: [1, 2, 3, 4] for key in OF_A_STEP} | {"train/checkpoint_seconds": [2]}
@@ -52,7 +50,7 @@ def test_an_evaluation_is_logged_as_loss_and_perplexity(place: Place, tmp_path: 
     place.train(tmp_path / "evaluated", max_steps=2, eval_steps=1)
     newest = place.checkpoints(tmp_path / "evaluated").latest()
     assert newest is not None and newest[0] == 2
-    points = json.loads((newest[1] / PENDING_METRICS).read_text())
+    points = pending_in(newest[1])
     told = {point["key"] for point in points if point["key"].startswith("eval/")}
     assert told == set(EVALUATED) - set(OF_PREFERENCES)  # what a sweep may ask for
     losses, perplexities = (
@@ -68,5 +66,5 @@ def test_what_is_learned_from_pairs_has_no_perplexity(place: Place, tmp_path: Pa
     place.run(job.model_copy(update={"inputs": place.pairs}), tmp_path / "without-perplexity")
     newest = place.checkpoints(tmp_path / "without-perplexity").latest()
     assert newest is not None
-    logged = {point["key"] for point in json.loads((newest[1] / PENDING_METRICS).read_text())}
+    logged = {point["key"] for point in pending_in(newest[1])}
     assert {key for key in logged if key.startswith("eval/")} == set(EVALUATED) - set(OF_TEXTS)

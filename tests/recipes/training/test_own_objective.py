@@ -1,6 +1,5 @@
 """An objective of somebody else: what it tells is logged, and what it gives that cannot be used is said by its name."""
 
-import json
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -14,7 +13,7 @@ import recipes.training.objectives as registry
 from recipes.schema import BadConfiguration
 from recipes.training.objectives.objective import Loss
 from recipes.training.objectives.sft import Sft
-from tests.recipes.training.place import Place
+from tests.recipes.training.place import Place, pending_in
 
 MADE: dict[str, Any] = {}
 """The class that is installed as the objective `own`."""
@@ -47,7 +46,7 @@ def test_what_it_tells_is_logged_under_its_own_names(place: Place, tmp_path: Pat
     place.train(tmp_path / "told", objective="own", max_steps=2, eval_steps=1, gradient_accumulation=2, batch_size=2)
     newest = place.checkpoints(tmp_path / "told").latest()
     assert newest is not None
-    points = json.loads((newest[1] / "pending_metrics.json").read_text())
+    points = pending_in(newest[1])
     of = {(point["key"], point["step"]): point["value"] for point in points}
     for step in (1, 2):
         for name in ("train", "eval"):

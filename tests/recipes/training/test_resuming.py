@@ -1,6 +1,5 @@
 """Where a run goes on: the best checkpoint outlives the last few, and going back to one loses none."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,13 @@ from recipes.retention import VALIDATION_LOSS
 from recipes.schema import BadConfiguration, Result
 from recipes.sent_back import SentBack
 from recipes.store import MANIFEST
-from recipes.training.metrics import PENDING_METRICS
 from recipes.training.resuming import check_fits, where_to_resume
 from recipes.training.samples import SAMPLES_SEEN
 from recipes.training.trainer import CheckpointingTrainer
 from recipes.unsent_metrics import read_unsent
 from recipes.usage import folder_of
 from tests.recipes.tiny_model import make_tiny_model
-from tests.recipes.training.place import Place, facts, saved
+from tests.recipes.training.place import Place, facts, pending_in, saved
 
 
 def losses(result: object) -> dict[int, float | None]:
@@ -134,7 +132,7 @@ def test_a_run_that_is_sent_back_goes_on_from_there_and_forgets_nothing_that_it_
         used = facts(again).train_seconds
         assert again.artifacts["adapter"].digest == first.artifacts["adapter"].digest and losses(again) == losses(first)
         assert way.local_steps() == way.stored_steps() == [8, 6]
-        pending = json.loads((way.folder / "8" / PENDING_METRICS).read_text())
+        pending = pending_in(way.folder / "8")
         logged = [point["step"] for point in pending if point["key"] == "train/loss"]
         assert logged == [1, 2, 3, 4, 5, 6, 7, 8], "what the first way had logged by step 4, and its own"
         unsent = read_unsent(place.store, folder_of(job))

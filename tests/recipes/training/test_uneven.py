@@ -1,6 +1,5 @@
 """A step whose last micro-batch is smaller than the others: its loss and its updates are those of the rows together."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,8 @@ import pytest
 import torch
 
 from recipes.examples import IGNORED
-from recipes.training.metrics import PENDING_METRICS
 from recipes.training.objective_trainer import ROWS, what_counts
-from tests.recipes.training.place import Place, facts
+from tests.recipes.training.place import Place, facts, pending_in
 
 OF_PAIRS = ("train/reward_accuracy", "train/reward_margin")
 
@@ -32,7 +30,7 @@ def test_a_smaller_micro_batch_counts_by_its_rows(place: Place, tmp_path: Path, 
 
 def logged(work: Path) -> dict[tuple[str, int], float]:
     """Every number of every step, but for how long things took."""
-    points = json.loads((work / "checkpoints" / "3" / PENDING_METRICS).read_text())
+    points = pending_in(work / "checkpoints" / "3")
     return {(point["key"], point["step"]): point["value"] for point in points if "second" not in point["key"]}
 
 

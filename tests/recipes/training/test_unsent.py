@@ -1,6 +1,5 @@
 """Points that no tracking server got by the end of a run: all of them lie beside its result, none of an earlier end does."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from hanzo_ml.anew import Anew
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import Point
 from recipes.train import METRICS_GRACE_SECONDS, left
-from recipes.training.metrics import PENDING_METRICS, open_metrics
+from recipes.training.metrics import open_metrics, write_pending
 from recipes.unsent_metrics import UnsentPoint, read_unsent, write_unsent
 from tests.recipes.training.place import Place, facts
 
@@ -78,7 +77,7 @@ def test_what_a_checkpoint_had_pending_is_not_sent_before_the_server_said_what_i
     monkeypatch.setattr(buffer, "Transport", lambda uri: server)
     monkeypatch.setattr(MetricBuffer, "skip_until", late)
     pending = [Point("train/loss", 0.5, 4, 2000), Point("eval/loss", 0.7, 4, 2000)]
-    (tmp_path / PENDING_METRICS).write_text(json.dumps([point.to_json() for point in pending]))
+    write_pending(pending, tmp_path)
     metrics = open_metrics(place.job(tmp_path, {}), (4, tmp_path), (), evaluates_first=False)
     assert metrics.close(60) == []
     assert server.calls == ["asked", "eval/loss 4"]

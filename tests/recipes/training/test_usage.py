@@ -2,7 +2,6 @@
 used, however often it began again.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from recipes import train as program
 from recipes.runner import Preempted
 from recipes.schema import Distributed, Hardware
-from recipes.training.metrics import PENDING_METRICS
 from recipes.training.objectives.dpo import Dpo
 from recipes.training.usage import EVERY_SECONDS, Meter, Work, WriteUsage, gpus_held, work_of_token
 from recipes.usage import Usage, read_usage, write_usage
-from tests.recipes.training.place import Place, facts, stop_after
+from tests.recipes.training.place import Place, facts, pending_in, stop_after
 
 
 def test_the_share_of_the_peak_is_told_where_the_peak_is_known() -> None:
@@ -71,7 +69,7 @@ def test_of_pairs_as_many_tokens_count_as_they_have(place: Place, tmp_path: Path
         patched.setattr(program.StopOnSignal, "on_step_end", stop_after(3))
         place.train(work, **preferred, sequence_length=512)
     assert facts(place.train(work, **preferred, sequence_length=512)).tokens == sum(computed[:4]) < 4 * 2 * 4 * 256
-    points = json.loads((work / "checkpoints" / "4" / PENDING_METRICS).read_text())
+    points = pending_in(work / "checkpoints" / "4")
     assert {point["step"] for point in points if point["key"] == "train/tokens_per_second"} == {1, 2, 3, 4}
 
 
