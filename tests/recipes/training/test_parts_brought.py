@@ -78,7 +78,7 @@ def test_of_the_processes_of_a_machine_one_brings_and_of_all_one_looks_into_the_
             self.rank, self.local_rank, self.on_this_node = 1, 1, 2
 
         def share(self, value: Any) -> Any:
-            assert value == ([], {}), "it has looked itself"
+            assert value == ([], {}, set()), "it has looked itself"
             return value
 
         def collect(self, value: Any) -> list[Any]:
