@@ -134,12 +134,18 @@ def forget_half(checkpoints: Checkpoints, places: Iterable[Place]) -> None:
     """Delete from the store what is not whole at `places`, and can never be: it is on no machine.
 
     On a way that the run has left nobody else looks, and of 72B parameters a part that had no time to be followed by the
-    others is hundreds of GB.
+    others is hundreds of GB. No run ends for what is left there.
     """
     for place in places:
-        if not folder_of(checkpoints, place).is_dir():
-            say(f"what had arrived of checkpoint {place.step} is deleted: the rest is lost")
+        if folder_of(checkpoints, place).is_dir():
+            continue
+        try:
             checkpoints.stored.below(place.way).delete(place.step)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            say(f"what had arrived of checkpoint {place.step}, whose rest is lost, was not deleted: {problem}")
+        else:
+            say(f"what had arrived of checkpoint {place.step} is deleted: the rest is lost")
 
 
 def send(checkpoints: Checkpoints, found: Found) -> bool:

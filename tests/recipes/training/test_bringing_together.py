@@ -364,6 +364,22 @@ def test_what_had_arrived_of_what_is_lost_is_deleted_on_every_way(
     assert "arrived of checkpoint 6 is deleted" in told and "arrived of checkpoint 8 is deleted" in told
 
 
+def test_no_run_ends_for_what_a_store_does_not_let_it_delete(
+    machines: list[Checkpoints], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(machines, 4)
+    for step in (6, 8):
+        machines[0].store.put_bytes(f"{URI}/{step}/rows-1", b"cut off")
+
+    def refused(store: Store, uri: str) -> None:
+        raise PermissionError(f"no right to delete {uri}")
+
+    monkeypatch.setattr(Store, "delete", refused)
+    assert go_on(machines) == [of(4)] * 2
+    told = capsys.readouterr().out
+    assert all(f"checkpoint {step}, whose rest is lost, was not deleted: PermissionError" in told for step in (6, 8))
+
+
 def test_what_is_half_there_and_whole_on_a_machine_stays_there(machines: list[Checkpoints]) -> None:
     """It goes on arriving: what of it is there is not sent once more."""
     store, (first, _) = machines[0].store, machines
