@@ -27,9 +27,7 @@ def refuse_what_the_machine_lacks(recipe: Recipe) -> None:
 
 
 def tell_that_there_is_no_gpu(recipe: Recipe) -> None:
-    """Where a recipe wants one: it trains all the same, and whoever has a GPU with a driver that fails must see why so
-    slowly.
-    """
+    """Where a recipe wants one. It trains all the same; whoever has a GPU whose driver fails must see why it is so slow."""
     if recipe.hardware.gpus and not torch.cuda.is_available():
         wanted = counted(recipe.hardware.gpus, "GPU")
         say(f"the recipe asks for {wanted}, and PyTorch finds none here: training on the processor")
