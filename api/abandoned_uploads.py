@@ -34,7 +34,7 @@ def _remove(address: StoreAddress, variables: Mapping[str, str]) -> None:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("what is left of broken uploads could not be removed: %s", error)
     else:
-        log.info("removed %d uploads that killed servers left unfinished", removed)
+        log.info("removed %d uploads that killed programs left unfinished", removed)
 
 
 def _remove_in_a_process(address: StoreAddress, variables: Mapping[str, str]) -> int:

@@ -178,7 +178,7 @@ def resume(
 
     From `best` or a step, what the job did after that checkpoint stays in the
     store, and its steps are logged once more. With another number of GPUs it sees
-    the same samples in the same order.
+    the same samples in the same order. A trial goes on when its sweep has ended.
     """
     if from_ not in ("latest", "best") and not from_.isdigit():
         raise Refused(f"--from {from_}: say latest, best, or the step of a checkpoint")

@@ -77,6 +77,6 @@ def take_up(job: Job, store: Store, work: Path) -> Course:
     if group.leads:
         checkpoints.catch_up()
     done, repeats = resume[0] if resume else 0, parameters.repeats
-    found = what_happened(store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
+    found = what_happened(known, store, uri, recipe, work, done=done, repeats=repeats) if group.leads else Incidents()
     incidents = group.share(found)
     return Course(incidents.fitted(recipe), group, checkpoints, uri, resume, incidents, repeats, parameters.sent_back)

@@ -63,14 +63,14 @@ def restart_smaller(store: Store, uri: str, recipe: Recipe, step: int) -> Restar
 
 
 def what_happened(
-    store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[Incident]
+    known: Incidents, store: Store, uri: str, recipe: Recipe, work: Path, *, done: int, repeats: Sequence[Incident]
 ) -> Incidents:
-    """The incidents of a run that goes on after step `done`, with one more where the kernel has just ended it for want of
-    memory, and with those of the run that it repeats that hold by then.
+    """The incidents of a run that goes on after step `done`: those `known`, with one more where the kernel has just ended it
+    for want of memory, and with those of the run that it repeats that hold by then.
 
     Another program may have taken that memory: where there is no smaller micro-batch, the run goes on as it was.
     """
-    known, told = read_incidents(store, uri), work / MEMORY_RAN_OUT
+    told = work / MEMORY_RAN_OUT
     found = known.repeating(repeats, done)
     if told.exists():
         try:
