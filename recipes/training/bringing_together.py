@@ -114,9 +114,8 @@ def in_store(checkpoints: Checkpoints) -> tuple[list[Found], dict[Place, Standin
     parts, whole, known = set[Place](), set[Place](), set[Place]()
     for uri in checkpoints.store.list(checkpoints.uri):
         path = PurePosixPath(uri.removeprefix(f"{checkpoints.uri}/"))
-        *_, outermost = (path, *(above for above in path.parents if above.name.isdigit()))
-        if outermost != path:
-            known.add(place_of(outermost))
+        if steps := [above for above in path.parents if above.name.isdigit()]:
+            known.add(place_of(steps[-1]))  # the outermost: a checkpoint may have folders with such names
         if path.name == MANIFEST and path.parent.name.isdigit():
             whole.add(place_of(path.parent))
         elif path.parent.name == PARTS:
