@@ -22,7 +22,7 @@ from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
-from resources.compute.devices import POOL
+from resources.compute.local.capacity import GPU_POOL
 from resources.lineage.record import record
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
@@ -59,7 +59,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         owners=list(model.owners),
         description=f"Fine-tuning with the recipe {model.recipe}. A partition is a tracking run; once more resumes it.",
         metadata={DATASET_METADATA: model.dataset, RECIPE_METADATA: model.recipe},
-        pool=POOL,
+        pool=GPU_POOL,
         code_version="1",
     )
     def checkpoint(

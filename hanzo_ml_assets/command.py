@@ -10,7 +10,7 @@ from recipes.schema import BadConfiguration, Job, Result
 from recipes.usage import Usage
 from resources.command_jobs import CODE, command_work
 from resources.compute.base import JobFailed
-from resources.compute.devices import POOL
+from resources.compute.local.capacity import GPU_POOL
 from resources.errors import HanzoError
 from resources.lineage.command_record import tell_end, tell_input, write_command_record
 from resources.lineage.record import record
@@ -29,7 +29,7 @@ def build_command() -> dg.AssetsDefinition:
         group_name="sandbox",
         kinds={"python"},
         description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
-        pool=POOL,
+        pool=GPU_POOL,
         code_version="1",
     )
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
@@ -73,7 +73,6 @@ def work_of(asked: JobRecord, version: DatasetVersion | None, control_plane: Con
         version.artifact if version else None,
         store=control_plane.settings.store,
         tracking_uri=control_plane.settings.tracking_uri,
-        home=control_plane.work_dir(asked.id),
         cache_dir=control_plane.cache_dir,
     )
 

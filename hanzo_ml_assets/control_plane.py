@@ -9,8 +9,7 @@ import recipes
 from recipes.schema import Job
 from recipes.store import Store
 from resources.compute.base import Compute, Follower, Observation, Phase
-from resources.compute.devices import Devices, jobs_at_once, names_of
-from resources.compute.local import LocalCompute
+from resources.compute.registry import open_backend
 from resources.engine.client import HttpEngine
 from resources.job_credentials import JobCredentials
 from resources.metadata.database import Database
@@ -45,9 +44,7 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
 
     @cached_property
     def compute(self) -> Compute:
-        scheduler = self.settings.scheduler
-        devices = Devices(self.settings.home / "gpus", names_of(scheduler), jobs_at_once(scheduler))
-        return LocalCompute(source=SOURCE, credentials=JobCredentials(self.database), devices=devices)
+        return open_backend(self.settings, JobCredentials(self.database))
 
     @cached_property
     def engine(self) -> HttpEngine:
@@ -72,10 +69,6 @@ class ControlPlane(dg.ConfigurableResource):  # type: ignore[misc]
     @property
     def registry(self) -> Registry:
         return Registry(self.database)
-
-    def work_dir(self, *parts: str) -> str:
-        """Scratch folder of a job; the same for the same parts, so that a retry finds what was left."""
-        return str(self.settings.home.joinpath("jobs", *parts))
 
     @property
     def cache_dir(self) -> str:

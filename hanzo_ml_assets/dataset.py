@@ -197,7 +197,6 @@ def split_job(definition: DatasetDefinition, version: DatasetVersion, control_pl
         outputs={split: f"{place}/{split}" for split in SPLITS},
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(identifier),
         cache_dir=control_plane.cache_dir,
     )
 

@@ -12,7 +12,7 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact
 from recipes.results import EvaluationReport
 from recipes.schema import Job, Program, Result
-from resources.compute.devices import POOL
+from resources.compute.local.capacity import GPU_POOL
 from resources.lineage.record import find, parents, record
 from resources.lineage.run_record import read_record
 from resources.metadata.jobs import JobRecord
@@ -37,7 +37,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         check_specs=[
             dg.AssetCheckSpec(GATE, asset=key, description="May this model go to staging? Broken rules are in the metadata.")
         ],
-        pool=POOL,
+        pool=GPU_POOL,
         code_version="1",
     )
     def evaluation(
@@ -88,7 +88,6 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
         outputs={"evaluation": place},
         result_uri=f"s3://hanzo-ml/runs/{trained.id}/evaluate.json",
         store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(trained.id, "evaluate"),
         cache_dir=control_plane.cache_dir,
         hardware=recipe.hardware,
     )

@@ -89,7 +89,6 @@ def export_job(model: ModelDefinition, trained: JobRecord, version: ModelVersion
             outputs={"merged": f"{place}/safetensors", "gguf": f"{place}/gguf-{quantization.lower()}"},
             result_uri=f"{place}/convert.json",
             store=control_plane.settings.store,
-            work_dir=control_plane.work_dir(trained.id, "convert"),
             cache_dir=control_plane.cache_dir,
             hardware=recipe.hardware,
         )

@@ -125,7 +125,6 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
     label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
     place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
-    work = (asked.id, "prepare") if asked is not None else (identifier,)
     config = asked.config if asked is not None else {}
     return Job(
         id=asked.id if asked is not None else identifier,
@@ -135,7 +134,6 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
         outputs=outputs_at(place, with_features=derivation.parameters.features is not None),
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(*work),
         cache_dir=control_plane.cache_dir,
         hardware=Hardware(cpu=int(config.get("workers", 1))),
         pods=int(config.get("pods", 1)),

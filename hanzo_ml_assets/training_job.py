@@ -31,7 +31,6 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         },
         result_uri=f"s3://hanzo-ml/runs/{run_id}/train.json",
         store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(run_id, "train"),
         cache_dir=control_plane.cache_dir,
         tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),
         hardware=plan.record.hardware.model_copy(update={"gpus": shape.hardware.gpus}),

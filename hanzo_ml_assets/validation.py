@@ -185,7 +185,6 @@ def side_job(
         outputs={output: f"{place}/{output}"},
         result_uri=f"{place}/result.json",
         store=control_plane.settings.store,
-        work_dir=control_plane.work_dir(identifier),
         cache_dir=control_plane.cache_dir,
     )
 

@@ -156,7 +156,9 @@ class Job(Frozen):
     outputs: dict[str, str] = Field(default_factory=dict, description="role -> logical URI to publish under")
     result_uri: str = Field(description="logical URI of the file that holds the Result once the job has ended well")
     store: StoreAddress
-    work_dir: str = Field(description="scratch folder of this job; survives a restart on the same machine")
+    work_dir: str = Field(
+        "", description="scratch folder of this job, set by the backend; survives a restart on the same machine"
+    )
     cache_dir: str = Field(description="folder shared by jobs, for content-addressed downloads")
     tracking: Tracking | None = None
     hardware: Hardware = Hardware()

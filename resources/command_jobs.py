@@ -14,7 +14,7 @@ from recipes.schema import CheckpointPolicy, Job, Program, StoreAddress, Trackin
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
-from resources.metadata.jobs import COMMAND, DATASET, WORK_FOLDERS, JobRecord, Jobs
+from resources.metadata.jobs import COMMAND, DATASET, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
 from resources.metadata.tracking.run_data import COMMIT_TAG
 from resources.metadata.tracking_rules import refuse_unstorable
@@ -101,10 +101,8 @@ def policy_of(asked: CommandJob) -> CheckpointPolicy:
     return CheckpointPolicy().under(asked.schedule)
 
 
-def command_work(
-    job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, home: str, cache_dir: str
-) -> Job:
-    """The work of a command job; `home` is the folder of its work on this machine."""
+def command_work(job: JobRecord, dataset: Artifact | None, *, store: StoreAddress, tracking_uri: str, cache_dir: str) -> Job:
+    """The work of a command job."""
     asked = asked_of(job)
     inputs = {CODE: Artifact.model_validate(job.config[CODE])} if CODE in job.config else {}
     return Job(
@@ -119,7 +117,6 @@ def command_work(
         outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
         result_uri=f"s3://hanzo-ml/runs/{job.id}/command.json",
         store=store,
-        work_dir=f"{home}/{WORK_FOLDERS[COMMAND]}",
         cache_dir=cache_dir,
         tracking=Tracking(uri=tracking_uri, run_id=job.id),
         hardware=asked.resources,

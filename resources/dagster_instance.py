@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from recipes.schema import BadConfiguration
-from resources.compute.devices import POOL, jobs_at_once
+from resources.compute.local.capacity import GPU_POOL, max_running_jobs
 from resources.dagster_schema import is_postgresql, own_schema
 from resources.detached import write_json, write_whole
 from resources.services import SOURCE, environment
@@ -56,10 +56,10 @@ def migrate_dagster(settings: Settings, console: Console) -> None:
 
 def prepare(settings: Settings, storage: dict[str, Any], note: Note, console: Console, commands: Sequence[str]) -> None:
     """Configure the instance, and let Dagster's own `commands` bring its storage to this release unless it is there."""
-    home, at_once = settings.dagster_home, jobs_at_once(settings.scheduler)
+    home, at_once = settings.dagster_home, max_running_jobs(settings.scheduler)
     # Whole at any moment: `up` is called on a stack that runs, whose processes read it as they start.
     write_whole(home / "dagster.yaml", instance_configuration((SOURCE / "dagster.yaml").read_text(), storage, at_once))
-    wanted = {"dagster": version("dagster"), POOL: at_once}
+    wanted = {"dagster": version("dagster"), GPU_POOL: at_once}
     known = note.read()
     if known == wanted:
         return
@@ -67,8 +67,8 @@ def prepare(settings: Settings, storage: dict[str, Any], note: Note, console: Co
         if known.get("dagster") != wanted["dagster"]:
             for command in commands:
                 change_instance(settings, command)
-        if known.get(POOL, 1) != at_once:  # dagster.yaml has 1
-            change_instance(settings, "concurrency", "set", POOL, str(at_once))
+        if known.get(GPU_POOL, 1) != at_once:  # dagster.yaml has 1
+            change_instance(settings, "concurrency", "set", GPU_POOL, str(at_once))
     note.write(wanted)
 
 

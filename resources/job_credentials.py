@@ -24,7 +24,7 @@ class JobCredentials:
         with self.database.write() as connection:
             return {TOKEN: job_tokens.issue(connection, job.id, seconds_of(job.schedule.max_duration))}
 
-    def is_good(self, job: Job, token: str) -> bool:
+    def is_valid(self, job: Job, token: str) -> bool:
         with self.database.read() as connection:
             grant = job_tokens.grant_of(connection, token)
         return grant is not None and grant.job_id == job.id

@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from recipes.duration import Duration
+from resources.compute.registry import check_backend
 
 
 def is_loopback(host: str) -> bool:
@@ -272,6 +273,7 @@ class Quota(Section):
 
 
 class Scheduler(Section):
+    backend: str = Field("local", description="what runs jobs: a folder of resources/compute")
     namespace: str = "hanzo-ml"
     default_image: str = "hanzoai/ml-pytorch:2.3-cuda12.4"
     gpu_types: tuple[str, ...] = ("nvidia-a100-80gb", "nvidia-a100-40gb", "nvidia-h100-80gb")
@@ -298,6 +300,11 @@ class Scheduler(Section):
     )
     job_secret: str = Field("hanzo-ml-job", description="Secret with the object store's AWS variables, for every pod")
     tracking_uri: str | None = Field(None, description="the API as a pod reaches it; server.host and port when unset")
+
+    @field_validator("backend")
+    @classmethod
+    def backend_exists(cls, value: str) -> str:
+        return check_backend(value)
 
     @field_validator("devices", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ import dagster as dg
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
 from resources.command_jobs import asked_of
-from resources.compute.devices import names_of
+from resources.compute.local.capacity import gpu_names
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.quotas import PRIORITIES, Used, gpus_of, never_fits, reason_to_wait
 from resources.settings_sections import Quota, Scheduler
@@ -33,8 +33,8 @@ def held_back(
     limited = [job for job in active if job.organization in quotas]
     if not limited:
         return {}, {}
-    # Where the machine has GPUs, a job that asks for none gets one all the same (`resources.compute.devices`).
-    least = 1 if names_of(scheduler) else 0
+    # Where the machine has GPUs, a job that asks for none gets one all the same (`resources.compute.local.capacity`).
+    least = 1 if gpu_names(scheduler) else 0
     recipe_named = cache(Recipe.named)  # a file is read and checked in milliseconds, and thousands of jobs may be queued
     wanted = {job.id: max(gpus_wanted(context, job, recipe_named), least) for job in limited}
     working = at_work(context.instance)

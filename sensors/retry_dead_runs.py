@@ -13,8 +13,10 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.deployment import newest_promotion
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from recipes.buckets import StoreUnavailable
+from recipes.schema import Program
 from recipes.store import MANIFEST
-from resources.metadata.jobs import COMMAND, TRAINING, WORK_FOLDERS
+from resources.compute.job_key import JobRef
+from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.deployments import is_being_deployed, of_promotion
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.failed_runs import LOOK_BACK, MAX_AGAIN, PROGRAMS, is_tried_again
@@ -56,8 +58,8 @@ def has_got_on(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
     run, store = record.dagster_run, control_plane.store
     if PARTITION_TAG not in run.tags or not steps_of(run) & PROGRAMS:
         return False
-    job_id, type = run.tags[PARTITION_TAG], COMMAND if COMMAND in steps_of(run) else TRAINING
-    if control_plane.compute.is_left(control_plane.work_dir(job_id, WORK_FOLDERS[type])):
+    job_id, program = run.tags[PARTITION_TAG], Program.COMMAND if COMMAND in steps_of(run) else Program.TRAIN
+    if control_plane.compute.has_processes(JobRef(job_id, program)):
         return True
     began = record.create_timestamp.replace(tzinfo=UTC).timestamp() * 1000
     try:

@@ -9,14 +9,14 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.recipe import Recipe
-from recipes.schema import BadConfiguration
+from recipes.schema import BadConfiguration, Program
 from recipes.training.trainable import unpinned
+from resources.compute.job_key import JobRef
 from resources.errors import HanzoError
 from resources.hpo.advance import advance
 from resources.hpo.config import SweepConfig
 from resources.hpo.step import End, Step
 from resources.hpo.trial_job import trial_job
-from resources.metadata.jobs import TRAINING, WORK_FOLDERS
 from resources.metadata.sweeps import Sweeps
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.homes import dataset_of, is_of_another_definition, recipe_of, undefined
@@ -40,9 +40,8 @@ def run_sweeps(context: dg.SensorEvaluationContext, control_plane: ControlPlane)
 
 
 def has_ended(context: dg.SensorEvaluationContext, control_plane: ControlPlane, job_id: str) -> bool:
-    """Whether nothing of a trial works any more: no run, and no program whose worker died, which has the GPU still."""
-    folder = control_plane.work_dir(job_id, WORK_FOLDERS[TRAINING])
-    return is_gone(context.instance, job_id) and not control_plane.compute.is_left(folder)
+    """Whether a trial has ended: no Dagster run, and no program whose run worker died, which still holds the GPU."""
+    return is_gone(context.instance, job_id) and not control_plane.compute.has_processes(JobRef(job_id, Program.TRAIN))
 
 
 def refuse(context: dg.SensorEvaluationContext, sweep_id: str, control_plane: ControlPlane) -> bool:

@@ -17,12 +17,12 @@ from hanzo_ml_assets.checkpoint import DAGSTER
 from hanzo_ml_assets.command import KEY, PARTITIONS
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.version_tag import tags_of
-from resources.compute.devices import jobs_at_once
+from resources.compute.local.capacity import max_running_jobs
 from resources.errors import HanzoError
 from resources.metadata.dataset_problems import problems_of
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.heartbeats import SENSORS
-from resources.metadata.jobs import COMMAND, DATASET, TRACKED, WORK_FOLDERS, JobRecord
+from resources.metadata.jobs import COMMAND, DATASET, TRACKED, JobRecord
 from resources.settings_sections import Scheduler
 from sensors.event_cursor import INTERVAL_SECONDS
 from sensors.failed_runs import is_given_up
@@ -102,7 +102,7 @@ def in_turn(
     instance: dg.DagsterInstance, jobs: Sequence[JobRecord], decisions: Sequence[Decision], scheduler: Scheduler
 ) -> list[Decision]:
     """The same, but that a job whose run stands in Dagster's queue already says so: others run on this machine."""
-    words = f"waits for its turn: this machine runs {jobs_at_once(scheduler)} at a time"
+    words = f"waits for its turn: this machine runs {max_running_jobs(scheduler)} at a time"
     if not any(decision.start and job.reason != words for job, decision in zip(jobs, decisions, strict=True)):
         return list(decisions)
     waiting = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
@@ -139,10 +139,9 @@ def goes_on_still(instance: dg.DagsterInstance, job: JobRecord, control_plane: C
     if unfinished:
         end_without_workers(instance, unfinished)
         return True
-    folder = control_plane.work_dir(job.id, WORK_FOLDERS[job.type])
-    if left := control_plane.compute.is_left(folder):
-        control_plane.compute.end_left(folder)
-    return left
+    if still_runs := control_plane.compute.has_processes(job):
+        control_plane.compute.terminate_processes(job)
+    return still_runs
 
 
 def end_without_workers(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun]) -> None:

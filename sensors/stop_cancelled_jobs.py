@@ -9,7 +9,6 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.preparation import PREPARATION_TAG
-from resources.metadata.jobs import WORK_FOLDERS
 from resources.metadata.outbox import Event, now_ms
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 from sensors.runs_of_jobs import IN_PROGRESS, PARTITION_TAG, is_gone
@@ -30,7 +29,7 @@ def stop_cancelled_jobs(context: dg.SensorEvaluationContext, control_plane: Cont
         job = jobs[event.key]
         for run in runs_to_end(context.instance, event, resumed=job is not None and job.status != "cancelled"):
             context.instance.run_coordinator.cancel_run(run.run_id)
-    end_programs_left(context, control_plane)
+    terminate_orphaned_programs(context, control_plane)
     return dg.SensorResult(cursor=str(cursor))
 
 
@@ -44,13 +43,12 @@ def runs_to_end(instance: dg.DagsterInstance, event: Event, *, resumed: bool) ->
     return [run for each in filters for run in instance.get_runs(each)]
 
 
-def end_programs_left(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> None:
-    """End the programs of jobs that were cancelled, or failed, and that no run follows any more."""
+def terminate_orphaned_programs(context: dg.SensorEvaluationContext, control_plane: ControlPlane) -> None:
+    """Terminate the programs of cancelled or failed jobs that no Dagster run supervises any more."""
     since = now_ms() - int(LOOK_BACK.total_seconds() * 1000)
     with control_plane.database.read() as connection:
         broken_off = control_plane.jobs.broken_off(since, connection)
     for job in broken_off:
-        folder = control_plane.work_dir(job.id, WORK_FOLDERS[job.type])
-        if control_plane.compute.is_left(folder) and is_gone(context.instance, job.id):
-            context.log.info(f"job {job.id} is {job.status}: its program is told to end")
-            control_plane.compute.end_left(folder)
+        if control_plane.compute.has_processes(job) and is_gone(context.instance, job.id):
+            context.log.info(f"job {job.id} is {job.status}: terminating its program")
+            control_plane.compute.terminate_processes(job)

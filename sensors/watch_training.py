@@ -57,7 +57,7 @@ def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
     metrics = Metrics(control_plane.database)
     with control_plane.database.read() as connection:
         begun = control_plane.jobs.begun_at(job, connection)
-        begun = max(begun, control_plane.compute.waited_until(control_plane.work_dir(job.id, "train")))
+        begun = max(begun, control_plane.compute.queued_until(job))
         first = metrics.history(job.id, LOSS, 1, connection=connection).points
         latest = metrics.latest(job.id, connection=connection)
     signs = Signs(

@@ -1,4 +1,6 @@
-"""Running jobs. The only place that starts a program, and the only module of `resources` that may know Dagster.
+"""Compute backends: the only place that starts a program.
 
-`base` is the contract, `local` a subprocess on this machine. Kubernetes comes beside it as another `Compute`.
+`base` is the contract, `registry` finds the backend that `scheduler.backend` names, and each backend is a folder: `local`
+runs jobs as process groups on this machine, `kubernetes` renders their objects. To add one, make a folder here whose module
+`backend` has `open_backend(settings, credentials) -> Compute`. Only `run_launcher` knows Dagster; the API imports the rest.
 """

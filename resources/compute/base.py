@@ -1,67 +1,70 @@
-"""The contract of compute: start or re-attach, observe, cancel; and `run`, the one way to run a job.
+"""The contract of a compute backend: submit, observe, cancel, read the log; and `run`, the one way to run a job.
 
-An implementation answers for phases that only a cluster has (pending, suspended, preempted) in the same words, so nothing
-above knows where a job runs. All its state is outside the supervisor, which may die and come back at any moment.
+Every call names a job by id and program, never by a path. Phases that only a cluster has (pending, suspended, preempted) are
+part of the contract, so nothing above knows where a job runs. A backend keeps all state outside the supervisor, which may be
+killed and restarted at any moment.
 """
 
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from pydantic import ValidationError
 
 from recipes.counted import counted
 from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
 from recipes.store import Store
+from resources.compute.credentials import Credentials, NoCredentials
+from resources.compute.job_key import JobKey
 
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 11
-"""How often a job starts again before it counts as failed: to heal, a run may ask for eight (`recipes.incidents.MOST` of two
-kinds, and one of two others), and is killed besides."""
+"""Maximum number of restarts of a job. Recovery alone may use eight (`recipes.incidents.MOST` of two kinds, and one of two
+others); the rest is for killed processes and lost nodes."""
 POLL_SECONDS = 0.2
-MOST_LINES = 200
-"""Of a look. Each is an event of a Dagster run, which takes it up to 40 ms: a script that had printed 100,000 of them in two
-seconds was running for over an hour, and what waited for its place waited for that.
+MAX_LINES_PER_POLL = 200
+"""Each line becomes a Dagster event, which takes up to 40 ms: a script that printed 100,000 lines in two seconds otherwise
+kept its run busy for over an hour.
 """
-LONGEST_LINE = 10_000
+MAX_LINE_CHARACTERS = 10_000
 GRACE_SECONDS = 300
-"""Row J3: from SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL (row J3)."""
 SHUTDOWN_SECONDS = 270
-"""What torchrun gives its processes of that, so that it can still end in order itself."""
-RENEW_SECONDS = 3600.0
-"""How often whoever follows a job says that it still runs: a fraction of what a job may take."""
+"""Grace period that torchrun gives its processes: shorter than `GRACE_SECONDS`, so that torchrun can exit cleanly too."""
+CREDENTIALS_RENEWAL_SECONDS = 3600.0
+"""Interval at which a supervisor renews its job's credentials: a fraction of what a job may take."""
 
 OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
 """How an end is told of that another machine, or the same one an hour later, would not have come to."""
 OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
 """How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
 REFUSED = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
-PATIENCE_SECONDS = 3600.0
-"""How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
+STORE_OUTAGE_SECONDS = 3600.0
+"""How long polling may fail before the job is cancelled: its program keeps running while the object store, the metadata or
+Dagster's database are unavailable."""
 RETRY_SECONDS = 1.0
-"""Between two looks in vain."""
+"""Pause after a failed poll."""
 
 
 class Phase(StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
-    PENDING = "pending"  # waits for room: not admitted, or not scheduled yet
+    PENDING = "pending"  # not admitted, or not scheduled yet
     SUSPENDED = "suspended"  # had to give its nodes back; will be resumed
     RUNNING = "running"
-    RESTARTING = "restarting"  # killed or preempted; starts again from its last checkpoint
+    RESTARTING = "restarting"  # killed or preempted; resumes from its last checkpoint
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at a job. `attempt` counts its starts from 1; `detail` is one line for people."""
+    """State of a job at one poll. `attempt` counts its starts from 1; `detail` is one line for people."""
 
     phase: Phase
     attempt: int
@@ -71,46 +74,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Follower:
-    """Who is told while a job runs: each new line of its log, each change of its phase."""
+    """Callbacks while a job runs: for each new line of its log, and for each change of its phase."""
 
     line: Callable[[str], None]
     phase: Callable[[Observation], None]
-
-
-class Credentials(Protocol):
-    """What a job's program proves itself with: variables of its environment, because its job file has many readers."""
-
-    def issue(self, job: Job) -> Mapping[str, str]:
-        """For a start of the program; void what an earlier start had."""
-        ...
-
-    def is_good(self, job: Job, token: str) -> bool:
-        """Whether a start of the program that has this token can go on with it."""
-        ...
-
-    def renew(self, job: Job) -> None:
-        """The program still runs."""
-        ...
-
-    def revoke(self, job: Job) -> None:
-        """The program has ended for good."""
-        ...
-
-
-class NoCredentials:
-    """For programs that ask nobody anything."""
-
-    def issue(self, job: Job) -> Mapping[str, str]:
-        return {}
-
-    def is_good(self, job: Job, token: str) -> bool:
-        return True
-
-    def renew(self, job: Job) -> None:
-        pass
-
-    def revoke(self, job: Job) -> None:
-        pass
 
 
 class JobFailed(Exception):
@@ -130,7 +97,7 @@ class RefusedByStore(NoStore):
 
 
 class Compute(ABC):
-    """Runs jobs. Implementations keep no state in memory that a restarted supervisor would miss."""
+    """A compute backend. Implementations keep no state in memory that a restarted supervisor would miss."""
 
     def __init__(self, poll_seconds: float = POLL_SECONDS, credentials: Credentials | None = None) -> None:
         self.poll_seconds = poll_seconds
@@ -138,34 +105,45 @@ class Compute(ABC):
 
     @abstractmethod
     def submit(self, job: Job) -> None:
-        """Start the job, or attach to it when it runs already (by its id): calling it twice starts one."""
+        """Start the job, or attach when a job with its key exists (idempotent). Its next attempt uses this document."""
 
     @abstractmethod
-    def observe(self, job: Job) -> Observation:
-        """How the job stands now. Restarts what may be restarted."""
+    def observe(self, job: JobKey) -> Observation:
+        """Return the state of a submitted job. Restarts its program where that is allowed."""
 
     @abstractmethod
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: JobKey) -> None:
         """End the job within its grace period; it may save a checkpoint first."""
 
     @abstractmethod
-    def waited_until(self, work_dir: str) -> int:
-        """Until when the program in a folder had to wait for room, in ms since 1970; now, where it waits still; 0: never."""
+    def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
+        """Read the log over all attempts from byte `offset` on; empty where there is nothing (yet)."""
 
     @abstractmethod
-    def is_left(self, work_dir: str) -> bool:
-        """Whether a program works in a folder that nobody follows any more."""
+    def log_size(self, job: JobKey) -> int:
+        """Bytes of the log over all attempts."""
 
     @abstractmethod
-    def end_left(self, work_dir: str) -> None:
-        """Tell such a program to end, without waiting for it: asked again when its grace is over, this ends it."""
+    def has_processes(self, job: JobKey) -> bool:
+        """Whether a program of the job runs, even if its supervisor is gone."""
 
     @abstractmethod
-    def log(self, job: Job, offset: int) -> tuple[str, int]:
-        """The log from byte `offset` on, in whole lines, over all attempts; and the offset to go on from."""
+    def terminate_processes(self, job: JobKey) -> None:
+        """Ask the job's program to end, without waiting. Called again after its grace period, it kills the program."""
+
+    @abstractmethod
+    def queued_until(self, job: JobKey) -> int:
+        """When the job last stopped waiting for capacity, in ms since 1970: now while it waits, 0 if it never did."""
+
+    def read_lines(self, job: JobKey, offset: int) -> tuple[str, int]:
+        """Read whole lines of the log from byte `offset` on. Returns them and the next offset."""
+        offset = min(offset, self.log_size(job))  # its work folder may have been deleted meanwhile
+        data = self.read_log(job, offset)
+        whole = data[: data.rfind(b"\n") + 1]
+        return whole.decode(errors="replace"), offset + len(whole)
 
     def result(self, job: Job) -> Result | None:
-        """What the job made, when it has ended well: a result of other work under the same id does not count."""
+        """The job's result once it has succeeded; None for the result of different work under the same id."""
         try:
             result = Result.model_validate_json(Store(job.store).get_bytes(job.result_uri))
         except (FileNotFoundError, ValidationError):
@@ -173,9 +151,9 @@ class Compute(ABC):
         return result if result.work_digest == job.work_digest else None
 
     def run(self, job: Job, follower: Follower) -> Result:
-        """Run the job to its end, or go on with it where a supervisor before this one left off.
+        """Run the job to its end, or attach to it where an earlier supervisor was interrupted.
 
-        Work that is done is not done again: an equal job that has a result returns it.
+        Finished work is not repeated: a job whose result exists returns it.
 
         Raises:
             BadConfiguration: the program refused its input; the message says what to do.
@@ -185,47 +163,47 @@ class Compute(ABC):
             follower.line(f"{job.program} {job.id} was done before")
             self.credentials.revoke(job)
             return done
-        _, offset = self.log(job, 0)
+        _, offset = self.read_lines(job, 0)
         self.submit(job)
-        told = Told(offset)
-        looked = time.monotonic()
+        progress = Progress(offset)
+        last_poll = time.monotonic()
         try:
             while True:
                 try:
-                    done = self._look(job, follower, told)
+                    done = self._poll(job, follower, progress)
                 except (BadConfiguration, JobFailed):
                     raise
                 except Exception as error:
-                    # Of whoever looks, not of the program: a training of weeks was ended for it, for a second's outage.
-                    if time.monotonic() - looked > PATIENCE_SECONDS:
+                    # The supervisor failed, not the program: a short outage must not end a training of weeks.
+                    if time.monotonic() - last_poll > STORE_OUTAGE_SECONDS:
                         raise
-                    log.warning("%s %s could not be looked at, and will be again: %r", job.program, job.id, error)
+                    log.warning("cannot poll %s %s, will retry: %r", job.program, job.id, error)
                     time.sleep(RETRY_SECONDS)
                     continue
                 if done:
                     return done
-                looked = time.monotonic()
+                last_poll = time.monotonic()
                 time.sleep(self.poll_seconds)
         except (BadConfiguration, JobFailed):
             raise
         except BaseException:
-            # Dagster cancels a run by an exception out of nowhere in its worker; whoever follows no longer wants the job.
+            # Dagster cancels a run by raising an exception in its worker: the job is no longer wanted.
             self.cancel(job)
             self.credentials.revoke(job)
             raise
 
-    def _look(self, job: Job, follower: Follower, told: "Told") -> Result | None:
-        """Tell what is new of a job; returns its result once it has one. Raises as `run` does where it has failed."""
-        if time.monotonic() - told.renewed > RENEW_SECONDS:
+    def _poll(self, job: Job, follower: Follower, progress: "Progress") -> Result | None:
+        """Report new lines and a changed phase; returns the result once there is one. Raises as `run` does on failure."""
+        if time.monotonic() - progress.renewed_at > CREDENTIALS_RENEWAL_SECONDS:
             self.credentials.renew(job)
-            told.renewed = time.monotonic()
+            progress.renewed_at = time.monotonic()
         observation = self.observe(job)
-        text, told.offset = self.log(job, told.offset)
-        for line in worth_telling(text.splitlines(), job.id):
+        text, progress.offset = self.read_lines(job, progress.offset)
+        for line in truncate_lines(text.splitlines(), job.id):
             follower.line(line)
-        if observation != told.phase:
+        if observation != progress.observation:
             follower.phase(observation)
-            told.phase = observation
+            progress.observation = observation
         done = self.result(job) if observation.phase is Phase.SUCCEEDED else None
         if done or observation.phase is Phase.FAILED:
             self.credentials.revoke(job)
@@ -234,22 +212,22 @@ class Compute(ABC):
         return done
 
 
-def worth_telling(lines: Sequence[str], job: str) -> Iterator[str]:
-    """Of what a log has got since the last look, no more than a follower can take: the log itself has all of it."""
-    if len(lines) > MOST_LINES:
-        yield f"... {counted(len(lines) - MOST_LINES, 'line')} more: see `hanzo-ml job logs {job}`"
-    for line in lines[-MOST_LINES:]:
-        cut = f"... {counted(len(line) - LONGEST_LINE, 'character')} more" if len(line) > LONGEST_LINE else ""
-        yield line[:LONGEST_LINE] + cut
+def truncate_lines(lines: Sequence[str], job_id: str) -> Iterator[str]:
+    """Limit the number and length of lines per poll. The log itself keeps all of it."""
+    if len(lines) > MAX_LINES_PER_POLL:
+        yield f"... {counted(len(lines) - MAX_LINES_PER_POLL, 'line')} more: see `hanzo-ml job logs {job_id}`"
+    for line in lines[-MAX_LINES_PER_POLL:]:
+        excess = len(line) - MAX_LINE_CHARACTERS
+        yield line[:MAX_LINE_CHARACTERS] + (f"... {counted(excess, 'character')} more" if excess > 0 else "")
 
 
 @dataclass
-class Told:
-    """What whoever follows a job was told of it, and when it was said last that the program still runs."""
+class Progress:
+    """What a supervisor has reported of its job so far, and when it last renewed the credentials."""
 
     offset: int
-    phase: Observation | None = None
-    renewed: float = field(default_factory=time.monotonic)
+    observation: Observation | None = None
+    renewed_at: float = field(default_factory=time.monotonic)
 
 
 def failure(job: Job, observation: Observation) -> Exception:

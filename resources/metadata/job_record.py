@@ -6,9 +6,12 @@ from typing import Any
 
 from recipes.manifest import Artifact
 from recipes.results import trained_role
-from recipes.schema import Schedule
+from recipes.schema import Program, Schedule
 from resources.metadata.resumed import RESUMED, Resumed
 
+TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
+"""Types of jobs."""
+PROGRAMS = {TRAINING: Program.TRAIN, PREPARATION: Program.PREPARE, COMMAND: Program.COMMAND}
 REPLAY_OF = "replay_of"
 """Key of a job's configuration: the run that it repeats."""
 
@@ -30,6 +33,11 @@ class JobRecord:
     reason: str
     artifacts: Mapping[str, Any]
     evaluation: Mapping[str, Any] | None
+
+    @property
+    def program(self) -> Program:
+        """What runs the job: with its id, the key by which compute backends know it."""
+        return PROGRAMS[self.type]
 
     @property
     def schedule(self) -> Schedule:

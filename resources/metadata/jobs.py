@@ -16,7 +16,7 @@ from recipes.manifest import Artifact
 from resources.errors import conflict, invalid, not_found
 from resources.metadata.database import Database
 from resources.metadata.filters.keyset import Keyset, SortKey
-from resources.metadata.job_record import REPLAY_OF, JobRecord
+from resources.metadata.job_record import COMMAND, PREPARATION, REPLAY_OF, TRAINING, JobRecord
 from resources.metadata.outbox import emit, now_ms
 from resources.metadata.resumed import RESUMED, Resumed
 from resources.metadata.tables import events
@@ -26,17 +26,14 @@ from resources.metadata.tracking.runs import Runs
 from resources.metadata.tracking_rules import refuse_unstorable
 from resources.metadata.transactions import insert_into, writing
 
-__all__ = ["REPLAY_OF", "JobRecord", "Jobs"]
+__all__ = ["COMMAND", "PREPARATION", "REPLAY_OF", "TRAINING", "JobRecord", "Jobs"]
 
 MAX_PAGE = 1000
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ACTIVE = ("queued", "running")
 ENDED = ("completed", "failed", "cancelled")
-TRAINING, PREPARATION, COMMAND = "training", "preparation", "command"
 TRACKED = (TRAINING, COMMAND)
 """Types of jobs that have a tracking run."""
-WORK_FOLDERS = {TRAINING: "train", PREPARATION: "prepare", COMMAND: "command"}
-"""Where the program of a job works, below the job's own folder."""
 DATASET = "dataset"
 """Key of a job's configuration: what it is trained on."""
 DELETED = "job.deleted"

@@ -12,7 +12,7 @@ from recipes.parameters import PrepareParameters
 from recipes.schema import Hardware, Job, Program
 from recipes.store import Store
 from resources.compute.base import Follower
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.derived_versions import Derivation, add_prepared, outputs_at
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets
@@ -65,11 +65,12 @@ class Supervisor:
             outputs=outputs_at(place),
             result_uri=f"{place}/result.json",
             store=self.store.address,
-            work_dir=str(self.folder / "work"),
             cache_dir=str(self.folder / "cache"),
             hardware=Hardware(cpu=1),
         )
-        result = LocalCompute(source=REPOSITORY).run(job, Follower(line=print_nothing, phase=print_nothing))
+        result = LocalCompute(self.folder / "jobs", source=REPOSITORY).run(
+            job, Follower(line=print_nothing, phase=print_nothing)
+        )
         add_prepared(self.database, self.store, Derivation(parent, asked.config["name"], parameters, "u"), result, asked)
 
     @contextmanager

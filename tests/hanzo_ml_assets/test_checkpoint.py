@@ -29,7 +29,7 @@ from recipes.training.parameters import TrainParameters
 from recipes.unsent_metrics import UnsentPoint, write_unsent
 from recipes.usage import folder_of
 from resources.compute.base import JobFailed
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.lineage.run_record import NO_COMMIT
 from resources.metadata.jobs import JobRecord
 from resources.metadata.resumed import Resumed

@@ -16,7 +16,7 @@ from hanzo_ml_assets.definitions import definitions
 from recipes.command.job import CommandJob
 from recipes.manifest import Artifact
 from resources.command_jobs import submit_command
-from resources.compute.devices import PLACE
+from resources.compute.local.leases import SLOT
 from resources.dataset_deletion import delete_version
 from resources.detached import lock
 from resources.errors import HanzoError
@@ -131,7 +131,7 @@ def test_a_command_that_failed_saw_its_data_too_and_goes_on(plane: ControlPlane,
 def test_one_that_waits_for_its_turn_says_so_where_people_look(plane: ControlPlane) -> None:
     """A program whose worker was killed keeps its place, and Dagster starts the next one."""
     job = submit(plane, "print(1)")
-    place = plane.settings.home / "gpus" / f"{PLACE}0"
+    place = plane.settings.home / "gpus" / f"{SLOT}0"
     place.mkdir(parents=True)
     waits: list[JobRecord] = []
 

@@ -20,7 +20,7 @@ from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
 from recipes.schema import Result
 from resources.compute.base import MachineFailed
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.derived_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
 from resources.ingest.create import create_version

@@ -113,7 +113,9 @@ def work_off(run_id: str, control_plane: ControlPlane, on_line: Callable[[str, P
     control_plane.jobs.start(run_id)
     plan = make_plan(dry_run.definition(SANDBOX), run_id, control_plane)
     job = training_job(plan, control_plane)
-    follower = Follower(line=lambda line: on_line(line, Path(job.work_dir)), phase=lambda seen: None)
+    follower = Follower(
+        line=lambda line: on_line(line, control_plane.settings.home / "jobs" / job.id / "train"), phase=lambda seen: None
+    )
     complete(plan, job, control_plane.compute.run(job, follower), control_plane)
 
 

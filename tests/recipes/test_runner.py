@@ -10,7 +10,7 @@ import pytest
 
 from recipes.schema import Job, Program, Result, StoreAddress
 from recipes.store import Store
-from resources.compute.local import NO_ROOM, Exit, read_exit
+from resources.compute.local.backend import NO_ROOM, Exit, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}

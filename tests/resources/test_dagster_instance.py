@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from resources.compute.devices import POOL, jobs_at_once
+from resources.compute.local.capacity import GPU_POOL, max_running_jobs
 from resources.dagster_instance import migrate_dagster
 from resources.settings import Settings
 
@@ -15,7 +15,7 @@ def test_whoever_starts_as_up_is_called_reads_a_whole_configuration(tmp_path: Pa
     """It was emptied and then written: a daemon that read it in between was another one."""
     settings = Settings(home=tmp_path)
     settings.dagster_home.mkdir()
-    known = {"dagster": version("dagster"), POOL: jobs_at_once(settings.scheduler)}
+    known = {"dagster": version("dagster"), GPU_POOL: max_running_jobs(settings.scheduler)}
     (settings.dagster_home / "migrated.json").write_text(json.dumps(known))
     file = settings.dagster_home / "dagster.yaml"
     file.write_text("as: it was\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.compute.run_launcher import ProcessRunLauncher
 from resources.detached import LOG, is_running, lock, start, stop
 from resources.metadata.resumed import Resumed
@@ -54,7 +54,7 @@ def program(house: House) -> Iterator[Path]:
 
 
 def working(house: House, command: list[str]) -> Iterator[Path]:
-    folder = Path(house.plane.work_dir("job-1", "train"))
+    folder = house.plane.settings.home / "jobs" / "job-1" / "train"
     folder.mkdir(parents=True)
     with lock(folder) as descriptor:
         assert descriptor is not None

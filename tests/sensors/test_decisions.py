@@ -21,7 +21,7 @@ from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.store import Store
 from recipes.validation.findings import Leaks, ValidationFacts, Violations
-from resources.compute.local import WAITED, WAITS
+from resources.compute.local.work_folder import QUEUED_START_FILE, QUEUED_UNTIL_FILE
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.create import create_version
@@ -681,7 +681,7 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
     job, now = house.plane.jobs.read("run-1"), now_ms()
     logged = MetricPoint("train/loss", 2.0, 1, now - 600 * 60_000)
     RunData(house.plane.database).log_batch("run-1", metrics=[logged])
-    waits = Path(house.plane.work_dir("run-1", "train")) / WAITS
+    waits = house.plane.settings.home / "jobs" / "run-1" / "train" / QUEUED_START_FILE
     waits.parent.mkdir(parents=True)
     waits.touch()
     with house.plane.database.write() as connection:
@@ -693,10 +693,10 @@ def test_a_job_that_waits_for_gpus_is_not_stalled(house: House) -> None:
             return [event.type for event in read_after(connection, 0, ["job.stalled", "job.checkpoint_stale"])]
 
     assert told() == []
-    waits.rename(waits.with_name(WAITED))
-    os.utime(waits.with_name(WAITED))
+    waits.rename(waits.with_name(QUEUED_UNTIL_FILE))
+    os.utime(waits.with_name(QUEUED_UNTIL_FILE))
     assert told() == [], "it has just got them"
-    os.utime(waits.with_name(WAITED), times=(0, now / 1000 - 20 * 60))
+    os.utime(waits.with_name(QUEUED_UNTIL_FILE), times=(0, now / 1000 - 20 * 60))
     assert told() == ["job.stalled"]
 
 

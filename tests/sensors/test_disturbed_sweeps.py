@@ -5,7 +5,6 @@ import math
 import threading
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -158,7 +157,7 @@ def test_a_trial_keeps_its_place_while_its_program_trains_on_without_a_worker(ho
     search.look()
     job = search.trials[0].job_id
     house.plane.jobs.start(job)
-    folder = Path(house.plane.work_dir(job, "train"))
+    folder = house.plane.settings.home / "jobs" / job / "train"
     folder.mkdir(parents=True)
     with lock(folder):  # as the program holds it until its end
         house.plane.jobs.cancel(job)

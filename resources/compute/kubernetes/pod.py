@@ -4,11 +4,11 @@ from typing import Any
 
 from recipes.schema import Program
 from resources.compute.base import GRACE_SECONDS
+from resources.compute.environment import PROGRAM_ENVIRONMENT
 from resources.compute.kubernetes.gang import WORK, Gang
 from resources.compute.kubernetes.names import annotations, labels
 from resources.compute.kubernetes.token_secret import KEY, secret_name
 from resources.compute.kubernetes.torchrun import JOB_FILE, command, network, rendezvous
-from resources.compute.local_command import ENVIRONMENT
 from resources.job_credentials import TOKEN
 
 USER_ID = 10001
@@ -101,7 +101,7 @@ def container(gang: Gang, rank_0: str) -> dict[str, Any]:
 
 def environment(gang: Gang, rank_0: str) -> list[dict[str, Any]]:
     # No image knows our user id: libraries that ask for the user's name or home find them here.
-    values = {} if gang.job.program is Program.COMMAND else ENVIRONMENT
+    values = {} if gang.job.program is Program.COMMAND else PROGRAM_ENVIRONMENT
     values = values | {"HOME": WORK, "USER": "hanzo-ml"} | network(gang.job.distributed) | rendezvous(gang, rank_0)
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     if gang.job.tracking is not None:

@@ -7,7 +7,7 @@ that dies in between finds the Secret again by its name, and goes on.
 import base64
 from typing import TYPE_CHECKING
 
-from resources.compute.base import Credentials
+from resources.compute.credentials import Credentials
 from resources.compute.kubernetes.gang import Gang
 from resources.compute.kubernetes.token_secret import KEY, owned_by, secret_name, token_secret
 from resources.job_credentials import TOKEN
@@ -34,7 +34,7 @@ class TokenKeeper:
         if gang.job.tracking is None:
             return
         found = self._found(gang)
-        if found is not None and self._credentials.is_good(gang.job, token_in(found)):
+        if found is not None and self._credentials.is_valid(gang.job, token_in(found)):
             self._credentials.renew(gang.job)
             return
         if token := self._credentials.issue(gang.job).get(TOKEN):

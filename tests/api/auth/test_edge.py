@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from resources.compute.gpus import by_type, installed
+from resources.compute.local.gpus import by_type, installed
 from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Key
 

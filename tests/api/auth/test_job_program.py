@@ -10,7 +10,7 @@ import pytest
 
 from recipes.schema import Job, Program, Tracking
 from resources.compute.base import Follower, Observation
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.job_credentials import TOKEN, JobCredentials
 from resources.metadata.database import Database
 from tests.api.auth.conftest import MLFLOW, SignedIn, made
@@ -61,7 +61,6 @@ def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
         program=Program.PREPARE,
         result_uri=f"s3://hanzo-ml/runs/{submitted}/result.json",
         store=settings.store,
-        work_dir=str(tmp_path / "work"),
         cache_dir=str(tmp_path / "cache"),
         tracking=Tracking(uri=settings.tracking_uri, run_id=submitted),
     )
@@ -69,7 +68,7 @@ def test_a_program_logs_to_its_run_with_what_its_job_gave_it(
     database = Database(settings.database_url)
     lines: list[str] = []
     seen: list[Observation] = []
-    compute = LocalCompute(source=tmp_path, poll_seconds=0.05, credentials=JobCredentials(database))
+    compute = LocalCompute(tmp_path / "jobs", source=tmp_path, poll_seconds=0.05, credentials=JobCredentials(database))
     result = compute.run(job, Follower(line=lines.append, phase=seen.append))
     database.close()
     assert (result.metrics["lost"], max(look.attempt for look in seen)) == (0, 2), lines

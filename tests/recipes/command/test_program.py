@@ -27,7 +27,8 @@ from recipes.store import Store
 from recipes.usage import Usage, folder_of, read_usage, write_usage
 from resources.command_jobs import command_work, manifest_of
 from resources.compute.base import Follower, JobFailed
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
+from resources.compute.local.work_folder import work_folder
 from resources.metadata.jobs import COMMAND, JobRecord
 from resources.settings import Settings
 
@@ -37,16 +38,11 @@ ID = uuid.uuid4().hex
 """Of the job of every test in this process: another process that tests has another, and neither ends the other's."""
 
 
-@pytest.fixture
-def compute() -> LocalCompute:
-    return LocalCompute(source=ROOT, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
-
-
 class House:
     """Where the jobs of a test run, and what their logs say."""
 
     def __init__(self, folder: Path, store: Store | None = None) -> None:
-        self.folder = folder
+        self.folder, self.jobs = folder, folder / "jobs"
         self.source = ROOT
         self.store = store or Store(StoreAddress(root=(folder / "objects").as_uri(), buckets=BUCKETS))
         self.address = self.store.address
@@ -63,14 +59,14 @@ class House:
         code = self.store.put_manifest(place, manifest_of(asked))
         config = asked.model_dump(mode="json", exclude={"files"}) | {"code": code.model_dump()}
         record = JobRecord(ID, "mine", COMMAND, "running", config, "u", "default", 0, 0, None, "", {}, None)
-        return command_work(
+        work = command_work(
             record,
             None,
             store=self.address,
             tracking_uri="http://127.0.0.1:9",
-            home=str(self.folder / "work"),
             cache_dir=str(self.folder / "cache"),
         )
+        return work.model_copy(update={"work_dir": str(work_folder(self.jobs, work))})
 
     def state(self) -> Artifact | None:
         """The newest that was published."""
@@ -85,6 +81,11 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     yield House(tmp_path)
     assert processes(ID) == []
+
+
+@pytest.fixture
+def compute(house: House) -> LocalCompute:
+    return LocalCompute(house.jobs, source=ROOT, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
 
 
 def until(what: str, look: Callable[[], Any], seconds: float = 60) -> Any:
@@ -261,7 +262,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("broken", [False, True])
 def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, broken: bool) -> None:
     """Or nothing, where what is in the store is not what was published; then it is published anew."""
-    once = LocalCompute(source=ROOT, max_restarts=0, poll_seconds=0.02)
+    once = LocalCompute(house.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
     job = house.job(STAYING)
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
         once.run(job, house.follower)
@@ -270,7 +271,7 @@ def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, br
     if broken:
         house.store.put_bytes(f"{state.uri}/deep/step", b"half")
     with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
-        once.run(elsewhere(job, house), house.follower)
+        run_elsewhere(job, house, max_restarts=0)
     found = [line for line in house.said() if line.startswith("found")]
     assert found == ["found []", "found []" if broken else "found ['deep/step']"]
     words = "which are not whole" if broken else "1 byte brought back from"
@@ -280,11 +281,10 @@ def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, br
     assert house.store.get_bytes(f"{again.uri}/deep/step") == b"1"
 
 
-def elsewhere(job: Job, house: House) -> Job:
-    """The job as another machine is given it, which has nothing of the first one's."""
-    return job.model_copy(
-        update={"work_dir": str(house.folder / "elsewhere"), "cache_dir": str(house.folder / "other-cache")}
-    )
+def run_elsewhere(job: Job, house: House, max_restarts: int = 2) -> None:
+    """Run the job on another machine, which has none of the first one's files."""
+    other = LocalCompute(house.folder / "elsewhere", source=ROOT, max_restarts=max_restarts, poll_seconds=0.02)
+    other.run(job.model_copy(update={"cache_dir": str(house.folder / "other-cache")}), house.follower)
 
 
 COUNTING = """
@@ -310,7 +310,7 @@ def test_of_a_machine_that_dies_while_the_command_runs_its_checkpoints_are_there
     until("the end of all that ran there", lambda: end_processes(ID) == 0 and not processes(ID))
     shutil.rmtree(job.work_dir)
     assert read_usage(house.store, folder_of(job)).seconds > 0, "what it took is known too"
-    compute.run(elsewhere(job, house), house.follower)
+    run_elsewhere(job, house)
     assert house.said() == ["goes on from 7"]
 
 
@@ -357,12 +357,12 @@ def test_no_process_of_a_killed_attempt_lives_on_beside_the_next(compute: LocalC
 def test_who_starts_again_what_nobody_followed_ends_its_processes_first(compute: LocalCompute, house: House) -> None:
     job = house.job(WITH_A_CHILD)
     compute.submit(job)
-    until("the child", lambda: "child" in compute.log(job, 0)[0] and "begun" in compute.log(job, 0)[0])
+    until("the child", lambda: "child" in compute.read_lines(job, 0)[0] and "begun" in compute.read_lines(job, 0)[0])
     before = processes(ID)
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGKILL)
-    until("its end", lambda: not compute.is_left(job.work_dir))
+    until("its end", lambda: not compute.has_processes(job))
     compute.submit(job)
-    until("the next", lambda: "of an earlier attempt" in compute.log(job, 0)[0])
+    until("the next", lambda: "of an earlier attempt" in compute.read_lines(job, 0)[0])
     assert not [process for process in before if is_of(process, ID)]
     compute.cancel(job)
 
@@ -381,9 +381,9 @@ while True: time.sleep(0.01)
 """
     job = house.job(script)
     compute.submit(job)
-    until("its first line", lambda: "begun" in compute.log(job, 0)[0])
+    until("its first line", lambda: "begun" in compute.read_lines(job, 0)[0])
     compute.cancel(job)
-    assert "saving" in compute.log(job, 0)[0]
+    assert "saving" in compute.read_lines(job, 0)[0]
     assert compute.result(job) is None
     assert processes(ID) == []
     assert house.state() is not None, "what it saved is published"
@@ -404,20 +404,20 @@ def test_one_that_is_asked_to_stop_while_its_end_is_stored_ends_well(compute: Lo
     objects = house.folder / "objects"
     job = house.job(STORE_GOES_AWAY, env={"OBJECTS": str(objects)})
     compute.submit(job)
-    until("a try that failed", lambda: "cannot be stored, and is tried again" in compute.log(job, 0)[0])
+    until("a try that failed", lambda: "cannot be stored, and is tried again" in compute.read_lines(job, 0)[0])
     os.kill(int((Path(job.work_dir) / "pid.json").read_text()), signal.SIGTERM)
     objects.unlink()
     objects.with_name("away").rename(objects)
     result = until("its result", lambda: compute.result(job))
     assert house.store.get_bytes(f"{result.artifacts['checkpoints'].uri}/step") == b"7"
-    assert compute.log(job, 0)[0].count("done") == 1
+    assert compute.read_lines(job, 0)[0].count("done") == 1
 
 
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(house: House) -> None:
-    compute = LocalCompute(source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
+    compute = LocalCompute(house.jobs, source=ROOT, grace_seconds=0.5, poll_seconds=0.02)
     job = house.job("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(600)")
     compute.submit(job)
-    until("its first line", lambda: "begun" in compute.log(job, 0)[0])
+    until("its first line", lambda: "begun" in compute.read_lines(job, 0)[0])
     compute.cancel(job)
     assert processes(ID) == []
 

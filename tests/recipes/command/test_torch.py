@@ -9,7 +9,7 @@ import pytest
 from recipes.job_processes import PROCESSES, processes
 from recipes.machine import read_machine
 from resources.compute.base import JobFailed
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from tests.recipes.command.test_program import ID, House, compute, house, until
 
 __all__ = ["compute", "house"]  # fixtures
@@ -74,7 +74,7 @@ while len(open(starts).read()) < 2: time.sleep(0.01)
 
 
 def test_a_killed_torchrun_leaves_no_worker_behind(house: House) -> None:
-    compute = LocalCompute(source=house.source, max_restarts=0, poll_seconds=0.02)
+    compute = LocalCompute(house.jobs, source=house.source, max_restarts=0, poll_seconds=0.02)
     job = house.job(f"{TOGETHER}\nimport time\nos.write(1, b'worker %d\\n' % os.getpid())\ntime.sleep(600)", command=TWO)
     failed: list[BaseException] = []
 

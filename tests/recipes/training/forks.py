@@ -16,7 +16,8 @@ import pytest
 from recipes import train as program
 from recipes.runner import main
 from recipes.schema import EXIT_PREEMPTED, Job, Result
-from resources.compute.local_command import ENVIRONMENT, TOGETHER
+from resources.compute.environment import PROGRAM_ENVIRONMENT
+from resources.compute.local.command import MULTI_PROCESS_ENVIRONMENT
 from tests.ports import free_port
 from tests.recipes.training.place import NOBODY, Place
 from tests.recipes.training.runs import LONG, step_of
@@ -92,7 +93,7 @@ class Forks:
 def forks(place: Place) -> Iterator[Forks]:
     """They have the environment of programs that LocalCompute starts."""
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in (ENVIRONMENT | TOGETHER).items():
+        for name, value in (PROGRAM_ENVIRONMENT | MULTI_PROCESS_ENVIRONMENT).items():
             patched.setenv(name, value)
         yield Forks(place)
 

@@ -13,7 +13,7 @@ from recipes.objective_names import OBJECTIVES
 from recipes.results import TrainingFacts
 from recipes.schema import Job, Result, Tracking
 from resources.compute.base import Follower
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from tests.api.server_process import ServerProcess
 from tests.recipes.training.place import Place
 
@@ -28,7 +28,7 @@ class Runs:
         self.place = place
         self.server = server
         self.folder = folder
-        self.compute = LocalCompute(source=ROOT, poll_seconds=0.02)
+        self.compute = LocalCompute(folder, source=ROOT, poll_seconds=0.02)
         self._run_ids: dict[str, str] = {}
 
     def run_id(self, name: str) -> str:
@@ -41,7 +41,8 @@ class Runs:
         job = self.place.job(self.folder / name, changed)
         recipe = self.place.recipe.changed(changed)
         tracking = Tracking(uri=self.server.url, run_id=self.run_id(name))
-        return job.model_copy(update={"tracking": tracking, "distributed": recipe.distributed})
+        work = str(self.compute.folder(job))
+        return job.model_copy(update={"work_dir": work, "tracking": tracking, "distributed": recipe.distributed})
 
     def train(self, job: Job, on_line: Callable[[str], None] = lambda line: None) -> Result:
         lines: list[str] = []
@@ -91,7 +92,7 @@ def wait_for_line(compute: LocalCompute, job: Job, awaited: Callable[[str], bool
     seen = [""]
     while not any(map(awaited, seen)):
         assert time.monotonic() < end, seen
-        text, offset = compute.log(job, offset)
+        text, offset = compute.read_lines(job, offset)
         seen += text.splitlines()
         time.sleep(0.02)
     return offset

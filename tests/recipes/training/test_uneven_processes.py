@@ -90,6 +90,6 @@ def test_a_run_on_two_processes_goes_on_with_three(
     del consumed["elastic"][stands_in]
     assert sum(consumed["undisturbed"].values()) == 12 * 10
     # A step that was broken off is done anew, and nothing else is.
-    said, _ = runs.compute.log(job, 0)
+    said, _ = runs.compute.read_lines(job, 0)
     assert consumed["elastic"] >= consumed["undisturbed"]
     assert sum((consumed["elastic"] - consumed["undisturbed"]).values()) <= steps_broken_off(said) * 8

@@ -14,7 +14,7 @@ import pytest
 from kubernetes.client import ApiClient, ApiException, Configuration, CoreV1Api
 
 from recipes.schema import Job
-from resources.compute.base import NoCredentials
+from resources.compute.credentials import NoCredentials
 from resources.compute.kubernetes.gang import gang_of
 from resources.compute.kubernetes.render import render, to_yaml
 from resources.compute.kubernetes.token_keeper import TokenKeeper

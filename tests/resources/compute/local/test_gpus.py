@@ -2,7 +2,7 @@
 
 import pytest
 
-from resources.compute.gpus import by_type, free, installed, type_of
+from resources.compute.local.gpus import by_type, free, installed, type_of
 from resources.settings_sections import Scheduler
 
 KNOWN = Scheduler().gpu_types

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.schema import Job, Tracking
-from resources.compute.local import LocalCompute
+from resources.compute.local.backend import LocalCompute
 from resources.detached import LOG, PID
 from resources.job_credentials import TOKEN, JobCredentials
 from resources.metadata import job_tokens
@@ -16,7 +16,7 @@ from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX, JobGrant
 from resources.metadata.jobs import Jobs
 from tests.postgres import migrated_sqlite, postgres, postgres_url, sqlite_url
-from tests.resources.compute.test_local import Watcher, go_on, job_that, kill, source, starts, until
+from tests.resources.compute.local.test_backend import Watcher, go_on, job_that, kill, source, starts, until
 from tests.resources.metadata.conftest import database, database_url
 
 __all__ = ["database", "database_url", "job_that", "migrated_sqlite", "postgres", "postgres_url", "source", "sqlite_url"]
@@ -25,9 +25,10 @@ SOMEBODYS = "the-token-of-whoever-started-the-stack"
 
 
 @pytest.fixture
-def compute(source: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> LocalCompute:
+def compute(source: Path, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCompute:
     monkeypatch.setenv(TOKEN, SOMEBODYS)
-    return LocalCompute(source=source, max_restarts=2, poll_seconds=0.02, credentials=JobCredentials(database))
+    credentials = JobCredentials(database)
+    return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, poll_seconds=0.02, credentials=credentials)
 
 
 @pytest.fixture

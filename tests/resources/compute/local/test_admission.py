@@ -14,14 +14,19 @@ import pytest
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.counted import counted
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
-from resources.compute import devices, local
-from resources.compute.base import MAX_RESTARTS, NoCredentials, Observation, Phase
-from resources.compute.devices import Devices, jobs_at_once, names_of
-from resources.compute.local import BEGAN, FAULTS, WAITS, LocalCompute, Start
+from resources.compute.base import MAX_RESTARTS, Observation, Phase
+from resources.compute.credentials import NoCredentials
+from resources.compute.local import admission, backend, capacity
+from resources.compute.local.admission import Admission
+from resources.compute.local.attempt import Start
+from resources.compute.local.backend import LocalCompute
+from resources.compute.local.capacity import gpu_names, max_running_jobs
+from resources.compute.local.leases import Leases
+from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, QUEUED_START_FILE, TIME_START_FILE, work_folder
 from resources.detached import PID, lock, write_json
 from resources.settings import Settings
 from resources.settings_sections import Scheduler
-from tests.resources.compute.test_local import BUCKETS, ROOT, go_on, until
+from tests.resources.compute.local.test_backend import BUCKETS, ROOT, go_on, until
 
 PROGRAM = """
 import os, time
@@ -54,12 +59,14 @@ class House:
 
     def __init__(self, folder: Path, source: Path, names: tuple[str, ...] | None, places: int | None = None) -> None:
         self.folder, self.source = folder, source
-        self.devices = Devices(folder / "gpus", names, places)
+        self.leases = Leases(folder / "gpus", names, places)
         self.jobs: list[Job] = []
 
     @property
     def compute(self) -> LocalCompute:
-        return LocalCompute(source=self.source, grace_seconds=20, poll_seconds=0.02, devices=self.devices)
+        return LocalCompute(
+            self.folder / "jobs", source=self.source, grace_seconds=20, poll_seconds=0.02, leases=lambda: self.leases
+        )
 
     def job(self, name: str, gpus: int = 1, **changed: Any) -> Job:
         job = Job(
@@ -67,10 +74,10 @@ class House:
             program=Program.TRAIN,
             result_uri=f"s3://hanzo-ml/runs/{name}/result.json",
             store=StoreAddress(root=(self.folder / "objects").as_uri(), buckets=BUCKETS),
-            work_dir=str(self.folder / name),
             cache_dir=str(self.folder / "cache"),
             hardware=Hardware(gpus=gpus),
         ).model_copy(update=changed)
+        job = job.model_copy(update={"work_dir": str(work_folder(self.folder / "jobs", job))})
         self.jobs.append(job)
         return job
 
@@ -84,8 +91,8 @@ class House:
 
     def on(self, job: Job) -> str:
         """The GPUs that each of its programs said that it has."""
-        until("its first line", lambda: " on " in self.compute.log(job, 0)[0])
-        lines = self.compute.log(job, 0)[0].splitlines()
+        until("its first line", lambda: " on " in self.compute.read_lines(job, 0)[0])
+        lines = self.compute.read_lines(job, 0)[0].splitlines()
         return " ".join(line.split(" on ")[1] for line in lines if " on " in line)
 
     def end(self, job: Job) -> None:
@@ -112,13 +119,13 @@ def test_two_jobs_have_each_their_own_and_the_third_waits_for_one_to_end(tmp_pat
         there.compute.submit(third)
         assert there.compute.observe(third) == waiting, "asked again, it goes on waiting"
         before = time.time_ns() // 1_000_000
-        assert there.compute.waited_until(third.work_dir) >= before
+        assert there.compute.queued_until(third) >= before
         there.end(first)
         assert there.phase(third) is Phase.RUNNING
         until("a while", lambda: time.time_ns() // 1_000_000 > before)
-        waited = there.compute.waited_until(third.work_dir)
-        assert before <= waited == there.compute.waited_until(third.work_dir), "until it started"
-        assert there.compute.waited_until(second.work_dir) == 0
+        waited = there.compute.queued_until(third)
+        assert before <= waited == there.compute.queued_until(third), "until it started"
+        assert there.compute.queued_until(second) == 0
         assert there.on(third) == "0"
         for job in (second, third):
             there.end(job)
@@ -149,7 +156,7 @@ def test_a_job_that_nobody_follows_any_more_holds_up_nobody(
         there.compute.cancel(cancelled)
         there.end(first)
         assert there.phase(last) is Phase.PENDING, "one that was submitted before it has a supervisor, for all that is known"
-        monkeypatch.setattr(devices, "FORGOTTEN_SECONDS", 0.2)
+        monkeypatch.setattr(admission, "TICKET_SECONDS", 0.2)
         time.sleep(0.4)
         assert there.phase(last) is Phase.RUNNING
         there.end(last)
@@ -163,13 +170,15 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         other = there.submitted("other")
         os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
-        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
         waiting = Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1; killed")
         assert [there.compute.observe(killed) for _ in range(2)] == [waiting] * 2
         time.sleep(0.5)
         there.end(other)
         assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
-        assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5, "what it waited is no time of its own"
+        assert float((Path(killed.work_dir) / TIME_START_FILE).read_text()) >= began + 0.5, (
+            "what it waited is no time of its own"
+        )
         until("its second program", lambda: there.on(killed) == "0 0")
         there.end(killed)
 
@@ -184,24 +193,24 @@ def test_a_job_gets_no_time_twice_where_a_supervisor_dies_as_it_starts_it(
         os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         assert there.phase(killed) is Phase.PENDING
-        used = Start.model_validate_json((Path(killed.work_dir) / WAITS).read_bytes()).used
+        used = Start.model_validate_json((Path(killed.work_dir) / QUEUED_START_FILE).read_bytes()).used
         assert used is not None
         time.sleep(0.5)
         there.end(other)
 
         def die(path: Path, document: object) -> None:
-            if path.name == FAULTS:
+            if path.name == FAILED_ATTEMPTS_FILE:
                 raise KeyboardInterrupt
             write_json(path, document)
 
         with monkeypatch.context() as patched:
-            patched.setattr(local, "write_json", die)
+            patched.setattr(backend, "write_json", die)
             for _ in range(3):
                 with pytest.raises(KeyboardInterrupt):
                     there.compute.observe(killed)
         before = time.time()
         assert there.phase(killed) is Phase.RESTARTING
-        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
         assert before - used <= began <= time.time() - used
         there.end(killed)
 
@@ -244,7 +253,7 @@ def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tm
         other, cancelled, last = (there.submitted(name) for name in ("other", "cancelled", "last"))
         kill(killed)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
-        began = float((Path(killed.work_dir) / BEGAN).read_text())
+        began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
         assert there.phase(last) is Phase.PENDING
         assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(1, 1)}; killed")
         there.compute.cancel(cancelled)
@@ -256,21 +265,21 @@ def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tm
         assert there.phase(last) is Phase.RUNNING
         there.end(last)
         assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
-        assert float((Path(killed.work_dir) / BEGAN).read_text()) >= began + 0.5
+        assert float((Path(killed.work_dir) / TIME_START_FILE).read_text()) >= began + 0.5
         there.end(killed)
 
 
 def test_where_fewer_or_more_may_run_by_now_those_that_run_count(tmp_path: Path, source: Path) -> None:
     with house(tmp_path, source, known=False, places=3) as there:
         jobs = [there.submitted(f"job-{number}") for number in range(3)]
-        there.devices = Devices(there.devices.folder, None, 2)
+        there.leases = Leases(there.leases.folder, None, 2)
         late, last = there.submitted("late"), there.submitted("last")
         assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(3, 2))
         there.end(jobs[0])  # whose place is one of the two that there are now
         assert there.compute.observe(late) == Observation(Phase.PENDING, 1, turn(2, 2))
         there.end(jobs[1])
         assert [there.phase(job) for job in (late, last)] == [Phase.RUNNING, Phase.PENDING]
-        there.devices = Devices(there.devices.folder, None, 3)
+        there.leases = Leases(there.leases.folder, None, 3)
         assert there.phase(last) is Phase.RUNNING
         for job in (jobs[2], late, last):
             there.end(job)
@@ -307,12 +316,12 @@ def test_the_settings_say_how_many_may_run(tmp_path: Path, source: Path, monkeyp
 
 
 def test_how_many_a_job_gets(tmp_path: Path) -> None:
-    four = Devices(tmp_path, ("0", "1", "2", "3"))
+    four = Admission(Leases(tmp_path, ("0", "1", "2", "3")))
     there = House(tmp_path, tmp_path, None)
-    assert [four.wanted(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
-    assert four.wanted(there.job("j", distributed=Distributed(gpus_per_node=2))) == 2
-    assert four.wanted(there.job("j", 2, program=Program.PREPARE)) == 0
-    assert there.devices.wanted(there.job("j", 2)) == 0
+    assert [four.required_gpus(there.job("j", gpus)) for gpus in (0, 1, 3, 8)] == [1, 1, 3, 4]
+    assert four.required_gpus(there.job("j", distributed=Distributed(gpus_per_node=2))) == 2
+    assert four.required_gpus(there.job("j", 2, program=Program.PREPARE)) == 0
+    assert Admission(there.leases).required_gpus(there.job("j", 2)) == 0
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -351,15 +360,15 @@ def test_a_start_that_cannot_be_granted_its_credentials_is_none(
 def test_one_asks_at_a_time_and_who_is_cancelled_meanwhile_waits_for_nothing(tmp_path: Path, source: Path) -> None:
     """Two that ask at once would each take half of what both need."""
     with house(tmp_path, source, "0") as there:
-        job, folder = there.job("mine"), there.devices.folder
+        job, folder = there.job("mine"), there.leases.folder
         folder.mkdir()
         (folder / "cancelled.waits").symlink_to("gone")  # listed, and not there by the time that it is read
         with lock(folder) as descriptor:
             assert descriptor is not None
-            with there.devices.take(job) as granted:
-                assert granted is None
-        with there.devices.take(job) as granted:
-            assert granted is not None and granted.names == ("0",)
+            with Admission(there.leases).admit(job) as lease:
+                assert lease is None
+        with Admission(there.leases).admit(job) as lease:
+            assert lease is not None and lease.gpus == ("0",)
 
 
 def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,9 +408,9 @@ def test_whose_start_fails_keeps_its_place(tmp_path: Path, source: Path, monkeyp
 def test_the_gpus_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], names: tuple[str, ...], at_once: int
 ) -> None:
-    monkeypatch.setattr(devices, "installed", lambda: ["NVIDIA H200", "NVIDIA H200"])
+    monkeypatch.setattr(capacity, "installed", lambda: ["NVIDIA H200", "NVIDIA H200"])
     scheduler = Scheduler(**settings)
-    assert (names_of(scheduler), jobs_at_once(scheduler)) == (names, at_once)
+    assert (gpu_names(scheduler), max_running_jobs(scheduler)) == (names, at_once)
 
 
 def test_a_stack_that_is_kept_to_some_gpus_keeps_its_jobs_to_them(tmp_path: Path) -> None:

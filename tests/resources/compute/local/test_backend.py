@@ -20,14 +20,16 @@ import pytest
 from recipes.assignment import SPLITS
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
-from resources.compute import base, local, local_command
-from resources.compute.base import Follower, JobFailed, Observation, Phase, worth_telling
-from resources.compute.local import BEGAN, LocalCompute
-from resources.compute.memory_kills import memory_kills
+from resources.compute import base
+from resources.compute.base import Follower, JobFailed, Observation, Phase, truncate_lines
+from resources.compute.local import backend, command
+from resources.compute.local.backend import LocalCompute
+from resources.compute.local.memory_kills import memory_kills
+from resources.compute.local.work_folder import TIME_START_FILE, work_folder
 from resources.detached import LOG, PID, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
 PROGRAM = """
 import os, signal, sys, time
@@ -92,8 +94,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compute(source: Path) -> LocalCompute:
-    return LocalCompute(source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
+def compute(source: Path, tmp_path: Path) -> LocalCompute:
+    return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
 
 
 @pytest.fixture
@@ -105,10 +107,9 @@ def job_that(tmp_path: Path) -> Callable[..., Job]:
             parameters={"do": do},
             result_uri="s3://hanzo-ml/runs/job-1/result.json",
             store=StoreAddress(root=(tmp_path / "objects").as_uri(), buckets=BUCKETS),
-            work_dir=str(tmp_path / "work"),
             cache_dir=str(tmp_path / "cache"),
-        )
-        return job.model_copy(update=changed)
+        ).model_copy(update=changed)
+        return job.model_copy(update={"work_dir": str(work_folder(tmp_path / "jobs", job))})
 
     return make
 
@@ -151,11 +152,11 @@ def test_a_job_runs_to_its_result_and_its_log_is_told_line_by_line(compute: Loca
 def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_are() -> None:
     """Each is an event of a Dagster run: a script had printed in two seconds what took an hour to be told."""
     lines = [str(number) for number in range(100_000)]
-    told = list(worth_telling(lines, "job-1"))
+    told = list(truncate_lines(lines, "job-1"))
     assert told == ["... 99,800 lines more: see `hanzo-ml job logs job-1`", *lines[-200:]]
-    assert list(worth_telling(lines[:200], "job-1")) == lines[:200]
-    assert list(worth_telling(["x" * 10_007], "job-1")) == ["x" * 10_000 + "... 7 characters more"]
-    assert next(iter(worth_telling(["1"] * 201, "job-1"))) == "... 1 line more: see `hanzo-ml job logs job-1`"
+    assert list(truncate_lines(lines[:200], "job-1")) == lines[:200]
+    assert list(truncate_lines(["x" * 10_007], "job-1")) == ["x" * 10_000 + "... 7 characters more"]
+    assert next(iter(truncate_lines(["1"] * 201, "job-1"))) == "... 1 line more: see `hanzo-ml job logs job-1`"
 
 
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
@@ -178,12 +179,12 @@ def test_a_clock_that_is_set_takes_and_gives_no_time(
     job = job_that("wait", schedule=Schedule(max_duration="1h"))
     compute.submit(job)
     until("its start", lambda: starts(job))
-    began, right = float((Path(job.work_dir) / BEGAN).read_text()), time.time
+    began, right = float((Path(job.work_dir) / TIME_START_FILE).read_text()), time.time
     for clock, wrong_by in ((right, 0.0), (lambda: right() + set_by, set_by), (lambda: right() + 5.0, 5.0)):
         monkeypatch.setattr(time, "time", clock)
         for _ in range(2):
             assert compute.observe(job) == Observation(Phase.RUNNING, 1)
-        assert float((Path(job.work_dir) / BEGAN).read_text()) == pytest.approx(began + wrong_by, abs=60)
+        assert float((Path(job.work_dir) / TIME_START_FILE).read_text()) == pytest.approx(began + wrong_by, abs=60)
     go_on(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
@@ -193,21 +194,21 @@ def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: 
     work = Path(job.work_dir)
     compute.submit(job)
     until("the start", lambda: starts(job) == 1)
-    began = float((work / BEGAN).read_text())
+    began = float((work / TIME_START_FILE).read_text())
     kill(job)
     until("the restart", lambda: compute.observe(job) and starts(job) == 2)
     kill(job)
-    assert float((work / BEGAN).read_text()) == began
+    assert float((work / TIME_START_FILE).read_text()) == began
     until("the end", lambda: not is_running(work))
     spoke = (work / LOG).stat().st_mtime
     compute.submit(job)  # as a supervisor does that was killed too
-    assert 0 <= float((work / BEGAN).read_text()) - began <= time.time() - spoke
+    assert 0 <= float((work / TIME_START_FILE).read_text()) - began <= time.time() - spoke
     kill(job)
     until("the end", lambda: not is_running(work))
-    began = float((work / BEGAN).read_text())
+    began = float((work / TIME_START_FILE).read_text())
     os.utime(work / LOG, (0, time.time() - 1000))
     compute.submit(job)  # as after a quarter of an hour in which nothing ran
-    assert float((work / BEGAN).read_text()) - began >= 1000
+    assert float((work / TIME_START_FILE).read_text()) - began >= 1000
     go_on(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
 
@@ -218,8 +219,8 @@ def test_work_that_is_done_is_not_done_again_and_other_work_under_its_id_is(
     job = job_that("return")
     first = compute.run(job, Watcher().follower)
     again = Watcher()
-    assert compute.run(job_that("return", id="job-2", work_dir=str(tmp_path / "other")), again.follower) == first
-    assert starts(job) == 1 and not (tmp_path / "other").exists()
+    assert compute.run(job_that("return", id="job-2"), again.follower) == first
+    assert starts(job) == 1 and not (tmp_path / "jobs" / "job-2").exists()
     assert "was done before" in again.lines[0]
     changed = job_that("return", parameters={"do": "return", "seed": 2})
     assert compute.run(changed, Watcher().follower).work_digest == changed.work_digest != first.work_digest
@@ -263,7 +264,7 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
     """The kernel counts it, on a machine on which such a thing had happened before."""
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 12\noom_kill 3\n")
-    monkeypatch.setattr(local, "memory_kills", lambda: memory_kills(vmstat))
+    monkeypatch.setattr(backend, "memory_kills", lambda: memory_kills(vmstat))
     job = job_that("wait")
     compute.submit(job)
     for counted, detail in ((3, "killed"), (4, "killed by the kernel, for want of memory"), (4, "killed")):
@@ -349,18 +350,17 @@ SUPERVISOR = """
 import sys
 from pathlib import Path
 from recipes.schema import Job
-from resources.compute import local
 from resources.compute.base import Follower
-from resources.compute.local import LocalCompute
-compute = LocalCompute(source=Path(sys.argv[1]), poll_seconds=0.02)
+from resources.compute.local.backend import LocalCompute
 job = Job.model_validate_json(Path(sys.argv[2]).read_bytes())
+compute = LocalCompute(Path(sys.argv[3]), source=Path(sys.argv[1]), poll_seconds=0.02)
 compute.run(job, Follower(lambda line: print(line, flush=True), lambda seen: None))
 """
 
 
 def supervise(source: Path, job: Job, tmp_path: Path) -> subprocess.Popen[str]:
     (tmp_path / "given.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-c", SUPERVISOR, str(source), str(tmp_path / "given.json")]
+    command = [sys.executable, "-c", SUPERVISOR, str(source), str(tmp_path / "given.json"), str(tmp_path / "jobs")]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -400,7 +400,7 @@ def test_an_exception_in_whoever_follows_ends_the_job_with_a_signal_that_it_can_
     with pytest.raises(KeyboardInterrupt):
         compute.run(job, Follower(interrupt, lambda seen: None))
     assert not is_running(Path(job.work_dir))
-    assert "asked to stop" in compute.log(job, 0)[0] or starts(job) == 1
+    assert "asked to stop" in compute.read_lines(job, 0)[0] or starts(job) == 1
 
 
 def test_what_keeps_whoever_follows_from_looking_ends_no_job(
@@ -429,7 +429,7 @@ def test_who_cannot_look_for_too_long_ends_the_job(
     compute: LocalCompute, job_that: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(base, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(base, "STORE_OUTAGE_SECONDS", 0.1)
     job = job_that("term")
 
     def say(seen: Observation) -> None:
@@ -443,13 +443,13 @@ def test_who_cannot_look_for_too_long_ends_the_job(
 def test_the_log_comes_in_whole_lines_from_where_it_was_left(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("return")
     compute.run(job, Watcher().follower)
-    text, offset = compute.log(job, 0)
+    text, offset = compute.read_lines(job, 0)
     with (Path(job.work_dir) / "log.txt").open("a") as log:
         log.write("half a li")
-    assert compute.log(job, offset) == ("", offset)
+    assert compute.read_lines(job, offset) == ("", offset)
     with (Path(job.work_dir) / "log.txt").open("a") as log:
         log.write("ne\n")
-    assert compute.log(job, offset)[0] == "half a line\n"
+    assert compute.read_lines(job, offset)[0] == "half a line\n"
     assert text.count("\n") == 2
 
 
@@ -465,17 +465,17 @@ def test_the_real_program_split_runs_and_its_result_is_used_again(tmp_path: Path
         outputs={name: f"s3://hanzo-ml/datasets/d/1/splits/{name}" for name in SPLITS},
         result_uri="s3://hanzo-ml/datasets/d/1/splits/result.json",
         store=address,
-        work_dir=str(tmp_path / "work"),
         cache_dir=str(tmp_path / "cache"),
     )
-    compute = LocalCompute(source=ROOT, poll_seconds=0.05)
+    compute = LocalCompute(tmp_path / "jobs", source=ROOT, poll_seconds=0.05)
     compute.submit(job)
-    kill(job)
+    work = compute.folder(job)
+    kill(job.model_copy(update={"work_dir": str(work)}))
     result = compute.run(job, Watcher().follower)
     assert result.metrics == {"train": 24.0, "validation": 3.0, "test": 3.0}
-    written = (tmp_path / "work" / "attempt.json").read_text()
+    written = (work / "attempt.json").read_text()
     assert isinstance(compute.run(job, Watcher().follower), Result)
-    assert (tmp_path / "work" / "attempt.json").read_text() == written
+    assert (work / "attempt.json").read_text() == written
 
 
 def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCompute, job_that: Any) -> None:
@@ -487,13 +487,13 @@ def test_a_job_for_several_machines_is_refused_before_it_starts(compute: LocalCo
 
 def test_several_processes_have_all_of_the_grace_but_what_torchrun_needs_to_end(job_that: Any, tmp_path: Path) -> None:
     """Told nothing, torchrun kills them after 30 s: with the checkpoint that they save of the step that was broken off."""
-    assert LocalCompute(source=tmp_path).grace_seconds == 300
+    assert LocalCompute(tmp_path, source=tmp_path).grace_seconds == 300
     alone = job_that("ends").model_copy(update={"program": Program.TRAIN})
-    assert "recipes.torchrun" not in local_command.command(alone, tmp_path / "job.json")
+    assert "recipes.torchrun" not in command.command(alone, tmp_path / "job.json")
     together = alone.model_copy(update={"distributed": Distributed(gpus_per_node=2)})
     for said in (
-        [each for each in local_command.command(together, tmp_path / "job.json") if each.startswith("--shutdown-timeout=")],
-        [f"--shutdown-timeout={local_command.OF_A_COMMAND['PET_SHUTDOWN_TIMEOUT']}"],
+        [each for each in command.command(together, tmp_path / "job.json") if each.startswith("--shutdown-timeout=")],
+        [f"--shutdown-timeout={command.COMMAND_ENVIRONMENT['PET_SHUTDOWN_TIMEOUT']}"],
     ):
         (flag,) = said
         assert 240 <= int(flag.removeprefix("--shutdown-timeout=")) < 300

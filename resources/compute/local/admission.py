@@ -1,0 +1,90 @@
+"""Admission of jobs to this machine: first come, first served, for a slot and GPUs.
+
+On a cluster, Kueue and the device plugin do this.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.counted import counted
+from recipes.schema import Job
+from resources.compute.job_key import JobKey
+from resources.compute.local.capacity import GPU_PROGRAMS, gpus_for
+from resources.compute.local.leases import Lease, Leases
+from resources.detached import lock, write_json
+
+TICKET_SECONDS = 60.0
+"""A ticket that was not renewed for so long is dropped: a supervisor polls its job several times a second."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The queue of jobs that wait for `leases`: a ticket file per job in the folder of the leases."""
+
+    leases: Leases
+
+    @contextmanager
+    def admit(self, job: Job) -> Iterator[Lease | None]:
+        """Lease what a job needs, or None while it must wait: for running jobs, or for jobs that wait longer.
+
+        The locks are released with the block, except those that a program has inherited by then.
+        """
+        if job.program not in GPU_PROGRAMS:
+            yield Lease()
+            return
+        if self.leases.slots is None and not self.leases.gpus:
+            yield Lease(self.leases.gpus)
+            return
+        self.leases.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            # One job at a time: two at once could each lock half of what both need.
+            is_alone = held.enter_context(lock(self.leases.folder)) is not None
+            lease = self.leases.acquire(held, self.required_gpus(job)) if is_alone and self._is_next(job) else None
+            self._renew_ticket(job)  # also when admitted: if its start fails, it keeps its place in the queue
+            if lease is None:
+                held.close()  # release a partial lease, which other jobs could use
+            yield lease
+            if lease:
+                self.withdraw(job)
+
+    def required_gpus(self, job: Job) -> int:
+        """How many GPUs a job gets."""
+        return gpus_for(job, self.leases.gpus)
+
+    def describe_wait(self, job: Job) -> str:
+        """What a job waits for, for people."""
+        running, slots, gpus = self.leases.running_jobs(), self.leases.slots, self.leases.gpus
+        if slots is not None and (running >= slots or not gpus):
+            return f"waits for its turn: on this machine run {running} of at most {counted(slots, 'job')}"
+        return f"waits for GPUs of this machine: {self.required_gpus(job)} of {len(gpus or ())}"
+
+    def withdraw(self, job: JobKey) -> None:
+        """Remove a job from the queue."""
+        self._ticket(job).unlink(missing_ok=True)
+
+    def _ticket(self, job: JobKey) -> Path:
+        return self.leases.folder / f"{hashlib.sha256(job.id.encode()).hexdigest()}.waits"
+
+    def _renew_ticket(self, job: JobKey) -> None:
+        """Keep the job's place: the content of a ticket is when it was made, its modification time when it was renewed."""
+        ticket = self._ticket(job)
+        try:
+            os.utime(ticket)
+        except FileNotFoundError:
+            write_json(ticket, time.time_ns())
+
+    def _is_next(self, job: JobKey) -> bool:
+        """Whether no job waits longer. Strict order: small jobs would otherwise take every GPU that a large one needs."""
+        since = {}
+        for ticket in self.leases.folder.glob("*.waits"):
+            with suppress(FileNotFoundError):  # withdrawn at this moment
+                if time.time() - ticket.stat().st_mtime > TICKET_SECONDS:
+                    ticket.unlink()
+                else:
+                    since[ticket.name] = int(ticket.read_text())
+        return not since or min(since, key=lambda name: (since[name], name)) == self._ticket(job).name

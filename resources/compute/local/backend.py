@@ -1,0 +1,236 @@
+"""LocalCompute: a job as a process group of this machine, which outlives its supervisor."""
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from recipes.job_processes import end_processes
+from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, MEMORY_RAN_OUT, BadConfiguration, Job, Program
+from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Observation, Phase
+from resources.compute.credentials import Credentials
+from resources.compute.job_key import JobKey
+from resources.compute.local.admission import Admission
+from resources.compute.local.attempt import Start, made_progress
+from resources.compute.local.capacity import gpu_names, max_running_jobs
+from resources.compute.local.command import command, environment
+from resources.compute.local.leases import Leases
+from resources.compute.local.memory_kills import memory_kills
+from resources.compute.local.time_limit import follow_clock_change, is_time_over, read_start, record_start, start_time
+from resources.compute.local.work_folder import (
+    ATTEMPT_FILE,
+    FAILED_ATTEMPTS_FILE,
+    JOB_FILE,
+    MEMORY_KILLS_FILE,
+    QUEUED_START_FILE,
+    QUEUED_UNTIL_FILE,
+    read_number,
+    work_folder,
+)
+from resources.detached import LOG, ask_to_stop, is_running, lock, start, stop, write_json
+from resources.services import SOURCE
+from resources.settings import Settings
+
+NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
+
+
+class Exit(BaseModel):
+    """What the program said as it ended; a killed one says nothing, and one without room nothing but that it ended."""
+
+    code: int | None
+    message: str
+
+
+class LocalCompute(Compute):
+    """Jobs as detached processes.
+
+    Args:
+        jobs: folder of the work folders of all jobs.
+        source: folder in which `recipes` is importable.
+        max_restarts: how often a job that was killed, or exits to be restarted, starts again before it counts as failed.
+            Preemptions are not counted.
+        grace_seconds: time between SIGTERM and SIGKILL when a job is cancelled.
+        leases: makes the leases of slots and GPUs when a job is first started; without it, jobs are not limited and a
+            program takes the GPUs that it finds.
+    """
+
+    def __init__(
+        self,
+        jobs: Path,
+        *,
+        source: Path = SOURCE,
+        max_restarts: int = MAX_RESTARTS,
+        grace_seconds: float = GRACE_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+        credentials: Credentials | None = None,
+        leases: Callable[[], Leases] = lambda: Leases(Path()),
+    ) -> None:
+        super().__init__(poll_seconds, credentials)
+        self.jobs = jobs
+        self.source = source
+        self.max_restarts = max_restarts
+        self.grace_seconds = grace_seconds
+        self._leases = leases
+
+    @cached_property
+    def admission(self) -> Admission:
+        """Made when it is first needed: it asks the GPU driver, which a process that only reads logs need not load."""
+        return Admission(self._leases())
+
+    def folder(self, job: JobKey) -> Path:
+        """The work folder of a job."""
+        return work_folder(self.jobs, job)
+
+    def submit(self, job: Job) -> None:
+        """Raises BadConfiguration: the job asks for more than one machine."""
+        if job.distributed and job.distributed.num_nodes > 1:
+            raise BadConfiguration(
+                f"the job asks for {job.distributed.num_nodes} nodes, this machine is one: set distributed.num_nodes to 1"
+            )
+        work = self.folder(job)
+        work.mkdir(parents=True, exist_ok=True)
+        job = job.model_copy(update={"work_dir": str(work)})
+        write_document(job, work / JOB_FILE)
+        with lock(work) as descriptor:
+            # Checked under the lock: a process that ended a moment ago may have done the work.
+            if descriptor is not None and not self.result(job) and not (work / QUEUED_START_FILE).exists():
+                self._start(job, work, descriptor, Start(attempt=1, faults=0))
+
+    def observe(self, job: JobKey) -> Observation:
+        """Raises FileNotFoundError: the job was never submitted."""
+        work = self.folder(job)
+        job = Job.model_validate_json((work / JOB_FILE).read_bytes())
+        follow_clock_change(work)
+        over = is_time_over(job, work)
+        if over and is_running(work):
+            self.cancel(job)  # it may save a checkpoint, or end well, in its grace period
+        with lock(work) as descriptor:
+            attempt = read_number(work / ATTEMPT_FILE)
+            if descriptor is None:
+                return Observation(Phase.RUNNING, attempt)
+            if self.result(job):
+                return Observation(Phase.SUCCEEDED, attempt)
+            if (work / QUEUED_START_FILE).exists():
+                queued = Start.model_validate_json((work / QUEUED_START_FILE).read_bytes())
+                return self._start(job, work, descriptor, queued)
+            if over:
+                terminate_leftovers(job)
+                limit = job.schedule.max_duration
+                detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
+                return Observation(Phase.FAILED, attempt, detail)
+            ended = read_exit(work)
+            detail = ended.message if ended else end_of_killed(work)
+            code = ended.code if ended else None
+            before = 0 if made_progress(work) else read_number(work / FAILED_ATTEMPTS_FILE)
+            faults = before + (code != EXIT_PREEMPTED)
+            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
+                terminate_leftovers(job)
+                return Observation(Phase.FAILED, attempt, detail, code)
+            terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then
+            return self._start(job, work, descriptor, Start(attempt=attempt + 1, faults=faults, detail=detail, code=code))
+
+    def cancel(self, job: JobKey) -> None:
+        work = self.folder(job)
+        stop(work, self.grace_seconds)
+        (work / QUEUED_START_FILE).unlink(missing_ok=True)
+        self.admission.withdraw(job)
+        terminate_leftovers(job)
+
+    def read_log(self, job: JobKey, offset: int, max_bytes: int | None = None) -> bytes:
+        try:
+            with (self.folder(job) / LOG).open("rb") as file:
+                file.seek(offset)
+                return file.read(max_bytes)
+        except FileNotFoundError:
+            return b""
+
+    def log_size(self, job: JobKey) -> int:
+        log = self.folder(job) / LOG
+        return log.stat().st_size if log.is_file() else 0
+
+    def has_processes(self, job: JobKey) -> bool:
+        return is_running(self.folder(job))
+
+    def terminate_processes(self, job: JobKey) -> None:
+        ask_to_stop(self.folder(job), self.grace_seconds)
+
+    def queued_until(self, job: JobKey) -> int:
+        work = self.folder(job)
+        if (work / QUEUED_START_FILE).exists():
+            return time.time_ns() // 1_000_000
+        queued_until = work / QUEUED_UNTIL_FILE
+        return queued_until.stat().st_mtime_ns // 1_000_000 if queued_until.exists() else 0
+
+    def _start(self, job: Job, work: Path, descriptor: int, begin: Start) -> Observation:
+        """Start the program, or queue it until it is admitted: the next poll tries again. Nothing changes on an error."""
+        queued, now = work / QUEUED_START_FILE, time.time()
+        with self.admission.admit(job) as lease:
+            if lease is None:
+                if not queued.exists():
+                    used = now - read_start(work) if begin.attempt > 1 else None
+                    write_json(queued, begin.model_copy(update={"used": used}).model_dump())
+                detail = "; ".join(filter(None, (self.admission.describe_wait(job), begin.detail)))
+                return Observation(Phase.PENDING, begin.attempt, detail)
+            # Before any file changes: while the metadata is unavailable, this does not count as an attempt.
+            env = {**environment(job), **self.credentials.issue(job), **lease.variables}
+            if begin.attempt == 1:
+                record_start(work, start_time(job, work, now))
+            elif begin.used is not None:
+                record_start(work, now - begin.used)
+            write_json(work / FAILED_ATTEMPTS_FILE, begin.faults)
+            if queued.exists():
+                (work / QUEUED_UNTIL_FILE).touch()
+                queued.unlink()
+            (work / EXIT_FILE).unlink(missing_ok=True)
+            write_json(work / ATTEMPT_FILE, begin.attempt)
+            write_json(work / MEMORY_KILLS_FILE, memory_kills())
+            start(command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, besides=lease.locks)
+        phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
+        return Observation(phase, begin.attempt, begin.detail, begin.code)
+
+
+def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
+    """The backend of this machine, with its state in the state folder."""
+
+    def leases() -> Leases:
+        scheduler = settings.scheduler
+        return Leases(settings.home / "gpus", gpu_names(scheduler), max_running_jobs(scheduler))
+
+    return LocalCompute(settings.home / "jobs", credentials=credentials, leases=leases)
+
+
+def write_document(job: Job, path: Path) -> None:
+    """Write the document of a job, unless it is there: attaching to a running program writes nothing."""
+    try:
+        if Job.model_validate_json(path.read_bytes()) == job:
+            return
+    except (FileNotFoundError, ValidationError):
+        pass
+    write_json(path, job.model_dump(mode="json"))
+
+
+def end_of_killed(work: Path) -> str:
+    """How the newest attempt ended that did not live to say so. Where memory ran out, the next one is told."""
+    counted = work / MEMORY_KILLS_FILE
+    if not counted.is_file() or memory_kills() <= int(counted.read_text()):
+        return "killed"
+    (work / MEMORY_RAN_OUT).touch()
+    return "killed by the kernel, for want of memory"
+
+
+def terminate_leftovers(job: JobKey) -> None:
+    """Kill processes of a user's command that outlived its program, because that was killed."""
+    if job.program is Program.COMMAND:
+        end_processes(job.id)
+
+
+def read_exit(work: Path) -> Exit | None:
+    """How the newest attempt ended, where it lived to say so."""
+    try:
+        return Exit.model_validate_json((work / EXIT_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return Exit(code=None, message=NO_ROOM)

@@ -1,0 +1,54 @@
+"""The registry of compute backends: a backend is a folder beside this file that has a module `backend`.
+
+`scheduler.backend` names the folder. The module is imported when it is opened, so that a process only loads the backend that
+it uses.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+import resources.compute
+from recipes.schema import BadConfiguration
+from resources.compute.credentials import Credentials, NoCredentials
+
+if TYPE_CHECKING:
+    from resources.compute.base import Compute
+    from resources.settings import Settings
+
+
+def backend_names() -> list[str]:
+    """Names of all backends, sorted."""
+    folders = (module.name for module in iter_modules(resources.compute.__path__) if module.ispkg)
+    return sorted(name for name in folders if find_spec(module_of(name)))
+
+
+def module_of(name: str) -> str:
+    return f"{resources.compute.__name__}.{name}.backend"
+
+
+def check_backend(name: str) -> str:
+    """Return the name of a backend unchanged.
+
+    Raises:
+        ValueError: there is no such backend; the message lists those that exist.
+    """
+    names = backend_names()
+    if name not in names:
+        raise ValueError(f"unknown backend '{name}', available: {', '.join(names)}")
+    return name
+
+
+def open_backend(settings: "Settings", credentials: Credentials | None = None) -> "Compute":
+    """Open the backend that the settings name.
+
+    Raises:
+        BadConfiguration: there is no such backend; the message lists those that exist.
+    """
+    try:
+        name = check_backend(settings.scheduler.backend)
+    except ValueError as problem:
+        raise BadConfiguration(f"scheduler.backend: {problem}") from None
+    backend: Compute = import_module(module_of(name)).open_backend(settings, credentials or NoCredentials())
+    return backend
