@@ -22,6 +22,7 @@ from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, P
 from recipes.store import Store
 from resources.compute import base
 from resources.compute.base import Follower, JobFailed, Observation, Phase, truncate_lines
+from resources.compute.job_key import JobRef
 from resources.compute.local import backend, command
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.memory_kills import memory_kills
@@ -187,6 +188,58 @@ def test_a_clock_that_is_set_takes_and_gives_no_time(
         assert float((Path(job.work_dir) / TIME_START_FILE).read_text()) == pytest.approx(began + wrong_by, abs=60)
     go_on(job)
     until("the result", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
+
+
+def test_clock_change_is_noticed_by_a_restarted_supervisor(
+    source: Path, tmp_path: Path, job_that: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was kept in memory: a clock that was set while no supervisor ran ended the job."""
+
+    def supervisor() -> LocalCompute:
+        return LocalCompute(tmp_path / "jobs", source=source, max_restarts=2, grace_seconds=20, poll_seconds=0.02)
+
+    job = job_that("wait", schedule=Schedule(max_duration="1h"))
+    supervisor().submit(job)
+    until("its start", lambda: starts(job))
+    right = time.time
+    for clock in (lambda: right() + 7200.0, right):
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", clock)
+            assert [supervisor().observe(job) for _ in range(2)] == [Observation(Phase.RUNNING, 1)] * 2
+    go_on(job)
+    until("the result", lambda: supervisor().observe(job).phase is Phase.SUCCEEDED)
+
+
+def test_supervisor_needs_only_the_key_of_a_submitted_job(compute: LocalCompute, job_that: Any) -> None:
+    job = job_that("term")
+    key = JobRef(job.id, job.program)
+    assert (compute.has_processes(key), compute.log_size(key), compute.read_log(key, 0)) == (False, 0, b"")
+    compute.submit(job)
+    until("its first line", lambda: compute.read_lines(key, 0)[0].endswith("begun\n"))
+    assert compute.has_processes(key) and compute.observe(key) == Observation(Phase.RUNNING, 1)
+    assert not compute.has_processes(JobRef(job.id, Program.TRAIN)), "another program under the same id"
+    text, offset = compute.read_lines(key, 0)
+    assert compute.read_log(key, offset - 6, 5) == b"begun" and compute.log_size(key) == len(text)
+    compute.cancel(key)
+    assert not compute.has_processes(key)
+    assert compute.observe(key).phase is Phase.RESTARTING
+    compute.cancel(key)
+
+
+def test_attaching_writes_nothing_and_a_changed_document_is_for_the_next_attempt(
+    compute: LocalCompute, job_that: Any
+) -> None:
+    job = job_that("wait", schedule=Schedule(max_duration="1h"))
+    compute.submit(job)
+    until("its start", lambda: starts(job))
+    document = compute.folder(job) / "job.json"
+    before = document.stat()
+    compute.submit(job_that("wait", schedule=Schedule(max_duration="1h")))
+    assert document.stat().st_ino == before.st_ino, "a full disk keeps nobody from attaching"
+    compute.submit(job_that("return"))
+    kill(job)
+    until("the end", lambda: compute.observe(job).phase is Phase.SUCCEEDED)
+    assert compute.result(job_that("return")) is not None and starts(job) == 2
 
 
 def test_a_restart_gets_the_time_that_was_left(compute: LocalCompute, job_that: Any) -> None:
