@@ -68,6 +68,7 @@ from api.v1.datasets import trace as dataset_traces
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
+from resources.compute.registry import open_backend
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
 from resources.metadata.database import Database
 from resources.metadata.file_owners import organization_of
@@ -175,6 +176,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database = database
     app.state.database_was_there = False
     app.state.store = store
+    app.state.compute = open_backend(settings)
     app.state.tracking = Tracking(database)
     app.state.probes = health.probes_of(app, app.state.tracking, database, store)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))

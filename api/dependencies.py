@@ -14,6 +14,7 @@ from api.run_artifacts import RunArtifacts
 from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
+from resources.compute.base import Compute
 from resources.metadata.database import Database
 from resources.metadata.tracking.tracking import Tracking
 from resources.settings import Settings
@@ -31,6 +32,11 @@ async def database(request: Request) -> Database:
 
 async def store(request: Request) -> Store:
     found: Store = request.app.state.store
+    return found
+
+
+async def compute(request: Request) -> Compute:
+    found: Compute = request.app.state.compute
     return found
 
 
@@ -72,6 +78,7 @@ async def from_own_user(request: Request) -> bool:
 SettingsOf = Annotated[Settings, Depends(settings)]
 DatabaseOf = Annotated[Database, Depends(database)]
 StoreOf = Annotated[Store, Depends(store)]
+ComputeOf = Annotated[Compute, Depends(compute)]
 TrackingOf = Annotated[Tracking, Depends(tracking)]
 VerifiedFilesOf = Annotated[VerifiedFiles, Depends(verified_files)]
 RunArtifactsOf = Annotated[RunArtifacts, Depends(run_artifacts)]

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from recipes.schema import StoreAddress
-from resources.compute import gpus
+from resources.compute.local import gpus
 from resources.metadata.database import Database
 from resources.metadata.totals import DURATION_BUCKETS, Durations, Labels, Totals, read_totals
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Discriminator, Tag
 
-from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
+from api.dependencies import CallerOf, ComputeOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobOfKey
-from api.v1.job_log import events, last_lines, log_of
+from api.v1.job_log import events, last_lines
 from api.v1.new_job import NewJob, queued, refuse_no_time
 from recipes.command.job import CommandJob
 from resources.command_jobs import submit_command
@@ -108,10 +108,10 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def get(job_id: str, database: DatabaseOf, settings: SettingsOf) -> Response:
+def get(job_id: str, database: DatabaseOf, compute: ComputeOf) -> Response:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return JSONResponse({**as_json(job), "logs": last_lines(log_of(job, settings))})
+    return JSONResponse({**as_json(job), "logs": last_lines(compute, job)})
 
 
 @router.post("/{job_id}/cancel")
@@ -145,13 +145,13 @@ def delete(job_id: str, database: DatabaseOf) -> Response:
 
 
 @router.get("/{job_id}/logs")
-def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
+def logs(job_id: str, database: DatabaseOf, compute: ComputeOf, follow: bool = True) -> Response:
     """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
 
     A comment now and then while there is nothing to tell.
     """
     job = Jobs(database).read(job_id)
-    return StreamingResponse(events(database, job.id, log_of(job, settings), follow), media_type="text/event-stream")
+    return StreamingResponse(events(database, compute, job, follow), media_type="text/event-stream")
 
 
 def as_json(job: JobRecord) -> dict[str, Any]:

@@ -16,8 +16,12 @@ from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
 from hanzo_ml.cli.job import logs as told_logs
 from recipes.command.job import MAX_CODE_BYTES
+from recipes.schema import Program
 from recipes.store import Store
 from resources.command_jobs import asked_of
+from resources.compute.job_key import JobRef
+from resources.compute.local.backend import LocalCompute
+from resources.compute.registry import open_backend
 from resources.metadata.database import Database
 from resources.metadata.jobs import Jobs
 from resources.metadata.outbox import emit, read_after
@@ -183,11 +187,13 @@ def test_no_line_of_a_log_and_no_name_of_a_job_takes_the_terminal(
 
 def test_a_progress_bar_is_told_as_it_grows(tmp_path: Path) -> None:
     """It ends its line once, when all is done: who followed an epoch of hours saw nothing of it."""
-    path, told = tmp_path / "log.txt", b""
+    compute, job, told = LocalCompute(tmp_path), JobRef("job-1", Program.COMMAND), b""
+    compute.folder(job).mkdir(parents=True)
+    path = compute.folder(job) / "log.txt"
     for drawn in (b"begin\r\n", b"\r 3%|#", b"\r 6%|##", b"\r 9%|###\r", b"\n"):
         with path.open("ab") as file:
             file.write(drawn)
-        told += (new := job_log.new_lines(path, len(told), is_last=False))
+        told += (new := job_log.new_lines(compute, job, len(told), is_last=False))
         assert not drawn.startswith(b"\r 6") or new == b" 3%|#\r"
     assert told.splitlines() == [b"begin", b"", b" 3%|#", b" 6%|##", b" 9%|###"]
 
@@ -214,7 +220,7 @@ def test_a_log_that_says_nothing_keeps_its_connection(
 
     async def followed() -> list[str]:
         told = []
-        async for chunk in job_log.events(database, job, path, follow=True):
+        async for chunk in job_log.events(database, open_backend(settings), Jobs(database).read(job), follow=True):
             told.append(chunk)
             if len(told) == 2:
                 path.parent.mkdir(parents=True)

@@ -270,6 +270,11 @@ def test_a_bad_setting_is_one_line(refused: Refused) -> None:
     assert "HANZO_ML_SERVER_COLOUR" in refused(HANZO_ML_SERVER_COLOUR="red")
 
 
+def test_unknown_compute_backend_is_refused_at_start(refused: Refused) -> None:
+    line = refused(HANZO_ML_SCHEDULER_BACKEND="slurm")
+    assert line.endswith("HANZO_ML_SCHEDULER_BACKEND: 'scheduler.backend': unknown backend 'slurm', available: local")
+
+
 def test_several_workers_over_sqlite_are_refused(refused: Refused) -> None:
     assert refused(HANZO_ML_SERVER_WORKERS="2") == (
         "hanzo-ml: server.workers 2 needs PostgreSQL, because SQLite has one writer: "
