@@ -14,6 +14,7 @@ from recipes.base_model_ref import BaseModelRef
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.errors import ErrorCode, HanzoError
 from resources.estimate.admission import admit, admit_dataset
@@ -44,7 +45,7 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
             a base model of other bytes than it pins; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
-    known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
+    known = control_plane.store.find(uris.run_record(run_id))
     if known is not None:
         try:
             found = read_record(control_plane.store, known)

@@ -11,6 +11,7 @@ from typing import Any
 from recipes.command.job import CommandJob
 from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.schema import CheckpointPolicy, Job, Program, StoreAddress, Tracking
+from recipes.storage import uris
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
@@ -36,7 +37,7 @@ def submit_command(
     refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
     code = manifest_of(job)
-    place = place_of(identifier, code)
+    place = uris.run_code(identifier, code.digest)
     for path, text in job.files.items():
         store.put_bytes(f"{place}/{path}", text.encode())
     if code.files:
@@ -74,14 +75,9 @@ def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
     if job.storage.dataset:
         config[DATASET] = job.storage.dataset
     if (code := manifest_of(job)).files:
-        place = place_of(identifier, code)
+        place = uris.run_code(identifier, code.digest)
         config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
     return config
-
-
-def place_of(identifier: str, code: Manifest) -> str:
-    """Where the source files of a job lie."""
-    return f"s3://hanzo-ml/runs/{identifier}/code/{code.digest[:12]}"
 
 
 def manifest_of(job: CommandJob) -> Manifest:
@@ -117,7 +113,7 @@ def command_work(
             DATASET: asked.storage.dataset,
         },
         outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
-        result_uri=f"s3://hanzo-ml/runs/{job.id}/command.json",
+        result_uri=uris.run_result(job.id, "command"),
         store=store,
         work_dir=f"{home}/{WORK_FOLDERS[COMMAND]}",
         cache_dir=cache_dir,

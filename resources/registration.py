@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 
 from recipes.results import trained_role
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import conflict
 from resources.final_checkpoint import logged_as, meant_by
@@ -87,7 +88,7 @@ def register_run(
     records = ArtifactFiles(database)
     key, listed = logged_as(store, records, run_id, artifact), {}
     if key is not None:
-        source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
+        source = uris.run_artifacts(run_id, key)
     elif job is not None and job.status == "completed" and LEFT in job.artifacts and meant_by(artifact):
         left = job.artifact(LEFT)
         key, source = LEFT, left.uri

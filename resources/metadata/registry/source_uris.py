@@ -6,8 +6,9 @@ Which of them a client may name for a version, and whether anything lies there, 
 import re
 from urllib.parse import unquote_plus
 
+from recipes.storage import uris
 from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS
+from resources.metadata.artifacts.artifact_locations import VERSIONS
 from resources.metadata.artifacts.artifact_owners import FOLDER
 from resources.metadata.tracking_rules import printable
 
@@ -60,14 +61,14 @@ def named_in(source: str) -> dict[str, str]:
     if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
         owner = parts.index(FOLDER, 1) - 1
         return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
-    if scheme == "s3" and parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
+    if scheme == "s3" and parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
         return {"run_id": parts[2]}
     return {}
 
 
 def is_stored(uri: str) -> bool:
     """Whether a URI is one of this server's store, as the asset graph writes them."""
-    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in OURS))
+    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in uris.BUCKETS))
 
 
 def bad_source(source: str, detail: str) -> HanzoError:
