@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
-from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from hanzo_ml_assets.definition import ModelDefinition
 from recipes.architecture import Architecture
 from recipes.base_model_folder import checked_folder
 from recipes.base_model_ref import BaseModelRef
@@ -23,6 +23,7 @@ from resources.lineage.run_record import RunRecord, read_environment, read_recor
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.sandbox import SANDBOX
 
 
 @dataclass(frozen=True)

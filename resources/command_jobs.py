@@ -17,7 +17,7 @@ from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, DATASET, WORK_FOLDERS, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
-from resources.metadata.tracking.run_data import COMMIT_TAG
+from resources.metadata.run_tags import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG
 from resources.metadata.tracking_rules import refuse_unstorable
 
 CODE = "code"
@@ -66,7 +66,7 @@ def submit_command(
 def tags_of(job: CommandJob) -> dict[str, str]:
     """What the run says of its code, as MLflow's clients do."""
     commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
-    return {"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB", **commit}
+    return {SOURCE_NAME_TAG: shlex.join(job.command), SOURCE_TYPE_TAG: "JOB", **commit}
 
 
 def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from resources.logged_weights import (
     weights_in,
 )
 from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
-from resources.metadata.artifacts.artifact_locations import is_proxied
+from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
 from resources.metadata.artifacts.artifact_owners import files_owner
 from resources.metadata.database import Database
 from resources.metadata.registry.download_uri import files_of_model
@@ -90,7 +90,7 @@ def stored_place(connection: Connection, sourced: Sourced) -> str | None:
         run_id, *path = rest.split("/")
         at = connection.execute(select(runs.c.artifact_uri).where(runs.c.id == run_id)).scalar()
         return uris.run_artifacts(run_id, *path) if at and is_proxied(at) else None
-    owner = files_owner(connection, rest) if scheme == "mlflow-artifacts" else None
+    owner = files_owner(connection, rest) if scheme == PROXY else None
     return None if owner is None else uris.run_artifacts(owner.id, owner.path).rstrip("/")
 
 

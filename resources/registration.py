@@ -21,8 +21,8 @@ from resources.metadata.registry.registry import ModelVersion, Registration, Reg
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.run_facts import facts_of
+from resources.sandbox import registered_name
 
-SANDBOX = "sandbox"
 """The definition of jobs that bring their own configuration: their models have the jobs' names."""
 ARTIFACT_TAG = "hanzo.artifact"
 """Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
@@ -133,7 +133,7 @@ def logged_files(store: Store, records: ArtifactFiles, weights: Weights, listed:
 def model_of(job: JobRecord) -> str:
     """The name under which what a training job trained is registered, exported and deployed."""
     model = str(job.config["model"])
-    return job.name if model == SANDBOX else model
+    return registered_name(model, job.name)
 
 
 def describe_run(

@@ -32,7 +32,7 @@ UNUSUAL = re.compile(r"[\x00-\x1f\x7f\\#?]")
 
 
 def default_location(experiment_id: int) -> str:
-    return f"{PROXY}:/{experiment_id}"
+    return proxied_uri(str(experiment_id))
 
 
 def run_files(location: str, run_id: str) -> str:
@@ -48,7 +48,7 @@ def below(location: str, path: str) -> str:
     """A place below another: the path goes before the query, if there is one."""
     if is_proxied(location):
         root = proxied_path(location)
-        return f"{PROXY}:/{root}/{path}" if root else f"{PROXY}:/{path}"
+        return proxied_uri(f"{root}/{path}" if root else path)
     scheme, host, root, query, _ = urlsplit(location)
     if not scheme:
         return f"{location.rstrip('/')}/{path}"
@@ -58,6 +58,11 @@ def below(location: str, path: str) -> str:
 def is_proxied(uri: str) -> bool:
     """Whether the files at a URI are in this server's store."""
     return uri.partition(":")[0] == PROXY
+
+
+def proxied_uri(path: str) -> str:
+    """The URI of a path of the artifact proxy; `proxied_path` is its inverse."""
+    return f"{PROXY}:/{path}"
 
 
 def proxied_path(uri: str) -> str:

@@ -8,13 +8,13 @@ from urllib.parse import unquote_plus
 
 from recipes.storage import uris
 from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import VERSIONS
+from resources.metadata.artifacts.artifact_locations import PROXY, VERSIONS
 from resources.metadata.artifacts.artifact_owners import FOLDER
 from resources.metadata.tracking_rules import printable
 
 LOGGED_MODEL = re.compile(r"m-[\w\-]+")
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
-HOST_SCHEMES = ("http", "https", "ftp", "sftp", "mlflow-artifacts")
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", PROXY)
 
 
 def parse(source: str) -> tuple[str, list[str]]:
@@ -38,7 +38,7 @@ def parse(source: str) -> tuple[str, list[str]]:
             "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
             "provide an absolute path.",
         )
-    if scheme not in ("runs", "models", "mlflow-artifacts", "s3"):
+    if scheme not in ("runs", "models", PROXY, "s3"):
         raise bad_source(
             source, "Use runs:/RUN_ID/PATH, models:/NAME/VERSION, mlflow-artifacts:/... or a place in this server's store"
         )
@@ -58,7 +58,7 @@ def named_in(source: str) -> dict[str, str]:
         return {"run_id": parts[0]}
     if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
         return {"model_id": parts[0]}
-    if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
+    if scheme == PROXY and FOLDER in parts[1:]:
         owner = parts.index(FOLDER, 1) - 1
         return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
     if scheme == "s3" and parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
