@@ -12,7 +12,7 @@ from hanzo_ml_assets.export_formats import served_export
 from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact, FileRecord
 from recipes.store import BrokenArtifact
-from resources.engine.errors import EngineError, EngineUnavailable
+from resources.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
 from resources.metadata.registry import deployments
 from resources.metadata.registry.registry import ModelVersion

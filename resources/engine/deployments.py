@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from resources.engine.backend_process import Backend
-from resources.engine.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 from resources.engine.loading import Loaded, load
 from resources.engine.state import State
 from resources.engine.types import DeployRequest, Served
+from resources.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 
 WAIT_SECONDS = 60
 """How long a request waits for a model that is being loaded again."""

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from resources.engine.deployments import DeploymentTable
-from resources.engine.errors import BadRequest, EngineError, EngineUnavailable
 from resources.engine.types import Served
+from resources.errors import BadRequest, EngineError, EngineUnavailable
 
 ATTEMPTS = 4
 PAUSE_SECONDS = 0.1
@@ -113,7 +113,7 @@ def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
 def openai_error(error: EngineError) -> dict[str, dict[str, str | None]]:
     """An error in the shape that OpenAI's clients read."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code.value}}
 
 
 def openai_response(error: EngineError) -> JSONResponse:

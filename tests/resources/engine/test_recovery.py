@@ -11,9 +11,9 @@ from recipes.store import sha256_of
 from resources.engine import loading
 from resources.engine.backend_process import Backend
 from resources.engine.deployments import DeploymentTable
-from resources.engine.errors import BadRequest, EngineError
 from resources.engine.state import State
 from resources.engine.types import DeployRequest, Served
+from resources.errors import BadRequest, EngineError
 
 
 @pytest.fixture
