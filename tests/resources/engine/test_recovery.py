@@ -39,7 +39,7 @@ def test_a_machine_that_starts_no_process_refuses_it(
     asked: DeployRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    monkeypatch.setattr("resources.engine.deployments.RECOVERY_DELAYS", (0.0,))
+    monkeypatch.setattr("resources.engine.deployments.RECOVERY_PAUSES_SECONDS", ())
     monkeypatch.setattr("resources.engine.deployments.WAIT_SECONDS", 5)
     served = asyncio.run(restored(asked, tmp_path / "state"))
     assert served.status == "refused" and "no process could be started" in str(served.reason)
