@@ -8,7 +8,6 @@ import re
 from recipes.addresses import BrokenArtifact
 from recipes.storage import uris
 
-DATASETS = f"{uris.DATASETS}/"
 FOLDER = "_chunks"
 """No dataset's name and no organization's folder begins with an underscore."""
 

@@ -1,7 +1,13 @@
-"""Storage URIs are stored in manifests and rows: their exact form is a contract."""
+"""Storage URIs are stored in manifests and rows: their exact form is a contract, and only one module builds them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 from recipes.storage import uris
 
+ROOT = Path(uris.__file__).parents[2]
+PRODUCT_FOLDERS = ("recipes", "resources", "hanzo_ml_assets", "sensors", "api", "hanzo_ml")
 SHA256 = "0123456789abcdef" * 4
 
 
@@ -34,3 +40,23 @@ def test_model_name_cannot_pass_for_an_organization() -> None:
 def test_run_id_is_read_from_run_uris_only() -> None:
     assert uris.run_id_of("s3://hanzo-ml/runs/r1/record") == "r1"
     assert uris.run_id_of("s3://hanzo-ml/checkpoints/r1/10") is None
+
+
+def test_no_other_module_spells_out_a_storage_uri() -> None:
+    files = [file for folder in PRODUCT_FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 300
+    found = [str(file.relative_to(ROOT)) for file in files if any(spells_uri(text) for text in strings(file))]
+    assert found == ["recipes/storage/uris.py"]
+
+
+def spells_uri(text: str) -> bool:
+    return "s3://hanzo-ml" in text or "s3://hanzo-models" in text
+
+
+def strings(file: Path) -> Iterator[str]:
+    """The string constants of a module, without docstrings."""
+    tree = ast.parse(file.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from resources.errors import not_found
 from resources.metadata.database import Database
-from resources.metadata.run_tags import COMMIT_TAG, NAME_TAG
+from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tables import params, run_tags, runs
 from resources.metadata.tracking.logged_model_points import write_model_points
 from resources.metadata.tracking.run_revisions import revise
@@ -21,7 +21,7 @@ from resources.metadata.writes.run_writes import (
     run_write,
 )
 
-__all__ = ["COMMIT_TAG", "MAX_PARAMS", "RunData", "check_run_active", "require_active", "write_tags"]
+__all__ = ["MAX_PARAMS", "RunData", "check_run_active", "require_active", "write_tags"]
 
 
 class RunData:
