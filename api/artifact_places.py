@@ -11,8 +11,9 @@ mistyped id never hides a file.
 
 from dataclasses import dataclass, replace
 
-from api.run_artifacts import Entry, OwnedArtifacts, RunArtifacts, organization_folder
+from api.run_artifacts import Entry, OwnedArtifacts, RunArtifacts
 from api.verified_files import VerifiedFiles
+from recipes.storage import uris
 from resources.errors import HanzoError, not_found
 from resources.metadata.artifacts.artifact_locations import RESERVED, VERSIONS
 from resources.metadata.artifacts.artifact_owners import files_owner, folders_above
@@ -44,7 +45,7 @@ class ArtifactPlaces:
     def __init__(self, database: Database, files: VerifiedFiles) -> None:
         self._database = database
         self._of_runs = RunArtifacts(files)
-        self._free = OwnedArtifacts(files, organization_folder)
+        self._free = OwnedArtifacts(files, uris.organization_artifacts)
 
     def locate(self, proxied: str, organization: str) -> Place:
         """What a checked path ("" for the root) is to a caller of an organization.

@@ -13,15 +13,17 @@ refused, or failed, is counted in memory first: of these a killed server loses t
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from operator import not_
 
 from msgspec import structs
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
+from tenacity import AsyncRetrying, RetryError, retry_if_result
 
+from recipes.storage.retry import every
 from resources.metadata import call_tallies
 from resources.metadata.audit import AuditedCall, record
 from resources.metadata.database import Database
@@ -68,13 +70,12 @@ class AuditTrail:
 
     async def _write_patiently(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
         """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not await run_in_threadpool(self._write, each, counted):
-            if time.monotonic() > end:
-                # They have happened and their answers are true: the log of the server keeps what the database could not.
-                log.error("audit rows could not be written: %s", [*each, *counted])
-                return
-            await asyncio.sleep(RETRY_SECONDS)
+        retrying = AsyncRetrying(retry=retry_if_result(not_), **every(RETRY_SECONDS, PATIENCE_SECONDS))
+        try:
+            await retrying(run_in_threadpool, self._write, each, counted)
+        except RetryError:
+            # They have happened and their answers are true: the log of the server keeps what the database could not.
+            log.error("audit rows could not be written: %s", [*each, *counted])
 
     def count(self, call: AuditedCall) -> None:
         """Add a call that changed nothing to its equals, to be written soon."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from recipes.retention import from_the_best, standing_of
+from recipes.storage import uris
 from recipes.store import MANIFEST, Store
 
 ARTIFACTS = "artifacts"
@@ -29,9 +30,9 @@ def published_uri(store: Store, run_id: str, path: str) -> str | None:
         return None
     found = OF_CHECKPOINT.fullmatch(path)
     if found is None:
-        return f"{run_place(run_id)}/{path}".rstrip("/")
+        return f"{uris.run_folder(run_id)}/{path}".rstrip("/")
     way, step, below = found.groups()
-    place = f"{checkpoints_place(run_id)}{way}/{step}"
+    place = f"{uris.run_checkpoints(run_id)}{way}/{step}"
     return place + below if is_whole(store, place) else None
 
 
@@ -41,7 +42,7 @@ def published_folders(store: Store, run_id: str, folder: str) -> list[str] | Non
     if found is None:
         return None
     names = []
-    for place in store.below(f"{checkpoints_place(run_id)}{found.group(1)}")[1]:
+    for place in store.below(f"{uris.run_checkpoints(run_id)}{found.group(1)}")[1]:
         name = place.rpartition("/")[2]
         if re.fullmatch(r"from-\d+", name):
             names.append(name)
@@ -62,9 +63,9 @@ def keys_of(store: Store, run_id: str) -> list[dict[str, Any]]:
     """Everything that a run has in the store, uploads among it, as the specification's {key, path} (row E4) and its size; an
     artifact with a manifest is one.
     """
-    root = run_place(run_id)
+    root = uris.run_folder(run_id)
     found = [(uri.removeprefix(f"{root}/").removeprefix(f"{ARTIFACTS}/"), uri, size) for uri, size in below(store, root)]
-    found += checkpoints(store, checkpoints_place(run_id))
+    found += checkpoints(store, uris.run_checkpoints(run_id))
     return [{"key": key.rstrip("/"), "path": uri, "size": size} for key, uri, size in found]
 
 
@@ -92,11 +93,3 @@ def below(store: Store, root: str) -> list[tuple[str, int]]:
         place = next((folder for end in ends if (folder := entry.uri[:end]) in artifacts), entry.uri)
         sizes[place] = sizes.get(place, 0) + entry.size
     return sorted(sizes.items())
-
-
-def run_place(run_id: str) -> str:
-    return f"s3://hanzo-ml/runs/{run_id}"
-
-
-def checkpoints_place(run_id: str) -> str:
-    return f"s3://hanzo-ml/checkpoints/{run_id}"

@@ -10,13 +10,14 @@ import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
 
 from api.checksums import Promised
-from api.published_files import ARTIFACTS, keys_of, published_folders, published_uri, run_place
+from api.published_files import ARTIFACTS, keys_of, published_folders, published_uri
 from api.verified_files import Uploaded, VerifiedFile, VerifiedFiles
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
@@ -141,7 +142,7 @@ class RunArtifacts(OwnedArtifacts):
     """
 
     def __init__(self, files: VerifiedFiles) -> None:
-        super().__init__(files, run_folder)
+        super().__init__(files, uris.run_artifacts)
 
     def keys(self, owner: str) -> list[dict[str, Any]]:
         """Everything that a run has in the store, for `/v1`."""
@@ -195,15 +196,6 @@ def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
 
 def name_of(uri: str) -> str:
     return uri.rpartition("/")[2]
-
-
-def run_folder(run_id: str) -> str:
-    return f"{run_place(run_id)}/{ARTIFACTS}"
-
-
-def organization_folder(organization: str) -> str:
-    """Where what lies at free paths is, one folder for each organization whatever its name."""
-    return f"s3://hanzo-ml/artifacts/@{quote(organization, safe='')}"
 
 
 def is_folder(path: str) -> HanzoError:

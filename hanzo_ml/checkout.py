@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_attempt
 
 AT_ONCE = 8
 """Parts that are fetched together: with their size, which is a few megabytes where there is more than one, the memory of a
@@ -228,19 +229,16 @@ def unexpected(part: Part, found: str) -> Broken:
 
 
 def verified(client: httpx.Client, part: Part) -> bytes:
-    for attempt in range(1, TRIES + 1):
-        try:
-            answer = client.get(part.url)
-        except httpx.TransportError:
-            if attempt == TRIES:
-                raise
-            continue
-        if answer.status_code == httpx.codes.FORBIDDEN:
-            raise Expired
-        if answer.is_success and hashlib.sha256(answer.content).hexdigest() == part.sha256:
-            return answer.content
-        if not answer.is_server_error or attempt == TRIES:
-            break
+    retrying = Retrying(
+        retry=retry_if_exception_type(httpx.TransportError) | retry_if_result(lambda answer: answer.is_server_error),
+        stop=stop_after_attempt(TRIES),
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),  # the last answer or error as it is
+    )
+    answer = retrying(client.get, part.url)
+    if answer.status_code == httpx.codes.FORBIDDEN:
+        raise Expired
+    if answer.is_success and hashlib.sha256(answer.content).hexdigest() == part.sha256:
+        return answer.content
     found = "other bytes" if answer.is_success else f"an answer {answer.status_code}"
     raise unexpected(part, found)
 

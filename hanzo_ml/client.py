@@ -71,13 +71,13 @@ class Client:
         return run
 
     def _new_run(self, experiment_id: str, name: str | None, tags: Mapping[str, str]) -> str:
-        from hanzo_ml.run import patiently
+        from hanzo_ml.run import retry_unavailable
         from hanzo_ml.transport import Transport
 
         transport = Transport(self.tracking_uri)
         began, key = time.time_ns() // 1_000_000, uuid.uuid4().hex
         try:
-            return patiently(lambda: transport.create_run(experiment_id, name, began, tags, key))
+            return retry_unavailable(lambda: transport.create_run(experiment_id, name, began, tags, key))
         finally:
             transport.close()
 

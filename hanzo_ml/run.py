@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
 from hanzo_ml.buffer import MetricBuffer
 from hanzo_ml.points import retry_delay
 from hanzo_ml.transport import Transport, Unavailable
@@ -104,7 +106,7 @@ class Run:
         transport = Transport(self._tracking_uri)
         try:
             for file, name in zip(files, names, strict=True):
-                patiently(partial(transport.upload, place.removeprefix(PROXIED), name, file))
+                retry_unavailable(partial(transport.upload, place.removeprefix(PROXIED), name, file))
         finally:
             transport.close()
 
@@ -124,7 +126,7 @@ class Run:
         """
         transport = Transport(self._tracking_uri)
         try:
-            made = patiently(partial(transport.register, name, self.id, artifact_path, tags or {}))
+            made = retry_unavailable(partial(transport.register, name, self.id, artifact_path, tags or {}))
         finally:
             transport.close()
         return RegisteredVersion(name=str(made["name"]), version=int(made["version"]), stage=str(made["stage"]))
@@ -147,11 +149,12 @@ def parts(items: "Iterable[tuple[str, Any]]", size: int) -> "Iterable[list[tuple
         yield part
 
 
-def patiently(call: "Callable[[], T]") -> T:
-    """What a call that may be sent twice answers; a server that is away for a minute is waited for."""
-    for attempt in range(1, ATTEMPTS):
-        try:
-            return call()
-        except Unavailable:
-            time.sleep(retry_delay(attempt))
-    return call()
+def retry_unavailable(call: "Callable[[], T]") -> T:
+    """Retry an idempotent call while the server does not answer, for about a minute."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(Unavailable),
+        wait=lambda state: retry_delay(state.attempt_number),
+        stop=stop_after_attempt(ATTEMPTS),
+        reraise=True,
+    )
+    return retrying(call)

@@ -20,6 +20,7 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.incidents import read_incidents
 from recipes.results import TrainingFacts
 from recipes.schema import BadConfiguration, Job, Result
+from recipes.storage import uris
 from recipes.usage import Usage, folder_of
 from resources.compute.base import JobFailed
 from resources.compute.local.capacity import GPU_POOL
@@ -173,6 +174,6 @@ def complete(plan: Plan, job: Job, result: Result, control_plane: ControlPlane) 
 
 def tell_healed(run_id: str, control_plane: ControlPlane) -> None:
     """What the program of a run that has failed had tried before."""
-    incidents = read_incidents(control_plane.store, f"s3://hanzo-ml/checkpoints/{run_id}")
+    incidents = read_incidents(control_plane.store, uris.run_checkpoints(run_id))
     with control_plane.database.write() as connection:
         tell_incidents(connection, run_id, incidents.entries)

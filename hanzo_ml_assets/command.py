@@ -17,6 +17,7 @@ from resources.lineage.record import record
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import DATASET, ENDED, JobRecord
 from resources.metadata.outbox import now_ms
+from resources.sandbox import SANDBOX
 
 KEY = ["jobs", "command"]
 PARTITIONS = "command-runs"
@@ -26,7 +27,7 @@ def build_command() -> dg.AssetsDefinition:
     @dg.asset(
         key=KEY,
         partitions_def=dg.DynamicPartitionsDefinition(name=PARTITIONS),
-        group_name="sandbox",
+        group_name=SANDBOX,
         kinds={"python"},
         description="A command of a user's own, as its job file says. A partition is a job that was submitted.",
         pool=GPU_POOL,

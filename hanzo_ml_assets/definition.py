@@ -4,16 +4,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from recipes.contracts.dataset_formats import FormatName
 from recipes.frozen import Frozen
 from recipes.parameters import NearDuplicates, PrepareParameters, SplitParameters
 from recipes.validation.contract import Contract
 from recipes.validation.parameters import Measures
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_key import ModelKey
+from resources.sandbox import registered_name
 from resources.validation.policy import Checks
-
-SANDBOX = "sandbox"
-"""The standing definitions for self-serve work: any dataset and any model that has no definition of its own."""
 
 
 class DatasetDefinition(Frozen):
@@ -27,7 +26,7 @@ class DatasetDefinition(Frozen):
     )
     sql: str | None = Field(None, description="instead of a source, a query whose rows are the records, of `database`")
     database: str | None = Field(None, description="its name in storage.databases of the settings")
-    format: Literal["jsonl", "parquet", "csv", "arrow", "text"] = "jsonl"
+    format: FormatName = "jsonl"
     contract: Contract = Contract()
     measures: Measures = Measures()
     checks: Checks = Checks()
@@ -93,4 +92,4 @@ class ModelDefinition(Frozen):
 
     def registered(self, job: JobRecord) -> ModelKey:
         """As what the registry has a job's model: under its definition's name; in the sandbox, under the job's own."""
-        return ModelKey(job.organization, job.name if self.name == SANDBOX else self.name)
+        return ModelKey(job.organization, registered_name(self.name, job.name))

@@ -1,18 +1,19 @@
 """The deployment asset: a promoted version is verified, loaded, warmed and put in front of traffic, or rolled back."""
 
-import time
 from pathlib import Path
 
 import dagster as dg
 from sqlalchemy import Connection, select
+from tenacity import Retrying, retry_if_exception_type
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.export_formats import served_export
 from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact, FileRecord
+from recipes.storage.retry import every
 from recipes.store import BrokenArtifact
-from resources.engine.errors import EngineError, EngineUnavailable
+from resources.errors import EngineError, EngineUnavailable
 from resources.metadata.outbox import Event
 from resources.metadata.registry import deployments
 from resources.metadata.registry.registry import ModelVersion
@@ -131,22 +132,15 @@ def load(
     Raises:
         EngineError: it does not answer as it should, or no engine answered for ENGINE_SECONDS.
     """
-    end = time.monotonic() + ENGINE_SECONDS
-    while True:
-        try:
-            control_plane.engine.deploy(
-                name=version.model.served_name,
-                version=version.version,
-                deployment=row.id,
-                path=path,
-                sha256=sha256,
-                smoke_prompts=list(model.deployment.smoke_prompts),
-            )
-            return
-        except EngineUnavailable:
-            if time.monotonic() > end:
-                raise
-        time.sleep(1)
+    Retrying(retry=retry_if_exception_type(EngineUnavailable), **every(1.0, ENGINE_SECONDS))(
+        control_plane.engine.deploy,
+        name=version.model.served_name,
+        version=version.version,
+        deployment=row.id,
+        path=path,
+        sha256=sha256,
+        smoke_prompts=list(model.deployment.smoke_prompts),
+    )
 
 
 def overtaken(promotion: Event, control_plane: ControlPlane) -> None:

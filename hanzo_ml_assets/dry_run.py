@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import hanzo_ml_assets
 from hanzo_ml_assets.component import FineTunedModel
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import Plan, plan_of, refuse_what_cannot_be_learned, refuse_what_does_not_fit, wanted
 from recipes.first_problem import first_problem
@@ -35,6 +35,7 @@ from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.sandbox import SANDBOX
 from resources.settings import Settings
 
 UNNAMED = "0" * 32

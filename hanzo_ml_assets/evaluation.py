@@ -12,6 +12,7 @@ from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact
 from recipes.results import EvaluationReport
 from recipes.schema import Job, Program, Result
+from recipes.storage import uris
 from resources.compute.local.capacity import GPU_POOL
 from resources.lineage.record import find, parents, record
 from resources.lineage.run_record import read_record
@@ -79,14 +80,14 @@ def evaluation_job(model: ModelDefinition, trained: JobRecord, control_plane: Co
     inputs = {role: trained.artifact(role) for role in ("base", recipe.trained_role, "test")}
     if accepted := accepted_before(model, trained, control_plane):
         inputs["accepted"] = accepted
-    place = f"s3://hanzo-ml/runs/{trained.id}/evaluation"
+    place = uris.run_evaluation(trained.id)
     return Job(
         id=f"evaluate-{trained.id}",
         program=Program.EVALUATE,
         inputs=inputs,
         parameters={"recipe": recipe.model_dump(mode="json"), **model.evaluation.model_dump(mode="json")},
         outputs={"evaluation": place},
-        result_uri=f"s3://hanzo-ml/runs/{trained.id}/evaluate.json",
+        result_uri=uris.run_result(trained.id, "evaluate"),
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         hardware=recipe.hardware,

@@ -23,7 +23,7 @@ from resources.derived_versions import (
     storage_path_of,
 )
 from resources.errors import HanzoError
-from resources.ingest.place import place_of
+from resources.ingest.place import dataset_folder
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
@@ -80,7 +80,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
 def end_deletion(derivation: Derivation, job: Job, control_plane: ControlPlane) -> None:
     """The same was prepared before, and whoever deleted it was killed: its files are no result of this job."""
     organization = derivation.parent.organization
-    claims = ChunkClaims(control_plane.database, organization, place_of(organization, derivation.name))
+    claims = ChunkClaims(control_plane.database, organization, dataset_folder(organization, derivation.name))
     claims.end_deletion(control_plane.store, storage_path_of(job.outputs["dataset"]))
 
 
@@ -123,7 +123,7 @@ def preparation_job(derivation: Derivation, asked: JobRecord | None, control_pla
     parameters: Mapping[str, object] = derivation.parameters.model_dump(mode="json")
     asks = parameters if tokenize is None else {**parameters, **meaning(tokenize.tokenizer)}
     label = hashlib.sha256(canonical_json(asks)).hexdigest()[:12]
-    place = f"{place_of(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
+    place = f"{dataset_folder(parent.organization, derivation.name)}/prepared-{parent.name}-{parent.version}-{label}"
     identifier = f"prepare-{parent.id}-{label}"
     config = asked.config if asked is not None else {}
     return Job(

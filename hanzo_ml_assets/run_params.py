@@ -3,7 +3,8 @@
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training_plan import Plan
 from resources.lineage.run_record import NO_COMMIT, Environment, as_logged
-from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.run_tags import COMMIT_TAG
+from resources.metadata.tracking.run_data import RunData
 
 
 def log_params(plan: Plan, control_plane: ControlPlane) -> None:

@@ -6,6 +6,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.training_plan import Plan
 from recipes.manifest import Artifact
 from recipes.schema import Job, Program, Tracking
+from recipes.storage import uris
 from resources.lineage.run_record import RunRecord
 from resources.metadata.jobs import JobRecord
 from resources.metadata.sweeps import START_KEY
@@ -26,10 +27,10 @@ def training_job(plan: Plan, control_plane: ControlPlane) -> Job:
         },
         parameters={"recipe": recipe.model_dump(mode="json")} | repeats_of(plan.record) | sent_back_of(plan.job),
         outputs={
-            "checkpoints": f"s3://hanzo-ml/checkpoints/{run_id}",
-            recipe.trained_role: f"s3://hanzo-ml/runs/{run_id}/checkpoint-final/{recipe.trained_role}",
+            "checkpoints": uris.run_checkpoints(run_id),
+            recipe.trained_role: uris.final_checkpoint(run_id, recipe.trained_role),
         },
-        result_uri=f"s3://hanzo-ml/runs/{run_id}/train.json",
+        result_uri=uris.run_result(run_id, "train"),
         store=control_plane.settings.store,
         cache_dir=control_plane.cache_dir,
         tracking=Tracking(uri=control_plane.settings.tracking_uri, run_id=run_id),

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanzo_ml_assets.control_plane import SOURCE, ControlPlane
-from hanzo_ml_assets.definition import SANDBOX, ModelDefinition
+from hanzo_ml_assets.definition import ModelDefinition
 from recipes.architecture import Architecture
 from recipes.base_model_folder import checked_folder
 from recipes.base_model_ref import BaseModelRef
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.errors import ErrorCode, HanzoError
 from resources.estimate.admission import admit, admit_dataset
@@ -22,6 +23,7 @@ from resources.lineage.run_record import RunRecord, read_environment, read_recor
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import JobRecord
 from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.sandbox import SANDBOX
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def make_plan(model: ModelDefinition, run_id: str, control_plane: ControlPlane) 
             a base model of other bytes than it pins; a record that was changed since.
     """
     job = control_plane.jobs.read(run_id)
-    known = control_plane.store.find(f"s3://hanzo-ml/runs/{run_id}/record")
+    known = control_plane.store.find(uris.run_record(run_id))
     if known is not None:
         try:
             found = read_record(control_plane.store, known)

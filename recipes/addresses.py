@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from recipes.schema import StoreAddress
+from recipes.storage import uris
 
 KIND_BUCKETS = {"datasets": "datasets", "checkpoints": "checkpoints", "runs": "checkpoints", "artifacts": "checkpoints"}
 UNUSABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -37,14 +38,14 @@ def locate(address: StoreAddress, uri: str) -> Location:
     # Not urlparse: it drops newlines, and takes `#`, `?` and `%` in a name for syntax.
     if scheme != "s3" or not logical or any(part in ("", ".", "..") or UNUSABLE.search(part) for part in key.split("/")):
         raise BrokenArtifact(f"not a URI of this store: {uri!r}")
-    if logical == "hanzo-ml":
+    if logical == uris.PRODUCT_BUCKET:
         kind = key.split("/")[0]
         if kind not in KIND_BUCKETS:
             raise BrokenArtifact(f"{uri}: '{kind}' is none of {', '.join(KIND_BUCKETS)}")
         return Location(address.buckets[KIND_BUCKETS[kind]], key)
-    if logical == "hanzo-models":
+    if logical == uris.MODELS_BUCKET:
         return Location(address.buckets["models"], key)
-    raise BrokenArtifact(f"{uri}: unknown logical bucket '{logical}' (hanzo-ml and hanzo-models exist)")
+    raise BrokenArtifact(f"{uri}: unknown logical bucket '{logical}' ({' and '.join(uris.BUCKETS)} exist)")
 
 
 def local_root(address: StoreAddress) -> Path | None:

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlparse
 from pydantic import Field, field_validator, model_validator
 
 from recipes.frozen import Frozen
+from recipes.storage import uris
 
 PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?(==[\w.!+]+)?", re.ASCII)
 
@@ -50,7 +51,7 @@ class BaseModelRef(Frozen):
     @property
     def artifact_uri(self) -> str | None:
         """Where in the object store the model lies once it was resolved; none of one that is not pinned."""
-        return f"s3://hanzo-models/base/{self.sha256}" if self.sha256 else None
+        return uris.base_model(self.sha256) if self.sha256 else None
 
     @model_validator(mode="before")
     @classmethod

@@ -6,8 +6,8 @@ Not for all organizations: whoever could ask whether a chunk is there would lear
 import re
 
 from recipes.addresses import BrokenArtifact
+from recipes.storage import uris
 
-DATASETS = "s3://hanzo-ml/datasets/"
 FOLDER = "_chunks"
 """No dataset's name and no organization's folder begins with an underscore."""
 
@@ -18,11 +18,11 @@ def chunk_folder(uri: str) -> str:
     Raises:
         BrokenArtifact: nothing there has chunks.
     """
-    if not uri.startswith(DATASETS):
+    if not uri.startswith(f"{uris.DATASETS}/"):
         raise BrokenArtifact(f"{uri} has chunks, and only datasets have")
-    first = uri.removeprefix(DATASETS).partition("/")[0]
-    organization = f"{first}/" if first.startswith("@") else ""
-    return f"{DATASETS}{organization}{FOLDER}"
+    first = uri.removeprefix(f"{uris.DATASETS}/").partition("/")[0]
+    organization = f"/{first}" if first.startswith("@") else ""
+    return f"{uris.DATASETS}{organization}/{FOLDER}"
 
 
 def chunk_uri(uri: str, sha256: str) -> str:
@@ -32,5 +32,5 @@ def chunk_uri(uri: str, sha256: str) -> str:
 
 def hash_in_name(uri: str) -> str | None:
     """The SHA-256 that a chunk says itself; None of what is no chunk."""
-    found = re.fullmatch(rf"{DATASETS}(?:@[^/]+/)?{FOLDER}/[0-9a-f]{{2}}/([0-9a-f]{{64}})", uri)
+    found = re.fullmatch(rf"{uris.DATASETS}/(?:@[^/]+/)?{FOLDER}/[0-9a-f]{{2}}/([0-9a-f]{{64}})", uri)
     return found[1] if found else None

@@ -15,6 +15,7 @@ from recipes.duration import Duration, seconds_of
 from recipes.frozen import Frozen, Written
 from recipes.manifest import Artifact
 from recipes.quantity import checked_quantity
+from recipes.storage import uris
 
 MOST = 1_000_000
 """Of what is counted or divided step by step, as rows and processes are: more is a mistake, or meant to keep us busy."""
@@ -123,7 +124,7 @@ class CheckpointPolicy(Written):
         None, exclude_if=lambda value: value is None, description="of what is uploaded"
     )
     resume_from: Literal["latest", "best"] | Annotated[int, Field(ge=1)] = "latest"
-    storage: Literal["s3://hanzo-ml/checkpoints/{run_id}/"] | None = Field(
+    storage: uris.CheckpointTemplate | None = Field(
         None, exclude=True, description="where every run keeps its checkpoints, for who writes it down"
     )
 

@@ -25,7 +25,7 @@ from recipes.manifest import Manifest
 from recipes.retention import Standing, kept, standing_of
 from recipes.runner import Restart, say
 from recipes.store import MANIFEST, BrokenArtifact, Store
-from recipes.tried_again import tried_again
+from recipes.upload_retry import retry_upload
 from recipes.wanted_files import bring, link
 
 DOWNLOAD = ".download"
@@ -256,7 +256,7 @@ class StoredCheckpoints:
     def _with_retries(self, step: int, attempt: Callable[[], None]) -> None:
         """Raises what the last attempt raised; it is made up for when one after it has succeeded."""
         try:
-            tried_again(step, attempt)
+            retry_upload(step, attempt)
         except Exception:
             self._given_up.append((step, attempt))
             raise

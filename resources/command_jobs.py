@@ -11,12 +11,13 @@ from typing import Any
 from recipes.command.job import CommandJob
 from recipes.manifest import Artifact, FileRecord, Manifest
 from recipes.schema import CheckpointPolicy, Job, Program, StoreAddress, Tracking
+from recipes.storage import uris
 from recipes.store import Store
 from resources.lineage.record import record
 from resources.metadata.database import Database
 from resources.metadata.jobs import COMMAND, DATASET, JobRecord, Jobs
 from resources.metadata.resumed import RESUMED
-from resources.metadata.tracking.run_data import COMMIT_TAG
+from resources.metadata.run_tags import COMMIT_TAG, SOURCE_NAME_TAG, SOURCE_TYPE_TAG
 from resources.metadata.tracking_rules import refuse_unstorable
 
 CODE = "code"
@@ -36,7 +37,7 @@ def submit_command(
     refuse_unstorable(job.model_dump(mode="json", exclude={"files"}), "config")  # before anything is stored
     identifier = id or uuid.uuid4().hex
     code = manifest_of(job)
-    place = place_of(identifier, code)
+    place = uris.run_code(identifier, code.digest)
     for path, text in job.files.items():
         store.put_bytes(f"{place}/{path}", text.encode())
     if code.files:
@@ -65,7 +66,7 @@ def submit_command(
 def tags_of(job: CommandJob) -> dict[str, str]:
     """What the run says of its code, as MLflow's clients do."""
     commit = {COMMIT_TAG: job.git_commit} if job.git_commit else {}
-    return {"mlflow.source.name": shlex.join(job.command), "mlflow.source.type": "JOB", **commit}
+    return {SOURCE_NAME_TAG: shlex.join(job.command), SOURCE_TYPE_TAG: "JOB", **commit}
 
 
 def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
@@ -74,14 +75,9 @@ def configuration(job: CommandJob, identifier: str) -> dict[str, Any]:
     if job.storage.dataset:
         config[DATASET] = job.storage.dataset
     if (code := manifest_of(job)).files:
-        place = place_of(identifier, code)
+        place = uris.run_code(identifier, code.digest)
         config[CODE] = Artifact(kind=CODE, uri=place, digest=code.digest, size_bytes=code.size_bytes).model_dump()
     return config
-
-
-def place_of(identifier: str, code: Manifest) -> str:
-    """Where the source files of a job lie."""
-    return f"s3://hanzo-ml/runs/{identifier}/code/{code.digest[:12]}"
 
 
 def manifest_of(job: CommandJob) -> Manifest:
@@ -115,7 +111,7 @@ def command_work(job: JobRecord, dataset: Artifact | None, *, store: StoreAddres
             DATASET: asked.storage.dataset,
         },
         outputs={"checkpoints": asked.storage.checkpoints_of(job.id)},
-        result_uri=f"s3://hanzo-ml/runs/{job.id}/command.json",
+        result_uri=uris.run_result(job.id, "command"),
         store=store,
         cache_dir=cache_dir,
         tracking=Tracking(uri=tracking_uri, run_id=job.id),

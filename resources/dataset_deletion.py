@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, select, update
 from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.errors import conflict
-from resources.ingest.place import place_of
+from resources.ingest.place import dataset_folder
 from resources.lineage.datasets import children, digests_of, is_part, own_artifacts, places_of_others
 from resources.metadata.chunk_claims import ChunkClaims
 from resources.metadata.database import Database
@@ -75,7 +75,7 @@ def remove_leftovers(database: Database, store: Store, version: DatasetVersion, 
 
 
 def claims_of(database: Database, version: DatasetVersion) -> ChunkClaims:
-    return ChunkClaims(database, version.organization, place_of(version.organization, version.name))
+    return ChunkClaims(database, version.organization, dataset_folder(version.organization, version.name))
 
 
 def forget(connection: Connection, version: DatasetVersion) -> None:

@@ -13,7 +13,7 @@ from recipes.parameters import CleanParameters, PrepareParameters
 from recipes.schema import Result
 from recipes.store import BrokenArtifact, Store
 from resources.errors import conflict, invalid
-from resources.ingest.place import place_of
+from resources.ingest.place import dataset_folder
 from resources.ingest.schema import NAMES
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
@@ -107,7 +107,7 @@ def add_prepared(
             written anew, or where the parent was meanwhile: what was made is removed then, as nothing would ever prove it.
     """
     parent, place = derivation.parent, storage_path_of(result.artifacts["dataset"].uri)
-    claims = ChunkClaims(database, parent.organization, place_of(parent.organization, derivation.name))
+    claims = ChunkClaims(database, parent.organization, dataset_folder(parent.organization, derivation.name))
     manifests = manifests_of(store, result)
     leftover, is_new = new_id(), False
     with database.write() as connection:

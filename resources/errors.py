@@ -1,10 +1,16 @@
-"""The one error shape: MLflow's `{"error_code", "message"}`, raised below and turned into HTTP by `api`."""
+"""Every error that a user reads, with its code and HTTP status.
+
+`api` and the inference gateway turn these into their response bodies; MLflow's shape is `{"error_code", "message"}`.
+"""
 
 from enum import StrEnum
+from typing import ClassVar, Self
+
+from pydantic import JsonValue
 
 
 class ErrorCode(StrEnum):
-    """Error codes of MLflow's REST API that this product uses; the HTTP status of each is in `HTTP_STATUS`."""
+    """MLflow's error codes, and two of the inference engine's own; the HTTP status of each is in `HTTP_STATUS`."""
 
     INVALID_PARAMETER_VALUE = "INVALID_PARAMETER_VALUE"
     BAD_REQUEST = "BAD_REQUEST"
@@ -20,6 +26,8 @@ class ErrorCode(StrEnum):
     NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
     TEMPORARILY_UNAVAILABLE = "TEMPORARILY_UNAVAILABLE"
+    CHECKSUM_MISMATCH = "CHECKSUM_MISMATCH"
+    SMOKE_FAILED = "SMOKE_FAILED"
 
 
 HTTP_STATUS = {
@@ -37,6 +45,8 @@ HTTP_STATUS = {
     ErrorCode.NOT_IMPLEMENTED: 501,
     ErrorCode.INTERNAL_ERROR: 500,
     ErrorCode.TEMPORARILY_UNAVAILABLE: 503,
+    ErrorCode.CHECKSUM_MISMATCH: 409,
+    ErrorCode.SMOKE_FAILED: 409,
 }
 
 
@@ -47,6 +57,10 @@ class HanzoError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+    @property
+    def status(self) -> int:
+        return HTTP_STATUS[self.code]
 
 
 def invalid(message: str) -> HanzoError:
@@ -63,3 +77,53 @@ def already_exists(message: str) -> HanzoError:
 
 def conflict(message: str) -> HanzoError:
     return HanzoError(ErrorCode.RESOURCE_CONFLICT, message)
+
+
+class EngineError(HanzoError):
+    """A refusal of the inference engine. `details` travel over HTTP, so that its client raises the same error."""
+
+    kind: ClassVar[ErrorCode] = ErrorCode.INTERNAL_ERROR
+
+    def __init__(self, message: str, **details: JsonValue) -> None:
+        super().__init__(self.kind, message)
+        self.details = details
+
+
+class BadRequest(EngineError):
+    """The request itself is wrong."""
+
+    kind = ErrorCode.INVALID_PARAMETER_VALUE
+
+
+class UnknownModel(EngineError):
+    """No model of this name is deployed."""
+
+    kind = ErrorCode.RESOURCE_DOES_NOT_EXIST
+
+
+class ChecksumMismatch(EngineError):
+    """The file is not the one that was registered; `details` hold `expected` and `found`."""
+
+    kind = ErrorCode.CHECKSUM_MISMATCH
+
+    @classmethod
+    def of(cls, path: str, expected: str, found: str) -> Self:
+        message = f"{path} has SHA-256 {found}, registered is {expected}: restore the file or register it again"
+        return cls(message, path=path, expected=expected, found=found)
+
+
+class SmokeFailed(EngineError):
+    """The model does not load or does not answer; `details` hold the `reason` and, when one failed, the `prompt`."""
+
+    kind = ErrorCode.SMOKE_FAILED
+
+    @classmethod
+    def of(cls, model: str, reason: str, prompt: str | None = None) -> Self:
+        where = "" if prompt is None else f" on the smoke prompt {prompt!r:.80}"
+        return cls(f"{model} was not deployed: {reason}{where}", reason=reason, prompt=prompt)
+
+
+class EngineUnavailable(EngineError):
+    """Nothing answers now; a later attempt can succeed."""
+
+    kind = ErrorCode.TEMPORARILY_UNAVAILABLE

@@ -7,6 +7,7 @@ logged nothing: what it means is the last of them.
 import re
 from collections.abc import Mapping, Sequence
 
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
 
@@ -17,7 +18,7 @@ AS_A_FOLDER, AS_KEYS = "checkpoint-final", "checkpoint/step-"
 
 def logged_as(store: Store, records: ArtifactFiles, run_id: str, artifact: str) -> str | None:
     """The key of a run's artifact: its own, or that of the last checkpoint where it means that; None where it has none."""
-    root = f"s3://hanzo-ml/runs/{run_id}/artifacts/"
+    root = f"{uris.run_artifacts(run_id)}/"
     try:
         if store.exists(root + artifact):
             return artifact

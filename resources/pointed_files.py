@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, select
 
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.logged_weights import (
     FORMAT,
@@ -21,7 +22,7 @@ from resources.logged_weights import (
     weights_in,
 )
 from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles
-from resources.metadata.artifacts.artifact_locations import is_proxied
+from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
 from resources.metadata.artifacts.artifact_owners import files_owner
 from resources.metadata.database import Database
 from resources.metadata.registry.download_uri import files_of_model
@@ -84,13 +85,13 @@ def stored_place(connection: Connection, sourced: Sourced) -> str | None:
             return None
         below = rest.split("/")[2:] if scheme == "runs" else source.removeprefix(root).strip("/").split("/")
         path = [] if scheme == "models" else below
-        return "/".join(part for part in [f"s3://hanzo-ml/runs/{sourced.model_id}/artifacts", *path] if part)
+        return uris.run_artifacts(sourced.model_id, *filter(None, path))
     if scheme == "runs":
         run_id, *path = rest.split("/")
         at = connection.execute(select(runs.c.artifact_uri).where(runs.c.id == run_id)).scalar()
-        return "/".join([f"s3://hanzo-ml/runs/{run_id}/artifacts", *path]) if at and is_proxied(at) else None
-    owner = files_owner(connection, rest) if scheme == "mlflow-artifacts" else None
-    return None if owner is None else f"s3://hanzo-ml/runs/{owner.id}/artifacts/{owner.path}".rstrip("/")
+        return uris.run_artifacts(run_id, *path) if at and is_proxied(at) else None
+    owner = files_owner(connection, rest) if scheme == PROXY else None
+    return None if owner is None else uris.run_artifacts(owner.id, owner.path).rstrip("/")
 
 
 def described(store: Store, records: ArtifactFiles, place: str) -> tuple[str, dict[str, LoggedFiles]]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 
 from recipes.results import trained_role
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import conflict
 from resources.final_checkpoint import logged_as, meant_by
@@ -20,8 +21,8 @@ from resources.metadata.registry.registry import ModelVersion, Registration, Reg
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.run_facts import facts_of
+from resources.sandbox import registered_name
 
-SANDBOX = "sandbox"
 """The definition of jobs that bring their own configuration: their models have the jobs' names."""
 ARTIFACT_TAG = "hanzo.artifact"
 """Which artifact a version is of, where the one that was asked for is a word for the last checkpoint."""
@@ -87,7 +88,7 @@ def register_run(
     records = ArtifactFiles(database)
     key, listed = logged_as(store, records, run_id, artifact), {}
     if key is not None:
-        source = f"s3://hanzo-ml/runs/{run_id}/artifacts/{key}"
+        source = uris.run_artifacts(run_id, key)
     elif job is not None and job.status == "completed" and LEFT in job.artifacts and meant_by(artifact):
         left = job.artifact(LEFT)
         key, source = LEFT, left.uri
@@ -132,7 +133,7 @@ def logged_files(store: Store, records: ArtifactFiles, weights: Weights, listed:
 def model_of(job: JobRecord) -> str:
     """The name under which what a training job trained is registered, exported and deployed."""
     model = str(job.config["model"])
-    return job.name if model == SANDBOX else model
+    return registered_name(model, job.name)
 
 
 def describe_run(

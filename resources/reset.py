@@ -11,6 +11,7 @@ from sqlalchemy import delete, select
 
 from recipes.counted import counted
 from recipes.schema import EXIT_BAD_CONFIGURATION, BadConfiguration
+from recipes.storage import uris
 from recipes.store import Store
 from resources.configuration import no_home
 from resources.metadata.database import Database
@@ -19,7 +20,7 @@ from resources.metadata.tables import jobs, registered_models, schema
 from resources.metadata.tracking.experiments import Experiments
 from resources.settings import Settings
 
-ROOTS = ("s3://hanzo-ml/datasets", "s3://hanzo-ml/checkpoints", "s3://hanzo-ml/runs", "s3://hanzo-ml/artifacts")
+ROOTS = (uris.DATASETS, uris.CHECKPOINTS, uris.RUNS, uris.ARTIFACTS)
 
 
 def reset(settings: Settings) -> int:

@@ -17,6 +17,7 @@ from recipes.recipe import Recipe
 from recipes.retention import from_the_best, standing_of
 from recipes.schema import BadConfiguration
 from recipes.sent_back import SentBack, way_from
+from recipes.storage import uris
 from recipes.store import MANIFEST, Store
 from resources.errors import conflict, invalid
 from resources.estimate.admission import admit
@@ -61,7 +62,7 @@ def resume_job(
     jobs = Jobs(database)
     job = jobs.read(identifier)
     refuse_what_does_not_go_on(job, wish, Sweeps(database).running())
-    place = store.find(f"s3://hanzo-ml/runs/{job.id}/record") if job.type != COMMAND else None
+    place = store.find(uris.run_record(job.id)) if job.type != COMMAND else None
     record = read_record(store, place) if place else None
     if wish.gpus and record:
         refuse_what_does_not_fit(record.recipe, wish.gpus, store, quota)
@@ -135,7 +136,7 @@ def checkpoints_of(job: JobRecord, record: RunRecord | None, store: Store) -> di
     """
     # A run whose recipe says `best` found none as it began.
     begins = (0,) if record and record.recipe.checkpoint.resume_from == "best" else ()
-    way = f"s3://hanzo-ml/checkpoints/{job.id}"
+    way = uris.run_checkpoints(job.id)
     found = checkpoints_below(way, store)
     for step in (*begins, *(back.step for back in job.resumed.sent_back)):
         way = f"{way}/{way_from(step)}"

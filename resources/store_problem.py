@@ -6,9 +6,10 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
+from recipes.storage import uris
 from recipes.store import Store
 
-PROBES = ("s3://hanzo-ml/datasets/ready", "s3://hanzo-ml/runs/ready", "s3://hanzo-models/ready")
+PROBES = tuple(f"{root}/ready" for root in (uris.DATASETS, uris.RUNS, uris.MODELS))
 """One name in every bucket. Nothing needs to lie there: that the bucket answers is what is asked."""
 SECONDS = 5.0
 

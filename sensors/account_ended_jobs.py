@@ -13,6 +13,7 @@ from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from recipes.incidents import read_incidents
 from recipes.schema import Hardware
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from recipes.usage import Usage, read_usage
 from resources.command_jobs import asked_of
@@ -54,7 +55,7 @@ def account_ended_jobs(context: dg.SensorEvaluationContext, control_plane: Contr
 
 def account(event: Event, control_plane: ControlPlane) -> None:
     """Nothing of a job that goes on again, or has not begun."""
-    usage = read_usage(control_plane.store, f"s3://hanzo-ml/runs/{event.key}")
+    usage = read_usage(control_plane.store, uris.run_folder(event.key))
     job = control_plane.jobs.read(event.key)
     if usage == Usage() or job.status not in ("failed", "cancelled") or not (job.type == TRAINING or usage.gpus):
         return
@@ -62,7 +63,7 @@ def account(event: Event, control_plane: ControlPlane) -> None:
     with control_plane.database.write() as connection:
         tell_used(connection, job.id, usage, gpu_type, event.created_at, control_plane)
         if job.type == TRAINING:
-            incidents = read_incidents(control_plane.store, f"s3://hanzo-ml/checkpoints/{job.id}")
+            incidents = read_incidents(control_plane.store, uris.run_checkpoints(job.id))
             tell_incidents(connection, job.id, incidents.entries)
         RunData(control_plane.database).log_batch(job.id, tags=machine_tags(usage.machine), connection=connection)
 
@@ -71,7 +72,7 @@ def hardware_of(job: JobRecord, store: Store) -> Hardware:
     """What a job that has run was given."""
     if job.type == COMMAND:
         return asked_of(job).resources
-    place = f"s3://hanzo-ml/runs/{job.id}/record"
+    place = uris.run_record(job.id)
     record = store.find(place)
     if record is None:  # it was written before its program began
         raise BrokenArtifact(f"{place} is missing")

@@ -7,11 +7,11 @@ fifty. A trial that somebody resumed after that is asked for by name, and is a j
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import SANDBOX
 from resources.metadata.jobs import TRAINING, JobRecord
 from resources.metadata.outbox import Event
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.sweeps import SWEEP_KEY
+from resources.sandbox import registered_name
 from sensors.event_cursor import INTERVAL_SECONDS, new_events, position
 from sensors.homes import home_of
 from sensors.runs_of_jobs import PRIORITY_TAG
@@ -38,7 +38,7 @@ def evaluate_completed_jobs(context: dg.SensorEvaluationContext, control_plane: 
             if job.status != "completed":  # all trials with a value were stopped early: there is no model of any yet
                 continue
             home = home_of(context, "models", str(job.config["model"]))
-            model = ModelKey(job.organization, job.name if home == SANDBOX else home)
+            model = ModelKey(job.organization, registered_name(home, job.name))
             version = control_plane.registry.of_training(model, job.id, connection)
             if version is not None and "gguf" in version.artifacts:
                 continue

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import dagster as dg
 
 from hanzo_ml_assets.checkpoint import DATASET_METADATA, RECIPE_METADATA
-from hanzo_ml_assets.definition import SANDBOX
 from recipes.spelling import meant_by
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.sandbox import SANDBOX
 
 
 def home_of(context: dg.SensorEvaluationContext, kind: str, name: str) -> str:

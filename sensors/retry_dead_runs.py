@@ -14,6 +14,7 @@ from hanzo_ml_assets.deployment import newest_promotion
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from recipes.buckets import StoreUnavailable
 from recipes.schema import Program
+from recipes.storage import uris
 from recipes.store import MANIFEST
 from resources.compute.job_key import JobRef
 from resources.metadata.jobs import COMMAND
@@ -63,7 +64,7 @@ def has_got_on(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
         return True
     began = record.create_timestamp.replace(tzinfo=UTC).timestamp() * 1000
     try:
-        saved = store.list(f"s3://hanzo-ml/checkpoints/{job_id}")
+        saved = store.list(uris.run_checkpoints(job_id))
         return any(store.modified(uri) > began for uri in saved if uri.endswith(f"/{MANIFEST}"))
     except (FileNotFoundError, StoreUnavailable):  # one that is deleted just now, or nobody can say
         return False

@@ -9,8 +9,8 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.counted import counted
-from resources.engine.errors import EngineError
 from resources.engine.types import Served
+from resources.errors import EngineError
 from resources.metadata.registry.deployments import Deployment, being_put_back, in_production, lost, served_again
 from sensors.event_cursor import SELDOM_SECONDS
 from sensors.retries import MAX_RETRIES, retries_of, steps_of

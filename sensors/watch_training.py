@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from hanzo_ml_assets.control_plane import ControlPlane
 from recipes.duration import seconds_of
 from recipes.incidents import read_incidents
+from recipes.storage import uris
 from recipes.store import MANIFEST, BrokenArtifact, Store
 from recipes.usage import NAME as USAGE
 from recipes.usage import read_usage
@@ -50,10 +51,10 @@ def watch_training(context: dg.SensorEvaluationContext, control_plane: ControlPl
 def look_at(job: JobRecord, control_plane: ControlPlane, now: int) -> None:
     """One look at one job, at `now` in milliseconds. One that waits for GPUs is not to say anything."""
     store, settings = control_plane.store, control_plane.settings.alerts
-    record = store.find(f"s3://hanzo-ml/runs/{job.id}/record")
+    record = store.find(uris.run_record(job.id))
     if record is None:  # it has only just begun
         return
-    place = f"s3://hanzo-ml/checkpoints/{job.id}"
+    place = uris.run_checkpoints(job.id)
     metrics = Metrics(control_plane.database)
     with control_plane.database.read() as connection:
         begun = control_plane.jobs.begun_at(job, connection)
@@ -81,7 +82,7 @@ def look_at_command(job: JobRecord, control_plane: ControlPlane, now: int) -> No
     What trains is to save. Of another kind, such as an evaluation, only one that has saved before is late.
     """
     store, asked = control_plane.store, asked_of(job)
-    folder = f"s3://hanzo-ml/runs/{job.id}"
+    folder = uris.run_folder(job.id)
     newest = newest_manifest(store, asked.storage.checkpoints_of(job.id))
     used = read_usage(store, folder)
     if not used.seconds or (newest is None and asked.type != "training"):

@@ -7,7 +7,7 @@ to have let go of exactly that deployment.
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
-from resources.engine.errors import EngineError, UnknownModel
+from resources.errors import EngineError, UnknownModel
 from resources.metadata.registry.deployments import withdrawing, withdrawn
 from sensors.event_cursor import SELDOM_SECONDS
 from sensors.sensor import sensor

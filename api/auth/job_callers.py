@@ -17,13 +17,13 @@ from api.auth.references import PROXY_LIST, references
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
+from resources.metadata.run_tags import PARENT_TAG
 from resources.metadata.scope import Kind, Reference, stored_id
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
 FRESH_SECONDS = 5.0
 """How long a look at the database holds: a training loop asks often, and a revoked token ends within this time."""
 REMEMBERED = 2048
-PARENT_TAG = "mlflow.parentRunId"
 MAX_DEPTH = 8
 """Of runs within runs."""
 CREATES_A_RUN = "/mlflow/runs/create"

@@ -7,12 +7,12 @@ ids by which a search narrows itself (`experiment_ids`) are no references: a sea
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
-from resources.metadata.artifacts.artifact_locations import RESERVED
+from recipes.storage import uris
+from resources.metadata.artifacts.artifact_locations import PROXY, RESERVED
 from resources.metadata.registry.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
-from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.sandbox import SANDBOX
 
 NAMES: Mapping[str, Kind] = {
     "experiment_id": Kind.EXPERIMENT,
@@ -34,7 +34,6 @@ PROXY_LIST = re.compile(r" .*/mlflow-artifacts/artifacts$")
 """The listing of the artifact proxy, whose `path` is what its other routes have in their path."""
 SUBMIT = ("POST /v1/jobs", "POST /api/v1/jobs")
 """A job's model is registered under the name of its definition, or under the job's own in the sandbox."""
-SANDBOX = "sandbox"
 
 
 def references(
@@ -110,7 +109,7 @@ def in_uri(uri: str) -> Iterator[Reference]:
         yield Reference(Kind.LOGGED_MODEL, parts[0])
     elif scheme == "models":
         yield Reference(Kind.REGISTERED_MODEL, parts[0].partition("@")[0])
-    elif scheme == "mlflow-artifacts":
+    elif scheme == PROXY:
         yield from in_proxy_path("/".join(parts[1:] if rest.startswith("//") and not rest.startswith("///") else parts))
     elif "/mlflow-artifacts/artifacts/" in rest:
         yield from in_proxy_path(rest.partition("/mlflow-artifacts/artifacts/")[2])
@@ -121,11 +120,9 @@ def in_uri(uri: str) -> Iterator[Reference]:
 def in_store(parts: Sequence[str]) -> Reference:
     """Whose a place in the object store is (a dataset's: `resources.ingest.place`), nobody's if it cannot be told."""
     match parts:
-        case ["hanzo-ml", "runs" | "checkpoints", run, *_]:
+        case [uris.PRODUCT_BUCKET, "runs" | "checkpoints", run, *_]:
             return Reference(Kind.RUN, run)
-        case ["hanzo-models", *below] if (owner := organization_of_place(below)) is not None:
-            return Reference(Kind.ORGANIZATION, owner)
-        case ["hanzo-ml", "datasets", folder, *_]:
-            return Reference(Kind.ORGANIZATION, unquote(folder[1:]) if folder.startswith("@") else DEFAULT_ORGANIZATION)
+        case [uris.PRODUCT_BUCKET, "datasets", *below] | [uris.MODELS_BUCKET, *below] if below:
+            return Reference(Kind.ORGANIZATION, organization_of_place(below) or "")
         case _:
             return Reference(Kind.ORGANIZATION, "")

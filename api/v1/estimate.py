@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
-from api.v1.new_job import DEFAULT_RECIPE, SANDBOX, NewJob, allow_base_model, changed, recipe_named, refuse_incomplete
+from api.v1.new_job import DEFAULT_RECIPE, NewJob, allow_base_model, changed, recipe_named, refuse_incomplete
 from recipes.checkpoint_size import disk_words
 from recipes.fit import Fit, hardware_words
 from recipes.recipe import Recipe
@@ -21,6 +21,7 @@ from resources.estimate.past_runs import params_of_newest, past_runs
 from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.sandbox import SANDBOX
 
 router = APIRouter(prefix="/v1/jobs", tags=["v1"], route_class=StrictRoute)
 

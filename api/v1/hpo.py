@@ -23,13 +23,14 @@ from resources.hpo.config import SweepConfig, SweepRequest
 from resources.hpo.refusals import check_recipe, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Value
 from resources.hpo.trial import Trial, ranked
-from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
+from resources.hpo.trial_job import schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_version_rules import checked_model_name
 from resources.metadata.sweep_rows import JobState, Snapshot
 from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.sandbox import SANDBOX
 from resources.settings_sections import Hpo, Quota
 
 router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)

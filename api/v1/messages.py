@@ -3,9 +3,9 @@
 from typing import Any
 
 from api.mlflow.messages import metric_message
+from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.experiments import Experiment
 from resources.metadata.tracking.logged_runs import LoggedRun
-from resources.metadata.tracking.run_data import COMMIT_TAG
 
 DESCRIPTION_TAG = "mlflow.note.content"
 OWNER_TAG = "owner"

@@ -15,7 +15,7 @@ from api.auth.permissions import Caller
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.requests import StrictRoute
 from resources.engine.client import HttpEngine
-from resources.engine.errors import EngineError
+from resources.errors import EngineError
 from resources.lineage.prove import prove
 from resources.lineage.training_data import training_data
 from resources.metadata.database import Database

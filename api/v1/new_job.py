@@ -22,10 +22,9 @@ from resources.metadata.datasets import Datasets
 from resources.metadata.jobs import JobRecord, Jobs
 from resources.metadata.registry.model_version_rules import checked_model_name
 from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
+from resources.sandbox import SANDBOX
 from resources.settings import Settings
 
-SANDBOX = "sandbox"
-"""The standing definition for jobs that bring their own configuration."""
 DEFAULT_RECIPE = "smollm2-135m-lora"
 """Stands for the recipe of a model definition, which only the asset graph knows: all recipes have the same keys."""
 

@@ -27,6 +27,7 @@ from hanzo_ml.cli.upload import (
     send_query,
 )
 from hanzo_ml.credentials import authorization
+from recipes.contracts.dataset_formats import Format
 from recipes.counted import counted
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -47,9 +48,7 @@ def create(
         str | None,
         typer.Option(help="A file or a folder; or s3://..., file://... or kafka://BROKER/TOPIC, which the server fetches."),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet, csv, arrow or text; by default what the files' endings say.")
-    ] = None,
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(Format)}; by default what the files' endings say.")] = None,
     sql: Annotated[str | None, typer.Option(help="A query whose rows are the records; needs --database.")] = None,
     database: Annotated[
         str | None, typer.Option(help="sqlite:///FILE or postgresql://..., read from here; or a name that the server knows.")

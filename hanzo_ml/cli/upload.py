@@ -16,18 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from hanzo_ml.cli.connection import Refused, call
+from recipes.contracts.dataset_formats import COMPRESSIONS, ENDINGS, Format
 from recipes.sql_query import BadQuery, query_lines
 
-ENDINGS = {
-    "jsonl": (".jsonl",),
-    "parquet": (".parquet",),
-    "csv": (".csv",),
-    "arrow": (".arrow", ".feather", ".ipc", ".arrows"),
-    "text": (".txt", ".text"),
-}
 ADDRESSES = ("s3://", "file://", "kafka://")
 """How those begin that the server fetches."""
-COMPRESSED = ("", ".gz", ".zst")
 NEVER = httpx.Timeout(30.0, read=None, write=600.0)
 """How long the server may take to check what it got: as long as that takes."""
 ROUTE = "/v1/datasets"
@@ -126,14 +119,14 @@ def format_of(path: str) -> str:
         return "jsonl"
     folder = Path(path)
     names = (file.name for file in folder.rglob("*")) if folder.is_dir() else (path,)
-    found = sorted({format for name in names for format in ENDINGS if format != "text" and has_format(name, format)})
+    found = sorted({format for name in names for format in ENDINGS if format != Format.TEXT and has_format(name, format)})
     if len(found) > 1:
         raise Refused(f"folder {path} holds files of the formats {', '.join(found)}: say which with --format")
     return found[0] if found else "jsonl"
 
 
 def has_format(name: str, format: str) -> bool:
-    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in COMPRESSED)
+    endings = tuple(ending + packed for ending in ENDINGS.get(format, (f".{format}",)) for packed in ("", *COMPRESSIONS))
     return name.lower().endswith(endings)
 
 

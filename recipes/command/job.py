@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from recipes.frozen import Frozen, Name
 from recipes.schema import Distributed, Hardware, Schedule
+from recipes.storage import uris
 from recipes.store import MANIFEST
 
 OF_A_RECIPE = ("parameters", "recipe", "model")
@@ -19,8 +20,8 @@ MAX_CODE_BYTES = 4 << 20
 """Of all source files together: they travel in one request. Data belongs into a dataset."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-DATASET = re.compile(r"s3://hanzo-ml/datasets/([A-Za-z][\w.-]*)/([0-9]+)/?")
-CHECKPOINTS = re.compile(r"s3://hanzo-ml/checkpoints(/[A-Za-z0-9][\w.=-]*)+/?")
+DATASET = re.compile(rf"{uris.DATASETS}/([A-Za-z][\w.-]*)/([0-9]+)/?")
+CHECKPOINTS = re.compile(rf"{uris.CHECKPOINTS}(/[A-Za-z0-9][\w.=-]*)+/?")
 
 
 def without_null(text: str) -> str:
@@ -60,14 +61,14 @@ class Storage(Frozen):
     @classmethod
     def names_a_version(cls, value: str | None) -> str | None:
         if value is not None and not DATASET.fullmatch(value):
-            raise ValueError("write s3://hanzo-ml/datasets/NAME/VERSION/, such as s3://hanzo-ml/datasets/my-data/1/")
+            raise ValueError(f"write {uris.DATASETS}/NAME/VERSION/, such as {uris.DATASETS}/my-data/1/")
         return value
 
     @field_validator("checkpoints")
     @classmethod
     def is_a_folder(cls, value: str | None) -> str | None:
         if value is not None and (not CHECKPOINTS.fullmatch(value) or ".." in value):
-            raise ValueError("write s3://hanzo-ml/checkpoints/FOLDER/, such as s3://hanzo-ml/checkpoints/my-model/")
+            raise ValueError(f"write {uris.CHECKPOINTS}/FOLDER/, such as {uris.CHECKPOINTS}/my-model/")
         return value
 
     @property
@@ -78,7 +79,7 @@ class Storage(Frozen):
 
     def checkpoints_of(self, job_id: str) -> str:
         """A folder of the job's own: what another job left in the same place stays as it is."""
-        return f"{(self.checkpoints or 's3://hanzo-ml/checkpoints').rstrip('/')}/{job_id}"
+        return f"{(self.checkpoints or uris.CHECKPOINTS).rstrip('/')}/{job_id}"
 
 
 class CommandJob(Script):

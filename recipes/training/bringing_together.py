@@ -20,7 +20,7 @@ from recipes.retention import Standing, kept, standing_of
 from recipes.runner import say
 from recipes.store import MANIFEST
 from recipes.training.group import Group
-from recipes.tried_again import tried_again
+from recipes.upload_retry import retry_upload
 
 
 class Place(NamedTuple):
@@ -59,7 +59,7 @@ def bring_together(checkpoints: Checkpoints, group: Group, asked: Collection[int
         for found in complete.values():
             if found.part.save in wanted:
                 uri = uri_of(checkpoints, found.place)
-                tried_again(found.place.step, partial(make_whole, checkpoints.store, uri, found.part))
+                retry_upload(found.place.step, partial(make_whole, checkpoints.store, uri, found.part))
     for found in here:
         if found.place not in {*whole, *complete}:
             say(f"checkpoint {found.place.step} is a part, and others are lost")
@@ -158,7 +158,7 @@ def send(checkpoints: Checkpoints, found: Found) -> bool:
         say(f"checkpoint {found.place.step} {problem}: falling back")
         shutil.rmtree(folder)
         return False
-    tried_again(found.place.step, partial(stored.send, found.place.step))
+    retry_upload(found.place.step, partial(stored.send, found.place.step))
     return True
 
 

@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from resources.engine.deployments import DeploymentTable
-from resources.engine.errors import BadRequest, EngineError
 from resources.engine.forward import forward, openai_response
 from resources.engine.state import State
-from resources.engine.types import Deployments, DeployRequest, Served
+from resources.engine.types import Deployments, DeployRequest, Refusal, Served
+from resources.errors import BadRequest, EngineError
 
 CONNECT_SECONDS = 10
 
@@ -94,7 +94,8 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EngineError)
     if request.url.path.startswith("/v1/"):
         return openai_response(error)
-    return JSONResponse(error.to_refusal().model_dump(mode="json"), error.status)
+    refusal = Refusal(error_code=error.code.value, message=error.message, details=error.details)
+    return JSONResponse(refusal.model_dump(mode="json"), error.status)
 
 
 async def answer_invalid(request: Request, error: Exception) -> JSONResponse:

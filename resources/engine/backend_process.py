@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from resources.engine.errors import SmokeFailed
+from resources.errors import SmokeFailed
 
 START_SECONDS = 600
 DRAIN_SECONDS = 600

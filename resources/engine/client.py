@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from resources.engine.errors import EngineError, EngineUnavailable, from_refusal
 from resources.engine.types import DEFAULT_SMOKE_PROMPTS, Deployments, DeployRequest, Refusal, Served
+from resources.errors import BadRequest, ChecksumMismatch, EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 
 if TYPE_CHECKING:
     import httpx
@@ -91,6 +91,14 @@ class HttpEngine:
         if answer.is_success:
             return answer
         raise error_of(answer)
+
+
+def from_refusal(refusal: Refusal) -> EngineError:
+    """The error that the gateway raised."""
+    for error in (BadRequest, UnknownModel, ChecksumMismatch, SmokeFailed, EngineUnavailable):
+        if error.kind == refusal.error_code:
+            return error(refusal.message, **refusal.details)
+    return EngineError(refusal.message, **refusal.details)
 
 
 def error_of(answer: "httpx.Response") -> EngineError:

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from tenacity import AsyncRetrying, retry_if_exception_type
 
+from recipes.storage.retry import after_pauses
 from resources.engine.backend_process import Backend
-from resources.engine.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 from resources.engine.loading import Loaded, load
 from resources.engine.state import State
 from resources.engine.types import DeployRequest, Served
+from resources.errors import EngineError, EngineUnavailable, SmokeFailed, UnknownModel
 
 WAIT_SECONDS = 60
 """How long a request waits for a model that is being loaded again."""
-RECOVERY_DELAYS = (0.0, 1.0, 5.0, 15.0)
-"""Seconds before each attempt to bring a deployment back; after the last one it is refused."""
+RECOVERY_PAUSES_SECONDS = (1.0, 5.0, 15.0)
+"""Pauses between attempts to load a deployment again; after the last one it is refused."""
 
 
 @dataclass
@@ -172,25 +174,21 @@ class DeploymentTable:
 
     async def _reload(self, slot: Slot) -> None:
         """Verify and load a slot again; a file that is not the registered one is refused at once."""
-        failure: EngineError | None = None
-        for delay in RECOVERY_DELAYS:
-            await asyncio.sleep(delay)
+
+        async def load_if_wanted() -> None:
             async with self._changing:
-                if not self._is_wanted(slot):
-                    return
-                try:
+                if self._is_wanted(slot):
                     loaded = await load(slot.request, self._http)
-                except SmokeFailed as error:
-                    failure = error
-                    continue  # memory may have been short: it may not be at the next attempt
-                except EngineError as error:
-                    failure = error
-                    break
-                slot.serve(loaded)
-                self._in_background(self._watch(slot, loaded))
-                return
-        self._log.error("%s is not served: %s", slot.request.name, failure)
-        slot.refuse(str(failure))
+                    slot.serve(loaded)
+                    self._in_background(self._watch(slot, loaded))
+
+        # Memory may have been short: it may not be at the next attempt.
+        retrying = AsyncRetrying(retry=retry_if_exception_type(SmokeFailed), **after_pauses(*RECOVERY_PAUSES_SECONDS))
+        try:
+            await retrying(load_if_wanted)
+        except EngineError as failure:
+            self._log.error("%s is not served: %s", slot.request.name, failure)
+            slot.refuse(str(failure))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

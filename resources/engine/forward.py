@@ -3,7 +3,6 @@
 A request that a dying backend left without an answer is sent again, so a crash is a delay and not an error.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -13,13 +12,14 @@ import httpx
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+from tenacity import AsyncRetrying, retry_if_exception_type
 
+from recipes.storage.retry import after_pauses
 from resources.engine.deployments import DeploymentTable
-from resources.engine.errors import BadRequest, EngineError, EngineUnavailable
 from resources.engine.types import Served
+from resources.errors import BadRequest, EngineError, EngineUnavailable
 
-ATTEMPTS = 4
-PAUSE_SECONDS = 0.1
+PAUSES_SECONDS = (0.1, 0.1, 0.1)
 """A process that dies closes its sockets a moment before it counts as dead: sent again at once, a request meets it again."""
 
 
@@ -31,24 +31,31 @@ async def forward(request: Request, table: DeploymentTable, http: httpx.AsyncCli
     """
     body = await request.body()
     model = model_of(body)
-    for _ in range(ATTEMPTS):
+
+    name = ""
+
+    async def answer() -> Response:
+        nonlocal name
         served, backend = await table.route(model)
+        name = served.name
         with ExitStack() as counted:
             # Nothing is awaited between choosing the backend and counting the request: a swap cannot end it in between.
             address = counted.enter_context(backend.answering())
             outgoing = http.build_request(
                 "POST", address + request.url.path, content=body, headers={"Content-Type": "application/json"}
             )
-            try:
-                response = await send_to(http, outgoing)
-                if response.headers.get("Content-Type", "").startswith("text/event-stream"):
-                    return Relay(response, counted.pop_all(), headers_of(response, served))
-                content = await response.aread()
-                return Response(content, response.status_code, headers_of(response, served))
-            except httpx.TransportError:
-                pass
-        await asyncio.sleep(PAUSE_SECONDS)
-    raise EngineUnavailable(f"the backend of '{served.name}' broke off {ATTEMPTS} times: try again soon")
+            response = await send_to(http, outgoing)
+            if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+                return Relay(response, counted.pop_all(), headers_of(response, served))
+            content = await response.aread()
+            return Response(content, response.status_code, headers_of(response, served))
+
+    retrying = AsyncRetrying(retry=retry_if_exception_type(httpx.TransportError), **after_pauses(*PAUSES_SECONDS))
+    try:
+        return await retrying(answer)
+    except httpx.TransportError:
+        attempts = len(PAUSES_SECONDS) + 1
+        raise EngineUnavailable(f"the backend of '{name}' broke off {attempts} times: try again soon") from None
 
 
 async def send_to(http: httpx.AsyncClient, outgoing: httpx.Request) -> httpx.Response:
@@ -113,7 +120,7 @@ def headers_of(response: httpx.Response, served: Served) -> dict[str, str]:
 def openai_error(error: EngineError) -> dict[str, dict[str, str | None]]:
     """An error in the shape that OpenAI's clients read."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code.value}}
 
 
 def openai_response(error: EngineError) -> JSONResponse:

@@ -12,8 +12,8 @@ import httpx
 
 from recipes.store import sha256_of
 from resources.engine.backend_process import Backend
-from resources.engine.errors import BadRequest, ChecksumMismatch, SmokeFailed
 from resources.engine.types import DeployRequest, SmokeResult
+from resources.errors import BadRequest, ChecksumMismatch, SmokeFailed
 
 SMOKE_SECONDS = 120
 SMOKE_TOKENS = 16

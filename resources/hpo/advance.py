@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import conflict
 from resources.hpo.plots import history_page, parallel_coordinates_page
@@ -115,7 +116,7 @@ def draw(store: Store, before: Snapshot, step: Step) -> None:
     """
     sweep = before.sweep
     trials = tuple({trial.number: trial for trial in (*before.trials, *step.changed)}.values())
-    folder = f"s3://hanzo-ml/runs/{sweep.id}/artifacts/plots"
+    folder = uris.run_artifacts(sweep.id, "plots")
     try:
         store.put_bytes(f"{folder}/parallel_coordinates.html", parallel_coordinates_page(sweep.config, trials).encode())
         store.put_bytes(f"{folder}/history.html", history_page(sweep.config, trials).encode())

@@ -12,8 +12,8 @@ from resources.errors import invalid
 from resources.hpo.config import SweepConfig
 from resources.hpo.population import steps_of_a_generation
 from resources.hpo.space import Params
+from resources.sandbox import SANDBOX
 
-SANDBOX = "sandbox"
 DEFAULT_METHOD = "lora"
 NAMES = ("model", "dataset", "recipe", "method")
 SEEDS = 2**32

@@ -6,10 +6,11 @@ Only CSV is looked through before that: what type a column has, its last value i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recipes.contracts.dataset_formats import Format
 from recipes.manifest import FileRecord
 from resources.ingest.chunked import ChunkedFile, ChunkStore
 from resources.ingest.column_types import column_types
-from resources.ingest.formats import Format, records_of
+from resources.ingest.formats import records_of
 from resources.ingest.problems import CHANGED, Problem, Problems
 from resources.ingest.raw_file import Damaged, Recorded
 from resources.ingest.records import RecordsWriter

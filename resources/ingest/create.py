@@ -19,7 +19,7 @@ from resources.ingest.chunked import chunk_store
 from resources.ingest.content import Content, read_all
 from resources.ingest.formats import format_of
 from resources.ingest.new_version import NewVersion
-from resources.ingest.place import place_of
+from resources.ingest.place import dataset_folder
 from resources.ingest.sources import SourceFile, local_files
 from resources.lineage.record import record
 from resources.metadata.chunk_claims import ChunkClaims
@@ -64,7 +64,7 @@ def create_from(
     format = format_of(wanted.format)
     refuse_doubles(files)
     origins = tuple(file.origin for file in files if file.origin)
-    place = place_of(wanted.organization, wanted.name)
+    place = dataset_folder(wanted.organization, wanted.name)
     claims = ChunkClaims(database, wanted.organization, place)
     claims.release_dead(store)
     holder = new_id()
@@ -115,7 +115,7 @@ class Publication:
             number = datasets.next_number(connection, wanted.organization, wanted.name)
             if existing := datasets.with_content(connection, wanted.organization, wanted.name, self.content.sha256):
                 return existing, False
-            place = f"{place_of(wanted.organization, wanted.name)}/{number}"
+            place = f"{dataset_folder(wanted.organization, wanted.name)}/{number}"
             own = f"{place}/{holder[:8]}"
             self.claims.keep_alive(connection, holder, own)
         source = self._source()

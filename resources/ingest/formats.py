@@ -1,9 +1,9 @@
 """The formats of raw files (rows B2, B15) and how each becomes records."""
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from typing import Any
 
+from recipes.contracts.dataset_formats import Format
 from recipes.fingerprint import canonical_line
 from resources.errors import invalid
 from resources.ingest.columnar import arrow_records, parquet_records
@@ -15,39 +15,12 @@ from resources.ingest.swelling import NAMES, WORDS, is_swollen
 from resources.ingest.text import text_records
 
 
-class Format(StrEnum):
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    CSV = "csv"
-    ARROW = "arrow"
-    TEXT = "text"
-
-
-ENDINGS = {
-    Format.JSONL: (".jsonl",),
-    Format.PARQUET: (".parquet",),
-    Format.CSV: (".csv",),
-    Format.ARROW: (".arrow", ".feather", ".ipc", ".arrows"),
-    Format.TEXT: (".txt", ".text"),
-}
-COMPRESSIONS = (".gz", ".zst")
-LINES = (Format.JSONL, Format.CSV, Format.TEXT)
-"""Formats whose files may be compressed as a whole; the others compress within."""
-
-
 def format_of(name: str) -> Format:
     """Raises 400 for a format that nobody knows."""
     try:
         return Format(name)
     except ValueError:
         raise invalid(f"format '{name}' is not supported: use {', '.join(Format)}") from None
-
-
-def has_format(name: str, format: Format) -> bool:
-    """Whether a file's name ends as those of a format do."""
-    endings = ENDINGS[format]
-    packed = tuple(ending + compression for ending in endings for compression in COMPRESSIONS if format in LINES)
-    return name.lower().endswith(endings + packed)
 
 
 Item = tuple[dict[str, Any], bytes] | Problem

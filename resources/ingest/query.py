@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from recipes.contracts.dataset_formats import Format
 from recipes.sql_query import BadQuery, NoConnection, query_lines
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.ingest.formats import Format
 from resources.ingest.sources import SourceFile
 from resources.settings import Settings
 from resources.settings_sections import AskedDatabase

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 import obstore
 
 from recipes.buckets import open_bucket, readable_errors
+from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
 from recipes.schema import StoreAddress
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.ingest.formats import ENDINGS, Format, has_format
 from resources.ingest.sources import SourceFile, local_files
 from resources.ingest.topic_address import SCHEME, is_granted, read_topic_address
 from resources.settings import Settings

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from recipes.contracts.dataset_formats import ENDINGS, Format, has_format
 from resources.errors import invalid
-from resources.ingest.formats import ENDINGS, Format, has_format
 
 State = tuple[int, int, int] | None
 

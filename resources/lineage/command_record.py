@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
 from recipes.manifest import Artifact
+from recipes.storage import uris
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.datasets import DatasetVersion
@@ -35,7 +36,7 @@ def write_command_record(store: Store, job: JobRecord, inputs: Mapping[str, Arti
     Args:
         inputs: what the job is handed, by role.
     """
-    uri = f"s3://hanzo-ml/runs/{job.id}/record"
+    uri = uris.run_record(job.id)
     if found := store.find(uri):
         return found
     asked = {key: value for key, value in told_config(job.config).items() if key != RESUMED}

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from recipes.manifest import Artifact
+from recipes.storage import uris
 from resources.derived_versions import SPLITS
 from resources.lineage.record import find, parents
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.tables import artifacts, dataset_versions, lineage_edges
-
-RUNS = "s3://hanzo-ml/runs/"
 
 
 @dataclass(frozen=True)
@@ -148,6 +147,6 @@ def name_of(connection: Connection, artifact: Artifact) -> str:
         query = select(*columns).where(dataset_versions.c.storage_path == f"{folder}/")
         row = connection.execute(query).first()
         return f"dataset {row.name}@{row.version}" if row else f"dataset at {artifact.uri}"
-    if artifact.uri.startswith(RUNS):
-        return f"run {artifact.uri.removeprefix(RUNS).partition('/')[0]}"
+    if run_id := uris.run_id_of(artifact.uri):
+        return f"run {run_id}"
     return f"{artifact.kind} at {artifact.uri}"

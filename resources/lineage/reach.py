@@ -11,6 +11,7 @@ from enum import StrEnum
 from sqlalchemy import Connection, or_, select
 
 from recipes.manifest import Artifact
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.descend import DATA, descend
 from resources.metadata.database import Database
@@ -20,7 +21,6 @@ from resources.metadata.tables import model_versions as versions
 
 REPORT = "evaluation"
 """The kind of artifact of which nothing is made."""
-RUNS = "s3://hanzo-ml/runs/"
 
 
 class StopKind(StrEnum):
@@ -84,7 +84,7 @@ def reach(database: Database, store: Store, organization: str, data: Collection[
         child = edge.child
         is_foreign = child.kind in DATA and child.digest not in data
         is_comparison = child.kind == REPORT and edge.parent not in data  # a model was measured beside others
-        is_about_data = edge.parent in data and child.kind not in DATA and not child.uri.startswith(RUNS)  # statistics
+        is_about_data = edge.parent in data and child.kind not in DATA and uris.run_id_of(child.uri) is None  # statistics
         if is_foreign or is_comparison or is_about_data:
             continue
         stops.setdefault(child.digest, stop_of(child, holders.get))
@@ -108,8 +108,8 @@ def stop_of(artifact: Artifact, holder: Callable[[str], Stop | None]) -> Stop:
     """The stop that an artifact belongs to."""
     if artifact.kind in DATA:
         return Stop(StopKind.DATA, artifact.digest)
-    if artifact.uri.startswith(RUNS):
-        return Stop(StopKind.RUN, artifact.uri.removeprefix(RUNS).partition("/")[0])
+    if run_id := uris.run_id_of(artifact.uri):
+        return Stop(StopKind.RUN, run_id)
     return holder(artifact.digest) or Stop(StopKind.ARTIFACT, artifact.uri)
 
 
@@ -136,7 +136,7 @@ def unfinished_runs(connection: Connection, organization: str, names: Collection
 
 def inputs_of(store: Store, run_id: str) -> Mapping[str, str]:
     """Role -> digest of what a run is trained on, as its record says; nothing where it has none yet."""
-    uri = f"{RUNS}{run_id}/record"
+    uri = uris.run_record(run_id)
     found = store.find(uri)
     if found is None:
         return {}

@@ -19,6 +19,7 @@ from recipes.incidents import Incident
 from recipes.manifest import Artifact
 from recipes.recipe import Recipe
 from recipes.schema import Hardware
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 
 RECORD_FILE = "run.json"
@@ -99,7 +100,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 def write_record(store: Store, record: RunRecord, inputs: dict[str, str]) -> Artifact:
     """The record as an artifact. A run that has one keeps it: a resumed run is the run that was started."""
-    uri = f"s3://hanzo-ml/runs/{record.run_id}/record"
+    uri = uris.run_record(record.run_id)
     if found := store.find(uri):
         return found
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,10 +15,11 @@ from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from recipes.manifest import Artifact
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.lineage.command_record import USES, digest_of
 from resources.lineage.descend import children
-from resources.lineage.reach import REPORT, RUNS, digests_of
+from resources.lineage.reach import REPORT, digests_of
 from resources.lineage.record import find, parents
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
@@ -94,8 +95,8 @@ def training_data(database: Database, store: Store, version: ModelVersion, organ
     known = Datasets(database).list(organization)
     with database.read() as connection:
         behind = everything_behind(connection, store, version)
-        runs = {run for artifact in behind.artifacts.values() if (run := run_of(artifact))} | {version.run_id or ""}
-        logged = [each.dataset for found in load_inputs(connection, sorted(runs - {""})).values() for each in found]
+        runs = {uris.run_id_of(artifact.uri) for artifact in behind.artifacts.values()} | {version.run_id}
+        logged = [each.dataset for found in load_inputs(connection, sorted(filter(None, runs))).values() for each in found]
         used = used_splits(connection, behind, known)
         versions = [each for each in known if each.id in used or each.artifact.digest in behind.artifacts]
         known_as = {(each.name, digest_of(each)) for each in versions}
@@ -130,7 +131,7 @@ def training_data(database: Database, store: Store, version: ModelVersion, organ
 def everything_behind(connection: Connection, store: Store, version: ModelVersion) -> Behind:
     """What a version's files were made of, and the split that its run was tested on."""
     begin = set(digests_of(version))
-    if version.run_id is not None and (record := store.find(f"{RUNS}{version.run_id}/record")):
+    if version.run_id is not None and (record := store.find(uris.run_record(version.run_id))):
         begin.add(record.digest)
     artifacts: dict[str, Artifact] = {}
     roles: dict[str, set[str]] = defaultdict(set)
@@ -138,7 +139,7 @@ def everything_behind(connection: Connection, store: Store, version: ModelVersio
     for report in reports:
         # Only what it was tested on: a report also names the model that it was compared with.
         test = parents(connection, report.digest).get("test")
-        if test is not None and run_of(report) == version.run_id:
+        if test is not None and uris.run_id_of(report.uri) == version.run_id:
             roles[test].add("test")
     level = begin | set(roles)
     while level:
@@ -151,11 +152,6 @@ def everything_behind(connection: Connection, store: Store, version: ModelVersio
                 above.add(digest)
         level = above - set(artifacts)
     return Behind(artifacts, roles)
-
-
-def run_of(artifact: Artifact) -> str | None:
-    """The id of the run that an artifact is of."""
-    return artifact.uri.removeprefix(RUNS).partition("/")[0] if artifact.uri.startswith(RUNS) else None
 
 
 def used_splits(

@@ -21,6 +21,7 @@ from resources.metadata.database import Database
 from resources.metadata.filters.keyset import Keyset, SortKey
 from resources.metadata.jobs import ENDED, Jobs
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.run_tags import PARENT_TAG
 from resources.metadata.sweep_rows import JobState, Snapshot, Sweep, event_of, read_snapshot, read_trials, row_of, sweep_of
 from resources.metadata.tables import jobs as job_table
 from resources.metadata.tables import runs, sweep_trials, sweeps
@@ -34,7 +35,6 @@ MAX_PAGE = 100
 """Of sweeps, each with all its trials."""
 MAX_TRIALS = 1000
 STATUSES = ("running", "completed", "failed", "cancelled")
-PARENT_TAG = "mlflow.parentRunId"
 SWEEP_KEY, START_KEY = "sweep", "start"
 """Keys of a trial's job: the sweep that it belongs to, and the artifact whose weights it starts from."""
 

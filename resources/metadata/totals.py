@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, distinct, func, select
 
+from recipes.storage import uris
 from resources.metadata.jobs import COMMAND
 from resources.metadata.tables import (
     artifacts,
@@ -170,10 +171,10 @@ def queued(connection: Connection) -> dict[Labels, float]:
 def stored_bytes(connection: Connection) -> dict[str, float]:
     """Size of the recorded artifacts by the beginning of their URI: `s3://BUCKET/KIND`, or a bucket of its own."""
     place = case(
-        (artifacts.c.uri.startswith("s3://hanzo-ml/datasets/"), "datasets"),
-        (artifacts.c.uri.startswith("s3://hanzo-ml/checkpoints/"), "checkpoints"),
-        (artifacts.c.uri.startswith("s3://hanzo-ml/runs/"), "checkpoints"),
-        (artifacts.c.uri.startswith("s3://hanzo-models/"), "models"),
+        (artifacts.c.uri.startswith(f"{uris.DATASETS}/"), "datasets"),
+        (artifacts.c.uri.startswith(f"{uris.CHECKPOINTS}/"), "checkpoints"),
+        (artifacts.c.uri.startswith(f"{uris.RUNS}/"), "checkpoints"),
+        (artifacts.c.uri.startswith(f"{uris.MODELS}/"), "models"),
         else_="other",
     ).label("place")
     inner = select(place, artifacts.c.size_bytes).subquery()

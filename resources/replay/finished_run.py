@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from recipes.incidents import Incident, Incidents
 from recipes.results import TRAINED, TrainingFacts
 from recipes.schema import Machine, Result
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.errors import HanzoError, conflict, not_found
 from resources.lineage.run_record import RunRecord, changed_values, read_record
@@ -56,7 +57,7 @@ def read_finished(database: Database, store: Store, run_id: str) -> FinishedRun:
         raise not_found(f"no job trained a run '{run_id}': a replay needs one that did, see `hanzo-ml job list`")
     if job.status != "completed":
         raise conflict(f"run '{run_id}' is {job.status}, and there is nothing to compare before it is completed")
-    place = f"s3://hanzo-ml/runs/{run_id}/train.json"
+    place = uris.run_result(run_id, "train")
     described = job.artifact("run")
     try:
         record = read_record(store, described)

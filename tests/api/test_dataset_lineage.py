@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from recipes.contracts.dataset_formats import Format
 from recipes.store import Store
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.sources import local_files
 from resources.metadata.database import Database

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from recipes.contracts.dataset_formats import Format
 from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.remote import files_at
 from resources.lineage.record import find, parents

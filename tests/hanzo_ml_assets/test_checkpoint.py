@@ -33,10 +33,11 @@ from resources.compute.local.backend import LocalCompute
 from resources.lineage.run_record import NO_COMMIT
 from resources.metadata.jobs import JobRecord
 from resources.metadata.resumed import Resumed
+from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tables import latest_metrics
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 from resources.metadata.tracking.metrics import Metrics
-from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking_rules import metric_point
 from tests.hanzo_ml_assets.test_dry_run import ASSISTANT, home
 from tests.recipes.tiny_model import make_tiny_model

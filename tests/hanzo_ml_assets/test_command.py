@@ -26,8 +26,9 @@ from resources.lineage.record import find, parents
 from resources.lineage.trace import Tracer
 from resources.lineage.trace_tree import nodes_below
 from resources.metadata.jobs import JobRecord
+from resources.metadata.run_tags import COMMIT_TAG
 from resources.metadata.tracking.inputs import load_inputs
-from resources.metadata.tracking.run_data import COMMIT_TAG, RunData
+from resources.metadata.tracking.run_data import RunData
 from resources.metadata.tracking.run_search import RunSearch
 from resources.metadata.tracking.runs import Runs
 from resources.resume import Wish, resume_job

@@ -19,7 +19,6 @@ import pytest
 from hanzo_ml_assets import dry_run
 from hanzo_ml_assets.checkpoint import complete
 from hanzo_ml_assets.control_plane import ControlPlane
-from hanzo_ml_assets.definition import SANDBOX
 from hanzo_ml_assets.training_job import training_job
 from hanzo_ml_assets.training_plan import make_plan
 from recipes.base_model_folder import folder_digest
@@ -28,6 +27,7 @@ from resources.compute.base import Follower
 from resources.detached import read_pid
 from resources.ingest.create import create_version
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
+from resources.sandbox import SANDBOX
 from tests.api.server_process import REPOSITORY, ServerProcess
 from tests.recipes.preparation.place import questions
 from tests.recipes.tiny_model import make_tiny_model

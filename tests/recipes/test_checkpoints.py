@@ -555,7 +555,7 @@ def test_an_upload_that_failed_is_made_up_for_and_does_not_end_the_run(
 ) -> None:
     """At the end of training everything that should be in the store is there: the network's bad seconds are over."""
     paused: list[float] = []
-    monkeypatch.setattr("recipes.tried_again.time.sleep", paused.append)
+    monkeypatch.setattr("tenacity.nap.time.sleep", paused.append)
     save(opened(Flaky(store.address, step, times), tmp_path), 1, 2)
     assert opened(store, tmp_path).stored_steps() == [2, 1]
     assert paused == [1.0, 4.0][:times]
@@ -568,7 +568,7 @@ def test_the_best_arrives_after_an_outage_that_outlasted_its_retries(
 
     The store answers for the next one, and once more not for it: then it comes with the one after.
     """
-    monkeypatch.setattr("recipes.tried_again.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     checkpoints = opened(Flaky(store.address, step=1, times=4), tmp_path, keep_last=1)
     write(checkpoints, 1, 0.1)
     with pytest.raises(ConnectionError):
@@ -584,7 +584,7 @@ def test_what_was_told_of_a_checkpoint_while_it_could_not_be_sent_arrives_with_i
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its validation loss comes later than its files: without it nobody would know which one is the best."""
-    monkeypatch.setattr("recipes.tried_again.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     checkpoints = opened(Flaky(store.address, step=1, times=3), tmp_path)
     write(checkpoints, 1)
     with pytest.raises(ConnectionError):
@@ -662,7 +662,7 @@ def test_what_broke_off_is_gone_too_where_a_run_has_nothing_left_to_upload(store
 def test_an_upload_that_fails_for_good_ends_the_run_where_it_is_the_newest(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.tried_again.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
     with pytest.raises(ConnectionError, match="the store did not answer"):
         save(opened(Flaky(store.address, step=2, times=3), tmp_path), 1, 2)
     assert opened(store, tmp_path).stored_steps() == [1]

@@ -12,7 +12,7 @@ from typing import Any
 import obstore
 import pytest
 
-from recipes import buckets, tried_again
+from recipes import buckets, upload_retry
 from recipes.buckets import StoreUnavailable
 from recipes.checkpoints import Checkpoints
 from recipes.manifest import Artifact, FileRecord
@@ -237,7 +237,7 @@ def test_a_training_is_not_taken_up_from_the_beginning_while_its_checkpoints_are
 def test_what_a_training_saves_while_its_store_is_away_arrives_once_it_is_there(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_point: bool
 ) -> None:
-    monkeypatch.setattr(tried_again, "RETRY_SECONDS", ())
+    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
     checkpoints = Checkpoints(tmp_path / "machine", Store(folder.address), CHECKPOINTS, 2)
     saved(checkpoints, 1)
     checkpoints.wait()

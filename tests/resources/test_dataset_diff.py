@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from recipes.contracts.dataset_formats import Format
 from resources.dataset_diff import diff
 from resources.errors import HanzoError
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.sources import local_files
 from resources.lineage.datasets import lineage

@@ -19,13 +19,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from recipes.contracts.dataset_formats import Format
 from recipes.record_lines import record_lines
 from recipes.schema import StoreAddress
 from recipes.store import Store
 from resources.errors import HanzoError
 from resources.ingest.columnar import arrow_records, parquet_records
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.raw_file import Recorded
 from resources.ingest.schema import SchemaOfMany

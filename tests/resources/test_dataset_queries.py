@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes.contracts.dataset_formats import Format
 from recipes.schema import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.query import allowed_query, query_file
 from resources.settings import Settings

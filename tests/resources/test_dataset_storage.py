@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from recipes.chunks import chunk_folder, chunk_uri
+from recipes.contracts.dataset_formats import Format
 from recipes.record_lines import record_lines
 from recipes.schema import StoreAddress
 from recipes.store import BrokenArtifact, Store
 from resources.dataset_deletion import delete_version
 from resources.errors import HanzoError
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.sources import local_files
 from resources.lineage.prove import Prover

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from recipes.contracts.dataset_formats import Format
 from recipes.schema import BadConfiguration
 from resources.errors import ErrorCode, HanzoError
 from resources.ingest.create import create_from
-from resources.ingest.formats import Format
 from resources.ingest.new_version import NewVersion
 from resources.ingest.remote import allowed_files, files_at
 from resources.ingest.topic_address import is_granted, ranges_of, read_topic_address

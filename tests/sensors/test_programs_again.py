@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from resources.compute.base import JobFailed, MachineFailed, NoStore, RefusedByStore
-from resources.hpo.trial_job import SANDBOX
+from resources.sandbox import SANDBOX
 from sensors import retry_dead_runs as retries
 from sensors.failed_runs import MAX_AGAIN
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF

@@ -6,6 +6,7 @@ import msgspec
 
 from api.openapi.messages import Message
 from api.openapi.v1.artifacts import Artifact
+from recipes.contracts.dataset_formats import FormatName
 
 CheckStatus = Literal["pending", "passed", "failed", "blocked"]
 
@@ -51,7 +52,7 @@ class DatasetVersion(Message):
     created_at: int
     created_by: str
     storage_path: str
-    format: Literal["jsonl", "parquet", "csv", "arrow", "text"]
+    format: FormatName
     size_bytes: int
     num_records: int
     schema: dict[str, str]

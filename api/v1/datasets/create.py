@@ -19,7 +19,7 @@ from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.run_artifacts import check_storable
 from api.v1.datasets.messages import version_json
 from api.v1.datasets.upload_form import UploadRoute
-from recipes.chunks import DATASETS
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import invalid
 from resources.ingest.formats import format_of
@@ -135,5 +135,5 @@ def safe_name(name: str) -> PurePosixPath:
         raise invalid(
             f"file name {name[:100]!r} is not allowed: rename it, without '..', backslashes and control characters"
         )
-    check_storable(str(path), f"{DATASETS}{path}")
+    check_storable(str(path), f"{uris.DATASETS}/{path}")
     return path

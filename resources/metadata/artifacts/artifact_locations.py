@@ -14,6 +14,7 @@ import posixpath
 import re
 from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 
+from recipes.storage import uris
 from resources.errors import HanzoError, invalid
 from resources.metadata.tracking_rules import checked_text, printable
 
@@ -25,15 +26,13 @@ HOSTS = ("http", "https", "ftp", "sftp", "hdfs", "viewfs", "r2", "b2", "abfss")
 """Schemes whose places MLflow 3.17 refuses too: whoever reads one is made to call that host."""
 NAMES = ("runs", "models")
 """Schemes that name things of a tracking server, and no place."""
-OURS = ("hanzo-ml", "hanzo-models")
-"""The product's own logical buckets: datasets, checkpoints and models are no client's to write to."""
 RESERVED = re.compile(r"\d+")
 """Numbers are experiments."""
 UNUSUAL = re.compile(r"[\x00-\x1f\x7f\\#?]")
 
 
 def default_location(experiment_id: int) -> str:
-    return f"{PROXY}:/{experiment_id}"
+    return proxied_uri(str(experiment_id))
 
 
 def run_files(location: str, run_id: str) -> str:
@@ -49,7 +48,7 @@ def below(location: str, path: str) -> str:
     """A place below another: the path goes before the query, if there is one."""
     if is_proxied(location):
         root = proxied_path(location)
-        return f"{PROXY}:/{root}/{path}" if root else f"{PROXY}:/{path}"
+        return proxied_uri(f"{root}/{path}" if root else path)
     scheme, host, root, query, _ = urlsplit(location)
     if not scheme:
         return f"{location.rstrip('/')}/{path}"
@@ -59,6 +58,11 @@ def below(location: str, path: str) -> str:
 def is_proxied(uri: str) -> bool:
     """Whether the files at a URI are in this server's store."""
     return uri.partition(":")[0] == PROXY
+
+
+def proxied_uri(path: str) -> str:
+    """The URI of a path of the artifact proxy; `proxied_path` is its inverse."""
+    return f"{PROXY}:/{path}"
 
 
 def proxied_path(uri: str) -> str:
@@ -111,7 +115,7 @@ def checked_location(location: str) -> str:
         raise refused(location, f"A {scheme} URI with a host names a server: use a bucket or {PROXY}:/PATH")
     if scheme == PROXY:
         return checked_proxied(location, path)
-    if scheme == "s3" and host in OURS:
+    if scheme == "s3" and host in uris.BUCKETS:  # datasets, checkpoints and models are no client's to write to
         raise refused(location, f"It is this server's own store: leave it out, or use {PROXY}:/PATH")
     if scheme in ("", "file") and not host and not path.startswith("/"):
         raise refused(location, f"A relative path names no place here: use a URI, such as {PROXY}:/PATH")

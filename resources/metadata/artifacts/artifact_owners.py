@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, literal, select
 
-from resources.metadata.artifacts.artifact_locations import PROXY, VERSIONS
+from resources.metadata.artifacts.artifact_locations import VERSIONS, proxied_uri
 from resources.metadata.tables import experiments, logged_models, runs
 
 FOLDER = "artifacts"
@@ -63,7 +63,7 @@ def candidates(proxied: str) -> Iterator[tuple[str, str, str]]:
     parts = proxied.split("/")
     for end in range(1, len(parts)):
         if parts[end] == FOLDER and parts[end - 1] != VERSIONS:
-            yield parts[end - 1], f"{PROXY}:/{'/'.join(parts[: end + 1])}", "/".join(parts[end + 1 :])
+            yield parts[end - 1], proxied_uri("/".join(parts[: end + 1])), "/".join(parts[end + 1 :])
 
 
 def folders_above(connection: Connection, proxied: str, organization: str) -> list[str] | None:
@@ -87,6 +87,6 @@ def folders_above(connection: Connection, proxied: str, organization: str) -> li
 
 def experiments_at(connection: Connection, proxied: str, organization: str) -> list[int]:
     """The experiments that keep their files at a path; several may be at one that their clients chose."""
-    uri = f"{PROXY}:/{proxied}"
+    uri = proxied_uri(proxied)
     at_place = experiments.c.artifact_location.in_([uri, f"{uri}/"]) & (experiments.c.organization == organization)
     return list(connection.scalars(select(experiments.c.id).where(at_place)))

@@ -3,13 +3,13 @@
 from sqlalchemy import Connection, select
 
 from resources.errors import conflict
+from resources.metadata.artifacts.artifact_locations import VERSIONS, proxied_uri
 from resources.metadata.registry.model_key import ModelKey
 from resources.metadata.registry.model_versions import ModelVersion, find_version
 from resources.metadata.registry.source_uris import LOGGED_MODEL, is_stored
 from resources.metadata.tables import logged_models
 from resources.metadata.tables import model_versions as versions
 
-PROXY = "mlflow-artifacts:/"
 MAX_DEPTH = 20
 """Versions made of versions: one names an older one each time, so a chain ends; this bounds what a read may cost."""
 
@@ -19,7 +19,7 @@ def download_uri(connection: Connection, version: ModelVersion) -> str:
     for _ in range(MAX_DEPTH):
         scheme, _, rest = version.source.partition(":/")
         if is_stored(version.source):
-            return f"{PROXY}models/{version.name}/{version.version}"
+            return proxied_uri(f"{VERSIONS}/{version.name}/{version.version}")
         if scheme == "runs" and version.model_id and (root := files_of_model(connection, version.model_id)):
             # Which one the name in the run meant: another of that name may have been logged since.
             return "/".join([root, *rest.rstrip("/").split("/")[2:]])

@@ -6,13 +6,12 @@ organizations share one space, a folder of the object store or the engine's list
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from sqlalchemy import ColumnElement, Table, and_
 
+from recipes.storage import uris
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
-
-MODELS_BUCKET = "hanzo-models"
 
 
 @dataclass(frozen=True, order=True)
@@ -40,15 +39,12 @@ class ModelKey:
     @property
     def place(self) -> str:
         """Where the exports of its versions lie."""
-        if self.organization == DEFAULT_ORGANIZATION:
-            # A leading '@' marks the folder of an organization, and no name may pass for one.
-            folder = "%40" + self.name[1:] if self.name.startswith("@") else self.name
-            return f"s3://{MODELS_BUCKET}/{folder}"
-        return f"s3://{MODELS_BUCKET}/@{quote(self.organization, safe='')}/{self.name}"
+        return uris.model_folder(self.name, None if self.organization == DEFAULT_ORGANIZATION else self.organization)
 
 
 def organization_of_place(parts: Sequence[str]) -> str | None:
     """Whose a path in the bucket of models, or below the datasets, is; None for the bucket itself."""
     if not parts:
         return None
-    return unquote(parts[0][1:]) if parts[0].startswith("@") else DEFAULT_ORGANIZATION
+    owner = uris.organization_of(parts[0])
+    return DEFAULT_ORGANIZATION if owner is None else owner

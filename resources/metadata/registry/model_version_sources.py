@@ -29,11 +29,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
+from recipes.storage import uris
 from recipes.store import Store
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import is_proxied
 from resources.metadata.artifacts.artifact_owners import files_owner
-from resources.metadata.registry.model_key import MODELS_BUCKET, ModelKey, organization_of_place
+from resources.metadata.registry.model_key import ModelKey, organization_of_place
 from resources.metadata.registry.model_stages import check_usable
 from resources.metadata.registry.model_version_rules import LATEST, is_prompt, no_model, no_version
 from resources.metadata.registry.model_versions import ModelVersion, find_version
@@ -197,7 +198,7 @@ def check_run_source(
         raise not_contained(source, "run_id")
     if as_mlflow and not path:
         return Sourced(source, named, None)
-    if not is_proxied(run.artifact_uri) or holds_files(store, "/".join([f"s3://hanzo-ml/runs/{named}/artifacts", *path])):
+    if not is_proxied(run.artifact_uri) or holds_files(store, uris.run_artifacts(named, *path)):
         return Sourced(source, named, None)
     model = model_of_run(connection, store, named, path) if scheme == "runs" else None
     if model is None and is_published(store, named, path):
@@ -214,16 +215,16 @@ def is_published(store: Store, run_id: str, path: list[str]) -> bool:
     """Whether a path is of what a run's job published, which clients are shown among the run's files."""
     if path[:1] == ["artifacts"]:  # the folder of what was uploaded
         return False
-    place = f"checkpoints/{run_id}" if path[:1] == ["checkpoint"] else "/".join(["runs", run_id, *path])
-    return holds_files(store, f"s3://hanzo-ml/{place}")
+    published = uris.run_checkpoints(run_id) if path[:1] == ["checkpoint"] else "/".join([uris.run_folder(run_id), *path])
+    return holds_files(store, published)
 
 
 def check_stored(connection: Connection, store: Store, source: str, parts: list[str], organization: str) -> None:
     """Raises unless files lie there that the organization may see."""
     theirs = None
-    if parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
+    if parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
         theirs = connection.execute(select(runs.c.organization).where(runs.c.id == parts[2])).scalar()
-    elif parts[0] == MODELS_BUCKET:
+    elif parts[0] == uris.MODELS_BUCKET:
         theirs = organization_of_place(parts[1:])
     if theirs not in (None, organization) or not holds_files(store, source.rstrip("/")):
         raise absent(source)

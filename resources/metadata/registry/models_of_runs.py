@@ -5,6 +5,7 @@ Its client looks for the files where they are: in the run, and in the newest mod
 
 from sqlalchemy import Connection, select
 
+from recipes.storage import uris
 from recipes.store import BrokenArtifact, Store
 from resources.metadata.artifacts.artifact_locations import is_proxied
 from resources.metadata.tables import logged_models, runs
@@ -30,7 +31,7 @@ def model_of_run(connection: Connection, store: Store, run_id: str, path: list[s
     if model is None:
         return None
     there = not is_proxied(model.artifact_uri)  # only clients look where others are
-    place = "/".join([f"s3://hanzo-ml/runs/{model.id}/artifacts", *path[1:]])
+    place = uris.run_artifacts(model.id, *path[1:])
     return str(model.id) if there or holds_files(store, place) else None
 
 

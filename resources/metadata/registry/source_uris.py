@@ -6,14 +6,15 @@ Which of them a client may name for a version, and whether anything lies there, 
 import re
 from urllib.parse import unquote_plus
 
+from recipes.storage import uris
 from resources.errors import HanzoError, invalid
-from resources.metadata.artifacts.artifact_locations import OURS, VERSIONS
+from resources.metadata.artifacts.artifact_locations import PROXY, VERSIONS
 from resources.metadata.artifacts.artifact_owners import FOLDER
 from resources.metadata.tracking_rules import printable
 
 LOGGED_MODEL = re.compile(r"m-[\w\-]+")
 FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?%\ufffd]")
-HOST_SCHEMES = ("http", "https", "ftp", "sftp", "mlflow-artifacts")
+HOST_SCHEMES = ("http", "https", "ftp", "sftp", PROXY)
 
 
 def parse(source: str) -> tuple[str, list[str]]:
@@ -37,7 +38,7 @@ def parse(source: str) -> tuple[str, list[str]]:
             "mlflow-artifacts uri, an absolute path must be provided without relative path references present. Please "
             "provide an absolute path.",
         )
-    if scheme not in ("runs", "models", "mlflow-artifacts", "s3"):
+    if scheme not in ("runs", "models", PROXY, "s3"):
         raise bad_source(
             source, "Use runs:/RUN_ID/PATH, models:/NAME/VERSION, mlflow-artifacts:/... or a place in this server's store"
         )
@@ -57,17 +58,17 @@ def named_in(source: str) -> dict[str, str]:
         return {"run_id": parts[0]}
     if scheme == "models" and LOGGED_MODEL.fullmatch("/".join(parts)):
         return {"model_id": parts[0]}
-    if scheme == "mlflow-artifacts" and FOLDER in parts[1:]:
+    if scheme == PROXY and FOLDER in parts[1:]:
         owner = parts.index(FOLDER, 1) - 1
         return {"model_id" if owner and parts[owner - 1] == VERSIONS else "run_id": parts[owner]}
-    if scheme == "s3" and parts[:2] == ["hanzo-ml", "runs"] and len(parts) > 2:
+    if scheme == "s3" and parts[:2] == [uris.PRODUCT_BUCKET, "runs"] and len(parts) > 2:
         return {"run_id": parts[2]}
     return {}
 
 
 def is_stored(uri: str) -> bool:
     """Whether a URI is one of this server's store, as the asset graph writes them."""
-    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in OURS))
+    return uri.startswith(tuple(f"s3://{bucket}/" for bucket in uris.BUCKETS))
 
 
 def bad_source(source: str, detail: str) -> HanzoError:

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from resources.errors import not_found
 from resources.metadata.database import Database
+from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tables import params, run_tags, runs
 from resources.metadata.tracking.logged_model_points import write_model_points
 from resources.metadata.tracking.run_revisions import revise
@@ -14,17 +15,13 @@ from resources.metadata.transactions import insert_into, reading, writing
 from resources.metadata.writes.run_groups import write_group
 from resources.metadata.writes.run_writes import (
     MAX_PARAMS,
-    NAME_TAG,
     RunWrite,
     check_run_active,
     no_run,
     run_write,
 )
 
-__all__ = ["COMMIT_TAG", "MAX_PARAMS", "NAME_TAG", "RunData", "check_run_active", "require_active", "write_tags"]
-
-COMMIT_TAG = "mlflow.source.git.commit"
-"""Where MLflow's clients, and ours, say which code a run is of."""
+__all__ = ["MAX_PARAMS", "RunData", "check_run_active", "require_active", "write_tags"]
 
 
 class RunData:

@@ -15,10 +15,11 @@ from resources.errors import already_exists, not_found
 from resources.metadata.artifacts.artifact_locations import run_files
 from resources.metadata.database import Database
 from resources.metadata.outbox import emit, now_ms
+from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.statements import Statement, parameter
 from resources.metadata.tables import runs
 from resources.metadata.tracking.experiments import Experiments, check_active
-from resources.metadata.tracking.run_data import NAME_TAG, check_run_active, write_tags
+from resources.metadata.tracking.run_data import check_run_active, write_tags
 from resources.metadata.tracking.run_revisions import first_revision
 from resources.metadata.tracking.run_states import Run, checked_name, chosen_name, known_status, status_change
 from resources.metadata.tracking_rules import (

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from resources.errors import HanzoError, invalid, not_found
 from resources.metadata.call_tallies import Tally
+from resources.metadata.run_tags import NAME_TAG
 from resources.metadata.tracking_rules import (
     MAX_RUN_NAME,
     MetricPoint,
@@ -30,7 +31,6 @@ MAX_TAGS = 100
 MAX_ENTITIES = 1000
 MAX_SHOWN = 250
 """Characters of a param's value in a refusal, which may have to show a hundred of them."""
-NAME_TAG = "mlflow.runName"
 
 Key = tuple[str, str]
 """A run and the key of a metric, a param or a tag in it."""

@@ -423,7 +423,7 @@ def test_the_newest_that_is_complete_is_wanted() -> None:
 
 @pytest.fixture
 def on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Checkpoints]:
-    monkeypatch.setattr("recipes.tried_again.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("recipes.upload_retry.PAUSES_SECONDS", (0.0, 0.0))
     return [Checkpoints(tmp_path / name, Store(s3.address, VARIABLES), URI, 3) for name in ("first", "second")]
 
 

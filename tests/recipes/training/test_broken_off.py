@@ -9,7 +9,7 @@ import pytest
 from transformers import set_seed
 
 from recipes import train as program
-from recipes import tried_again
+from recipes import upload_retry
 from recipes.buckets import StoreFull
 from recipes.checkpoint_parts import PART, Part
 from recipes.incidents import Incidents, read_incidents
@@ -84,7 +84,7 @@ def test_one_that_cannot_arrive_hides_no_error(
 
     work = tmp_path / f"full-{expected.__name__}"
     with monkeypatch.context() as patched:
-        patched.setattr(tried_again, "RETRY_SECONDS", ())
+        patched.setattr(upload_retry, "PAUSES_SECONDS", ())
         patched.setattr(StoredCheckpoints, "send", full)
         with pytest.raises(expected, match=r"multiplied|did not fit"):
             place.train(work, eval_steps=None)
@@ -102,7 +102,7 @@ def test_of_a_checkpoint_that_machines_save_together_each_has_its_part_alone(
     def full(*given: Any) -> Any:
         raise StoreFull("no space is left")
 
-    monkeypatch.setattr(tried_again, "RETRY_SECONDS", ())
+    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
     monkeypatch.setattr(StoredCheckpoints, "send", full)
     checkpoints = place.checkpoints(tmp_path / "second")
     course = Course(place.recipe, Group(), checkpoints, checkpoints.uri, None, Incidents(), (), ())
@@ -128,7 +128,7 @@ def test_that_memory_ran_out_is_written_down_before_anything_is_waited_for(
         return send(*given)
 
     monkeypatch.setattr(StoredCheckpoints, "send", patient)
-    monkeypatch.setattr(tried_again, "RETRY_SECONDS", ())
+    monkeypatch.setattr(upload_retry, "PAUSES_SECONDS", ())
     with pytest.raises(Restart):
         place.train(tmp_path / "written", eval_steps=None)
     assert place.checkpoints(tmp_path / "written").stored_steps() == [2]

@@ -21,7 +21,7 @@ from gguf import GGUFReader
 from recipes.gguf_export import export_gguf
 from recipes.store import sha256_of
 from resources.engine.client import HttpEngine
-from resources.engine.errors import (
+from resources.errors import (
     BadRequest,
     ChecksumMismatch,
     EngineError,

@@ -11,9 +11,9 @@ from recipes.store import sha256_of
 from resources.engine import loading
 from resources.engine.backend_process import Backend
 from resources.engine.deployments import DeploymentTable
-from resources.engine.errors import BadRequest, EngineError
 from resources.engine.state import State
 from resources.engine.types import DeployRequest, Served
+from resources.errors import BadRequest, EngineError
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_machine_that_starts_no_process_refuses_it(
     asked: DeployRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    monkeypatch.setattr("resources.engine.deployments.RECOVERY_DELAYS", (0.0,))
+    monkeypatch.setattr("resources.engine.deployments.RECOVERY_PAUSES_SECONDS", ())
     monkeypatch.setattr("resources.engine.deployments.WAIT_SECONDS", 5)
     served = asyncio.run(restored(asked, tmp_path / "state"))
     assert served.status == "refused" and "no process could be started" in str(served.reason)

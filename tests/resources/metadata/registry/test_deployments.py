@@ -11,8 +11,7 @@ from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import DeploymentTarget, ModelDefinition
 from hanzo_ml_assets.deployment import build_deployment, deploy, overtaken
 from resources.engine.client import HttpEngine
-from resources.engine.errors import EngineUnavailable
-from resources.errors import ErrorCode
+from resources.errors import EngineUnavailable, ErrorCode
 from resources.metadata.database import Database
 from resources.metadata.outbox import read_after
 from resources.metadata.registry import deployments

@@ -1,0 +1,93 @@
+"""Logical URIs of the object store: the only module that builds them.
+
+They are stored in manifests and in the database, so their form never changes. `recipes.addresses.locate` maps a URI to the
+bucket and key of an installation.
+"""
+
+from typing import Literal
+from urllib.parse import quote, unquote
+
+PRODUCT_BUCKET = "hanzo-ml"
+MODELS_BUCKET = "hanzo-models"
+BUCKETS = (PRODUCT_BUCKET, MODELS_BUCKET)
+
+PRODUCT = f"s3://{PRODUCT_BUCKET}"
+MODELS = f"s3://{MODELS_BUCKET}"
+DATASETS = f"{PRODUCT}/datasets"
+CHECKPOINTS = f"{PRODUCT}/checkpoints"
+RUNS = f"{PRODUCT}/runs"
+ARTIFACTS = f"{PRODUCT}/artifacts"
+
+CheckpointTemplate = Literal["s3://hanzo-ml/checkpoints/{run_id}/"]
+"""The only value that a recipe may give for `checkpoint.storage`."""
+
+
+def run_folder(run_id: str) -> str:
+    return f"{RUNS}/{run_id}"
+
+
+def run_record(run_id: str) -> str:
+    return f"{RUNS}/{run_id}/record"
+
+
+def run_result(run_id: str, program: str) -> str:
+    """The result of a program that worked for a run, such as `train`."""
+    return f"{RUNS}/{run_id}/{program}.json"
+
+
+def run_artifacts(run_id: str, *path: str) -> str:
+    """What was logged to a run or to a logged model."""
+    return "/".join((f"{RUNS}/{run_id}/artifacts", *path))
+
+
+def run_code(run_id: str, digest: str) -> str:
+    """The source files of a command job, in a folder per content so that a resubmission cannot overwrite them."""
+    return f"{RUNS}/{run_id}/code/{digest[:12]}"
+
+
+def run_evaluation(run_id: str) -> str:
+    return f"{RUNS}/{run_id}/evaluation"
+
+
+def final_checkpoint(run_id: str, role: str) -> str:
+    return f"{RUNS}/{run_id}/checkpoint-final/{role}"
+
+
+def run_id_of(uri: str) -> str | None:
+    """The run or logged model below whose folder `uri` lies; None for everything else, its checkpoints too."""
+    return uri.removeprefix(f"{RUNS}/").partition("/")[0] if uri.startswith(f"{RUNS}/") else None
+
+
+def run_checkpoints(run_id: str) -> str:
+    return f"{CHECKPOINTS}/{run_id}"
+
+
+def dataset_folder(name: str, organization: str | None) -> str:
+    """The versions of a dataset; `organization` is None for the default one, whose datasets lie at the root."""
+    return "/".join((DATASETS, *organization_folder(organization), name))
+
+
+def model_folder(name: str, organization: str | None) -> str:
+    """The exports of a model's versions; `organization` is None for the default one, whose models lie at the root."""
+    if organization is None and name.startswith("@"):
+        name = f"%40{name[1:]}"  # a leading '@' marks an organization's folder
+    return "/".join((MODELS, *organization_folder(organization), name))
+
+
+def base_model(sha256: str) -> str:
+    return f"{MODELS}/base/{sha256}"
+
+
+def organization_artifacts(organization: str) -> str:
+    """Files at free paths of the artifact proxy: each organization has a folder, the default one too."""
+    return "/".join((ARTIFACTS, *organization_folder(organization)))
+
+
+def organization_folder(organization: str | None) -> tuple[str, ...]:
+    """The folder that separates an organization's names from those of others; empty where it needs none."""
+    return () if organization is None else (f"@{quote(organization, safe='')}",)
+
+
+def organization_of(folder: str) -> str | None:
+    """The organization whose folder this is; None where it is no organization's folder."""
+    return unquote(folder[1:]) if folder.startswith("@") else None
