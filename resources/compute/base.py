@@ -5,7 +5,6 @@ above knows where a job runs. All its state is outside the supervisor, which may
 """
 
 import logging
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,9 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from recipes.contracts.exit_reason import ExitReason
 from recipes.counted import counted
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,6 @@ SHUTDOWN_SECONDS = 270
 RENEW_SECONDS = 3600.0
 """How often whoever follows a job says that it still runs: a fraction of what a job may take."""
 
-OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
-"""How an end is told of that another machine, or the same one an hour later, would not have come to."""
-OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
-"""How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
-REFUSED = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
 PATIENCE_SECONDS = 3600.0
 """How long a job is followed in vain: its program goes on while the store, the metadata or Dagster's database are away."""
 RETRY_SECONDS = 1.0
@@ -61,12 +56,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at a job. `attempt` counts its starts from 1; `detail` is one line for people."""
+    """One look at a job. `attempt` counts its starts from 1; `detail` is one line for people.
+
+    `reason` is why the newest attempt that has ended did: of a failed job always known.
+    """
 
     phase: Phase
     attempt: int
     detail: str = ""
-    exit_code: int | None = None
+    reason: ExitReason | None = None
 
 
 @dataclass(frozen=True)
@@ -114,19 +112,11 @@ class NoCredentials:
 
 
 class JobFailed(Exception):
-    """The program ended without a result and will not be restarted."""
+    """The program ended without a result and will not be restarted. `reason` decides whether the work is tried again."""
 
-
-class MachineFailed(JobFailed):
-    """The program is not to blame: it was killed, found no memory or no store, whenever it was started. Later it may not."""
-
-
-class NoStore(MachineFailed):
-    """The disk or the store was full, or the store away: once it is not, the program goes on from what it has saved."""
-
-
-class RefusedByStore(NoStore):
-    """The store does not take the keys, or has no such bucket: somebody has to change that first."""
+    def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Compute(ABC):
@@ -179,7 +169,7 @@ class Compute(ABC):
 
         Raises:
             BadConfiguration: the program refused its input; the message says what to do.
-            JobFailed: it ended otherwise without a result.
+            JobFailed: it ended otherwise without a result; its `reason` says why.
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
@@ -253,15 +243,9 @@ class Told:
 
 
 def failure(job: Job, observation: Observation) -> Exception:
-    """The error that an ended job means to the user."""
-    if observation.exit_code == EXIT_BAD_CONFIGURATION:
+    """The error that a failed job means to the user: what to correct, or how often it was tried and why it ended."""
+    reason = observation.reason or ExitReason.UNKNOWN
+    if reason is ExitReason.BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
-    of_machine = MachineFailed if is_of_machine(observation) else JobFailed
-    of_store = RefusedByStore if REFUSED.search(observation.detail) else NoStore
-    kind = of_store if OF_STORE.search(observation.detail) else of_machine
-    return kind(f"{job.program} {job.id} failed after {counted(observation.attempt, 'attempt')}: {observation.detail}")
-
-
-def is_of_machine(observation: Observation) -> bool:
-    code = observation.exit_code or 0
-    return code in (EXIT_PREEMPTED, EXIT_RESTART) or code > 128 or OF_MACHINE.search(observation.detail) is not None
+    attempts = counted(observation.attempt, "attempt")
+    return JobFailed(f"{job.program} {job.id} failed after {attempts}: {observation.detail}", reason)

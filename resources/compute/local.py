@@ -1,13 +1,16 @@
 """LocalCompute: a job as a process of this machine, which outlives whoever started it."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from recipes.contracts.exit_document import ExitDocument
+from recipes.contracts.exit_reason import ExitReason
 from recipes.duration import seconds_of
 from recipes.job_processes import end_processes
-from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, MEMORY_RAN_OUT, BadConfiguration, Job, Program
+from recipes.schema import EXIT_FILE, MEMORY_RAN_OUT, BadConfiguration, Job, Program
 from recipes.store import MANIFEST
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Credentials, Observation, Phase
 from resources.compute.devices import Devices
@@ -35,13 +38,10 @@ MEMORY_KILLS = "memory_kills.json"
 
 
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
-
-
-class Exit(BaseModel):
-    """What the program said as it ended; a killed one says nothing, and one without room nothing but that it ended."""
-
-    code: int | None
-    message: str
+KILL_MESSAGES = {
+    ExitReason.KILLED: "killed",
+    ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
+}
 
 
 class Start(BaseModel, frozen=True):
@@ -55,7 +55,7 @@ class Start(BaseModel, frozen=True):
     faults: int
     used: float | None = None
     detail: str = ""
-    code: int | None = None
+    reason: ExitReason | None = None
 
 
 class LocalCompute(Compute):
@@ -110,24 +110,23 @@ class LocalCompute(Compute):
             if descriptor is None:
                 return Observation(Phase.RUNNING, attempt)
             if self.result(job):
-                return Observation(Phase.SUCCEEDED, attempt)
+                return Observation(Phase.SUCCEEDED, attempt, reason=ExitReason.COMPLETED)
             if (work / WAITS).exists():
                 return self._start(job, work, descriptor, Start.model_validate_json((work / WAITS).read_bytes()))
             if over:
                 end_what_is_left(job)
                 limit = job.schedule.max_duration
                 detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
-                return Observation(Phase.FAILED, attempt, detail)
-            ended = read_exit(work)
-            detail = ended.message if ended else end_of_killed(work)
-            code = ended.code if ended else None
+                record_exit(work, ExitReason.TIMED_OUT, detail)
+                return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
+            ended = read_exit(work) or record_kill(work)
             before = 0 if has_got_on(work) else read_number(work / FAULTS)
-            faults = before + (code != EXIT_PREEMPTED)
-            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
-                end_what_is_left(job)
-                return Observation(Phase.FAILED, attempt, detail, code)
+            faults = before + ended.reason.counts
             end_what_is_left(job)  # it would compute on GPUs that are another job's by then
-            return self._start(job, work, descriptor, Start(attempt=attempt + 1, faults=faults, detail=detail, code=code))
+            if not ended.reason.restarts or faults > self.max_restarts:
+                return Observation(Phase.FAILED, attempt, ended.message, ended.reason)
+            begin = Start(attempt=attempt + 1, faults=faults, detail=ended.message, reason=ended.reason)
+            return self._start(job, work, descriptor, begin)
 
     def _heed_the_clock(self, job: Job, work: Path) -> None:
         """Where the clock was set since the last look, the job has used no time by that: set forward by two hours, it ended
@@ -176,7 +175,7 @@ class LocalCompute(Compute):
                     used = now - float((work / BEGAN).read_text()) if begin.attempt > 1 else None
                     write_json(waits, begin.model_copy(update={"used": used}).model_dump())
                 detail = "; ".join(filter(None, (self.devices.words(job), begin.detail)))
-                return Observation(Phase.PENDING, begin.attempt, detail)
+                return Observation(Phase.PENDING, begin.attempt, detail, begin.reason)
             # First: where the metadata is away, this has not been a start.
             env = {**surroundings(job), **self.credentials.issue(job), **granted.variables}
             if begin.attempt == 1:
@@ -194,7 +193,7 @@ class LocalCompute(Compute):
             write_json(job_file, job.model_dump(mode="json"))
             start(command(job, job_file), work, descriptor, cwd=self.source, env=env, besides=granted.locks)
         phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
-        return Observation(phase, begin.attempt, begin.detail, begin.code)
+        return Observation(phase, begin.attempt, begin.detail, begin.reason)
 
 
 def has_got_on(work: Path) -> bool:
@@ -209,13 +208,21 @@ def lasted(work: Path) -> float:
     return log.stat().st_mtime - (work / ATTEMPT).stat().st_mtime if log.is_file() else 0.0
 
 
-def end_of_killed(work: Path) -> str:
-    """How the newest attempt ended that did not live to say so. Where memory ran out, the next one is told."""
+def record_kill(work: Path) -> ExitDocument:
+    """The exit document of an attempt that was killed before it could write one. After OOM, recovery is asked for."""
     counted = work / MEMORY_KILLS
     if not counted.is_file() or memory_kills() <= int(counted.read_text()):
-        return "killed"
+        return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
     (work / MEMORY_RAN_OUT).touch()
-    return "killed by the kernel, for want of memory"
+    return record_exit(work, ExitReason.OOM_KILLED, KILL_MESSAGES[ExitReason.OOM_KILLED])
+
+
+def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
+    """Write why the supervisor counts the newest attempt as ended. On a full disk the answer alone has it."""
+    document = ExitDocument(code=None, message=message, reason=reason)
+    with suppress(OSError):
+        write_json(work / EXIT_FILE, document.model_dump(mode="json"))
+    return document
 
 
 def end_what_is_left(job: Job) -> None:
@@ -245,11 +252,11 @@ def read_number(path: Path) -> int:
     return int(path.read_text()) if path.is_file() else 0
 
 
-def read_exit(work: Path) -> Exit | None:
-    """How the newest attempt ended, where it lived to say so."""
+def read_exit(work: Path) -> ExitDocument | None:
+    """How the newest attempt ended; None where it was killed before it could write that down."""
     try:
-        return Exit.model_validate_json((work / EXIT_FILE).read_bytes())
+        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
-        return Exit(code=None, message=NO_ROOM)
+        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from recipes.assignment import SPLITS
+from recipes.contracts.exit_reason import ExitReason
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
 from recipes.store import Store
 from resources.compute import base, local, local_command
@@ -252,7 +253,7 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
     until("its start", lambda: starts(job) == 1)
     kill(job)
     until("its end", lambda: not is_running(Path(job.work_dir)))
-    assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed")
+    assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed", ExitReason.KILLED)
     go_on(job)
     assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
 
@@ -284,7 +285,7 @@ def test_this_kernel_says_how_often_memory_ran_out() -> None:
 def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
-    assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", 143) in seen.phases
+    assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", ExitReason.PREEMPTED) in seen.phases
 
 
 def test_to_be_preempted_often_is_no_failure(compute: LocalCompute, job_that: Any) -> None:
@@ -296,7 +297,10 @@ def test_to_be_preempted_often_is_no_failure(compute: LocalCompute, job_that: An
 def test_a_program_that_asks_to_be_started_again_is(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("restart once"), seen.follower).metrics == {"starts": 2.0}
-    assert Observation(Phase.RESTARTING, 2, "starting again: on with half the batch", 75) in seen.phases
+    assert (
+        Observation(Phase.RESTARTING, 2, "starting again: on with half the batch", ExitReason.RESTART_REQUESTED)
+        in seen.phases
+    )
 
 
 def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompute, job_that: Any) -> None:
