@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.loss_plot import loss_plot
 from hanzo_ml_assets.lost_losses import log_lost
 from hanzo_ml_assets.machine_tags import machine_tags
@@ -63,6 +64,7 @@ def build_checkpoint(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         pool=GPU_POOL,
         code_version="1",
     )
+    @reports_exit_reason
     def checkpoint(
         context: dg.AssetExecutionContext, config: TrainingConfig, control_plane: ControlPlane
     ) -> dg.MaterializeResult:

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.machine_tags import machine_tags
 from hanzo_ml_assets.used import tell_used
 from recipes.manifest import Artifact
@@ -33,6 +34,7 @@ def build_command() -> dg.AssetsDefinition:
         pool=GPU_POOL,
         code_version="1",
     )
+    @reports_exit_reason
     def command(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         asked = control_plane.jobs.start(context.partition_key)
         try:

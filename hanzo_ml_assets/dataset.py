@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import build_prepared
 from hanzo_ml_assets.validation import (
     SPLITS_FOLDER,
@@ -76,6 +77,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
         check_specs=check_specs(definition.checks, [*prefix, "version"], of_splits=False),
         code_version="2",
     )
+    @reports_exit_reason
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         found = pinned(context, control_plane)
         if found is None and definition.source is None and definition.sql is None:
@@ -115,6 +117,7 @@ def build_dataset_assets(definition: DatasetDefinition, folder: Path) -> list[dg
             *check_specs(definition.checks, [*prefix, "test"], of_splits=True),
         ],
     )
+    @reports_exit_reason
     def splits(
         context: dg.AssetExecutionContext, control_plane: ControlPlane
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:

@@ -9,6 +9,7 @@ from tenacity import Retrying, retry_if_exception_type
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.export_formats import served_export
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact, FileRecord
 from recipes.storage.retry import every
@@ -36,6 +37,7 @@ def build_deployment(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         description="What the engine serves: checksum verified, warmed with the smoke prompts, traffic swapped.",
         code_version="1",
     )
+    @reports_exit_reason
     def deployment(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         with control_plane.database.read() as connection:
             job = control_plane.jobs.get(context.partition_key, connection)

@@ -7,6 +7,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.gate import Verdict, judge
 from hanzo_ml_assets.version_tag import group_name
 from recipes.manifest import Artifact
@@ -41,6 +42,7 @@ def build_evaluation(model: ModelDefinition, partitions: dg.DynamicPartitionsDef
         pool=GPU_POOL,
         code_version="1",
     )
+    @reports_exit_reason
     def evaluation(
         context: dg.AssetExecutionContext, control_plane: ControlPlane
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:

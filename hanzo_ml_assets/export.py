@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import ModelDefinition
 from hanzo_ml_assets.export_formats import format_names
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.version_tag import group_name
 from recipes.canonical_json import canonical_json
 from recipes.manifest import Artifact
@@ -46,6 +47,7 @@ def build_exports(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         ],
         partitions_def=partitions,
     )
+    @reports_exit_reason
     def exports(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> Iterator[dg.MaterializeResult]:
         trained = control_plane.jobs.read(context.partition_key)
         with control_plane.database.read() as connection:

@@ -7,12 +7,13 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane, follow
 from hanzo_ml_assets.definition import DatasetDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.version_tag import group_name, pinned
 from recipes.canonical_json import canonical_json
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tokenizer_reference import meaning
 from recipes.schema import BadConfiguration, Hardware, Job, Program
-from resources.compute.base import JobFailed, MachineFailed
+from resources.compute.base import JobFailed
 from resources.derived_versions import (
     SPLITS,
     Derivation,
@@ -45,6 +46,7 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
         description="A version of its own, made of another by the section `prepare:` or by a submitted preparation.",
         code_version="1",
     )
+    @reports_exit_reason
     def prepared(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         job_id = context.run.tags.get(PREPARATION_TAG)
         asked = control_plane.jobs.start(job_id) if job_id else None
@@ -54,9 +56,9 @@ def build_prepared(definition: DatasetDefinition) -> dg.AssetsDefinition:
             end_deletion(derivation, job, control_plane)
             result = control_plane.compute.run(job, follow(context, job))
             version, is_new = add_prepared(control_plane.database, control_plane.store, derivation, result, asked)
-        except MachineFailed:
-            raise  # the sensor retry_dead_runs has it tried again, and fails the job of one that is given up
         except (BadConfiguration, JobFailed, HanzoError) as error:
+            if isinstance(error, JobFailed) and error.reason.is_infrastructure:
+                raise  # the sensor retry_dead_runs retries it, and fails the job after the last retry
             if asked is not None:
                 control_plane.jobs.fail(asked.id, str(error))
             raise dg.Failure(str(error), allow_retries=False) from None

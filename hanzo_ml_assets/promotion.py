@@ -7,6 +7,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.version_tag import group_name
 from resources.errors import HanzoError
 
@@ -24,6 +25,7 @@ def build_promotion(model: ModelDefinition, partitions: dg.DynamicPartitionsDefi
         description="Somebody moves the version to production: here by a click, or by the API or the command line.",
         code_version="1",
     )
+    @reports_exit_reason
     def promotion(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         job = control_plane.jobs.read(context.partition_key)
         with control_plane.database.read() as connection:

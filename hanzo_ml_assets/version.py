@@ -4,6 +4,7 @@ import dagster as dg
 
 from hanzo_ml_assets.control_plane import ControlPlane
 from hanzo_ml_assets.definition import ModelDefinition
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.version_tag import group_name
 from resources.errors import HanzoError
 from resources.registration import register_job
@@ -20,6 +21,7 @@ def build_version(model: ModelDefinition, partitions: dg.DynamicPartitionsDefini
         description="A version of the registry: staging when the gate accepted it, else quarantined with the reason.",
         code_version="1",
     )
+    @reports_exit_reason
     def version(context: dg.AssetExecutionContext, control_plane: ControlPlane) -> dg.MaterializeResult:
         trained = control_plane.jobs.read(context.partition_key)
         try:

@@ -1,15 +1,13 @@
-"""How every program starts and ends: job file in, result into the object store, exit codes the supervisor understands.
+"""How every program starts and ends: job file in, result into the object store, exit reason to the supervisor.
 
-Exit codes: 0 with a result; 78 bad configuration (never retried); 143 preempted after a checkpoint; 75 to be started again
-otherwise; anything else is a fault. Whoever exits by itself says why in `exit.json`; who is killed cannot, and is recognized
-by that.
+A program that ends by itself without a result writes its exit reason to `exit.json`; one that is killed cannot, and the
+supervisor does it instead. The exit code follows from the reason: 0 with a result, 78 bad configuration (never restarted),
+143 preempted after a checkpoint, 75 for other reasons to restart, 1 for any other error.
 """
 
 import atexit
-import errno
 import faulthandler
 import gc
-import json
 import os
 import re
 import sys
@@ -22,23 +20,28 @@ from pathlib import Path
 from typing import NoReturn
 
 from recipes.buckets import NO_SPACE, StoreFull, StoreRefuses, StoreUnavailable
+from recipes.contracts.exit_document import ExitDocument
+from recipes.contracts.exit_reason import ExitReason
 from recipes.machine import read_machine
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
+from recipes.platform_errors import reason_of_error, reason_of_output
+from recipes.schema import EXIT_FILE, BadConfiguration, Job, Result
 from recipes.store import BrokenArtifact, Store
 from recipes.store_folder import away
 
 Work = Callable[[Job, Store, Path], Result | None]
 """A program; of the processes of a distributed one, only the leader has the result."""
 
-AGAIN = "starting again"
-FOR_STORE = f"{AGAIN}: the object store"
-"""How a program says why it ends that could not get at the store; `resources.compute.base` tells it by that."""
-REFUSED = f"{FOR_STORE} refuses"
+RESTARTING = "starting again"
+STORE_FAILED = f"{RESTARTING}: the object store"
 EXIT_SECONDS = 120
 """How long the interpreter may take to end: threads of libraries have kept programs alive that had done their work."""
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FULL = "no space left for {}: free some space"
-READ_ONLY = "the file system of {} is read-only, as the kernel makes one whose disk has errors: mount it for writing"
+DISK_MESSAGES = {
+    ExitReason.STORAGE_FULL: "no space left for {}: free some space",
+    ExitReason.STORAGE_READ_ONLY: (
+        "the file system of {} is read-only, as the kernel makes one whose disk has errors: mount it for writing"
+    ),
+}
+"""What kept a program from writing, and what to do about it; `{}` is the path."""
 
 COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -49,11 +52,19 @@ class Preempted(Exception):
 
 
 class Restart(Exception):
-    """The program is to be started again: it has written down what it will do otherwise, or what it ran was killed."""
+    """The program is to be started again: it has recorded what it will do differently, or what it ran was killed."""
+
+    def __init__(self, message: str, reason: ExitReason = ExitReason.RESTART_REQUESTED) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Failed(Exception):
-    """What the program was to run has failed by itself; another try would not help, and nothing here is at fault."""
+    """What the program was to run failed by itself; a restart would not help."""
+
+    def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def say(message: str) -> None:
@@ -66,23 +77,6 @@ def one_line(message: str) -> str:
     return UNSEEN.sub("\ufffd", " ".join(COLOUR.sub("", message).split()))
 
 
-def disk_trouble(error: Exception) -> str | None:
-    """What kept a program from writing, and what to do about it; `{}` is for where. None where it failed otherwise."""
-    if has_number(error, *FULL_DISK) or re.search("inline_container.* unexpected pos|iostream error", str(error)):
-        return FULL  # the words are torch.save's
-    return READ_ONLY if has_number(error, errno.EROFS) else None
-
-
-def has_number(error: Exception, *numbers: int) -> bool:
-    """Whether it is an error of the kernel with one of those numbers. Not all raise OSError: libraries in Rust (safetensors,
-    obstore) tell the number, as `shutil.copytree` does of all that it could not copy, and torch.save what it means.
-    """
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in numbers
-    told = "|".join(rf"\(os error {number}\)|\[Errno {number}\]|strerror: {os.strerror(number)}" for number in numbers)
-    return re.search(told, str(error)) is not None
-
-
 def main(program: Work) -> None:
     """Run `program` on the job file named on the command line, then exit."""
     look_for_cycles()
@@ -91,17 +85,17 @@ def main(program: Work) -> None:
     work.mkdir(parents=True, exist_ok=True)
     store = Store(job.store)
 
-    def fail(message: str, code: int) -> NoReturn:
-        """Exit; the last line says why, to people in the log and to the supervisor in `exit.json`.
+    def fail(message: str, reason: ExitReason) -> NoReturn:
+        """Exit with a reason: in `exit.json` for the supervisor, and as the last line of the log for people.
 
-        What a program reads where it lies in the store is in its own words not to be found, while the store is away.
+        While the store is away, a program does not find what it reads there, and reports that in its own words.
         """
-        if code not in (EXIT_PREEMPTED, EXIT_RESTART) and away(job.store):
-            message, code = f"{FOR_STORE} is away: {message}", EXIT_RESTART
+        if not reason.restarts and away(job.store):
+            message, reason = f"{STORE_FAILED} is away: {message}", ExitReason.STORAGE_UNAVAILABLE
         line = one_line(message)
         print(f"error: {line}", file=sys.stderr, flush=True)
-        tell_supervisor(work / EXIT_FILE, {"code": code, "message": line})
-        end(code)
+        write_exit(work / EXIT_FILE, ExitDocument(code=reason.exit_code, message=line, reason=reason))
+        end(reason.exit_code)
 
     try:
         result = program(job, store, work)
@@ -109,46 +103,45 @@ def main(program: Work) -> None:
             result = result.model_copy(update={"machine": read_machine()})
             store.put_bytes(job.result_uri, result.model_dump_json(indent=1).encode())
     except (BadConfiguration, BrokenArtifact) as error:
-        fail(str(error), EXIT_BAD_CONFIGURATION)
+        fail(str(error), ExitReason.BAD_CONFIGURATION)
     except Preempted as error:
-        fail(f"preempted: {error}", EXIT_PREEMPTED)
+        fail(f"preempted: {error}", ExitReason.PREEMPTED)
     except Restart as error:
-        fail(f"{AGAIN}: {error}", EXIT_RESTART)
+        fail(f"{RESTARTING}: {error}", error.reason)
     except Failed as error:
-        fail(str(error), 1)
+        fail(str(error), error.reason)
     except StoreRefuses as error:
-        fail(f"{REFUSED}: {error}", EXIT_RESTART)
+        fail(f"{STORE_FAILED} refuses: {error}", ExitReason.STORAGE_DENIED)
     except StoreUnavailable as error:
         traceback.print_exc()
-        fail(f"{FOR_STORE} gives no answer, or refuses: {error}", EXIT_RESTART)
+        fail(f"{STORE_FAILED} gives no answer, or refuses: {error}", ExitReason.STORAGE_UNAVAILABLE)
     except StoreFull as error:
-        trouble, place = FULL, str(error).removesuffix(NO_SPACE)
+        reason, place = ExitReason.STORAGE_FULL, str(error).removesuffix(NO_SPACE)
     except SystemExit as error:
-        # Of a library, or an objective of somebody else: taken for killed, it was begun twelve times.
+        # Raised by a library or a custom objective. Without an exit document it would count as killed, and be restarted.
         traceback.print_exc()
-        fail(f"something called sys.exit: {error}", 1)
+        fail(f"something called sys.exit: {error}", reason_of_output(str(error)))
     except Exception as error:
-        found = disk_trouble(error)
-        if found is None:
+        reason, place = reason_of_error(error), str(getattr(error, "filename", None) or work)
+        if reason not in DISK_MESSAGES:
             traceback.print_exc()
-            fail(f"{type(error).__name__}: {error}", 1)
-        trouble, place = found, str(getattr(error, "filename", None) or work)
+            fail(f"{type(error).__name__}: {error}", reason)
     else:
         end(0)
-    # Not before the error is gone: its frames hold the half-written file open, and with it the room for `exit.json`.
-    fail(f"{trouble.format(place)}, then retry; nothing saved so far is lost", 1)
+    # Only after the error is gone: its frames hold the half-written file open, and with it the space for `exit.json`.
+    fail(f"{DISK_MESSAGES[reason].format(place)}, then retry; nothing saved so far is lost", reason)
 
 
-def tell_supervisor(path: Path, why: object) -> None:
-    """Write down why, whole; of several processes the first knows, since the others fail for want of it.
+def write_exit(path: Path, document: ExitDocument) -> None:
+    """Write the exit document atomically; of several processes the first one's stays, since the others fail because of it.
 
-    The disk may be the reason, and a full one takes a name without anything in it: that is left, so that a program which
-    ended by itself is not taken for killed.
+    The disk may be full, and then a file gets a name but no content. Such an empty file is kept: it shows that the program
+    ended by itself and was not killed.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with scratch.open("w") as file:
-            json.dump(why, file)
+            file.write(document.model_dump_json())
             file.flush()
             os.fsync(file.fileno())
         try:

@@ -14,7 +14,7 @@ from hanzo_ml_assets.preparation import PREPARATION_TAG
 from resources.metadata.jobs import ACTIVE, PREPARATION, JobRecord
 from sensors import start_submitted_jobs, start_submitted_preparations
 from sensors.event_cursor import SELDOM_SECONDS
-from sensors.failed_runs import NO, PROGRAMS, decided
+from sensors.failed_runs import JOB_ASSETS, NO, stored_decision
 from sensors.retries import retry, steps_of, was_retried
 from sensors.runs_of_jobs import PARTITION_TAG, time_of
 from sensors.sensor import sensor
@@ -53,9 +53,9 @@ def newest_of_program(instance: dg.DagsterInstance, job: JobRecord, resumed_at: 
     if job.type == PREPARATION:
         return next(iter(instance.get_runs(dg.RunsFilter(tags={PREPARATION_TAG: job.id}), limit=1)), None)
     filters = dg.RunsFilter(tags={PARTITION_TAG: job.id}, created_after=time_of(resumed_at))
-    return next((run for run in instance.get_runs(filters) if steps_of(run) & PROGRAMS), None)
+    return next((run for run in instance.get_runs(filters) if steps_of(run) & JOB_ASSETS), None)
 
 
 def has_told_its_job(run: dg.DagsterRun) -> bool:
     """Whether a run has ended, and what became of it was recorded."""
-    return bool(run.status == dg.DagsterRunStatus.SUCCESS or decided(run) == NO)
+    return bool(run.status == dg.DagsterRunStatus.SUCCESS or stored_decision(run) == NO)

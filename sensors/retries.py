@@ -1,4 +1,4 @@
-"""The same work once more, in a new run that says whose retry it is and how many there were before."""
+"""Retries of Dagster runs: a new run of the same assets, tagged with the run that it retries and their number."""
 
 import dagster as dg
 
@@ -10,7 +10,7 @@ RETRY_OF = "hanzo_ml/retry_of"
 RETRIES = "hanzo_ml/retries"
 MAX_RETRIES = 20
 FAILURE_REASON = "dagster/failure_reason"
-OF_DATA = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
+DATA_TAGS = (VERSION_TAG, ORGANIZATION_TAG, PREPARATION_TAG)
 """Tags by which a run without a partition knows what it works on."""
 
 
@@ -18,7 +18,7 @@ def retry(run: dg.DagsterRun, *, got_on: bool = False) -> dg.RunRequest:
     """Programs go on from what is there, and work that is done is not done again. A run that `got_on` is none of those that
     failed in vain, which end at `MAX_RETRIES`.
     """
-    kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *OF_DATA) if tag in run.tags}
+    kept = {tag: run.tags[tag] for tag in (PRIORITY_TAG, *DATA_TAGS) if tag in run.tags}
     return dg.RunRequest(
         run_key=f"retry-{run.run_id}",
         asset_selection=sorted(run.asset_selection or ()),
@@ -45,9 +45,9 @@ def steps_of(run: dg.DagsterRun) -> set[str]:
     return {key.path[-1] for key in run.asset_selection or ()}
 
 
-def another_goes_on(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a newer run does some of the same work, or any other still does."""
-    works_on = {tag: run.tags[tag] for tag in (PARTITION_TAG, *OF_DATA) if tag in run.tags}
+def has_active_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a newer run does some of the same work, or any other run of it is still in progress."""
+    works_on = {tag: run.tags[tag] for tag in (PARTITION_TAG, *DATA_TAGS) if tag in run.tags}
     if not works_on:
         return False
     found = [each for each in instance.get_runs(dg.RunsFilter(tags=works_on)) if steps_of(each) & steps_of(run)]

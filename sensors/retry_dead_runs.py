@@ -1,8 +1,7 @@
-"""A run failed -> go on with it in a new one when only its worker had died, or had found no store; else its job, if it has
-one, has failed. What follows a training, and what is made of data, is tried again where the machine is to blame.
+"""Retry runs whose worker died, or that failed for infrastructure reasons (`sensors.failed_runs`); fail the jobs of others.
 
 Dagster's own run retries read the failed run's record while it is still being written, and then never look again: a run
-whose worker and daemon were killed together was lost. This one looks at the state, as often as it takes.
+whose worker and daemon were killed together was lost. This sensor looks at the state, as often as it takes.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -20,17 +19,16 @@ from resources.compute.job_key import JobRef
 from resources.metadata.jobs import COMMAND
 from resources.metadata.registry.deployments import is_being_deployed, of_promotion
 from sensors.event_cursor import INTERVAL_SECONDS
-from sensors.failed_runs import LOOK_BACK, MAX_AGAIN, PROGRAMS, is_tried_again
-from sensors.retries import MAX_RETRIES, another_goes_on, may_be_retried, retries_of, retry, steps_of, was_retried
+from sensors.failed_runs import JOB_ASSETS, LOOK_BACK, MAX_ERROR_RETRIES, is_retried
+from sensors.retries import MAX_RETRIES, has_active_retry, may_be_retried, retries_of, retry, steps_of, was_retried
 from sensors.runs_of_jobs import PARTITION_TAG, is_since
 from sensors.sensor import sensor
 
 DEPLOYMENT = "deployment"
-PAUSE = timedelta(seconds=15)
-"""Before a deployment is tried again, for each time that it was: an outage may last for most of an hour."""
-AGAIN_PAUSE = timedelta(minutes=2)
-"""Before any other work is tried again that failed by an error, and as much longer for each time that it was: no more than a
-quarter of an hour where that is without end."""
+DEPLOYMENT_RETRY_PAUSE = timedelta(seconds=15)
+"""Before a deployment is retried, times the retries so far: an outage may last for most of an hour."""
+ERROR_RETRY_PAUSE = timedelta(minutes=2)
+"""Before any other run that failed by an error is retried, growing with each retry to at most a quarter of an hour."""
 SETTLED = timedelta(seconds=1)
 """A failed run's tags are written after its status: younger ones are left for the next look."""
 
@@ -57,7 +55,7 @@ def has_got_on(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
     somebody likes. A training of weeks failed, as its stack was ended for the twenty-first time.
     """
     run, store = record.dagster_run, control_plane.store
-    if PARTITION_TAG not in run.tags or not steps_of(run) & PROGRAMS:
+    if PARTITION_TAG not in run.tags or not steps_of(run) & JOB_ASSETS:
         return False
     job_id, program = run.tags[PARTITION_TAG], Program.COMMAND if COMMAND in steps_of(run) else Program.TRAIN
     if control_plane.compute.has_processes(JobRef(job_id, program)):
@@ -71,12 +69,13 @@ def has_got_on(record: dg.RunRecord, control_plane: ControlPlane) -> bool:
 
 
 def is_due(instance: dg.DagsterInstance, run: dg.DagsterRun, waited: timedelta, control_plane: ControlPlane) -> bool:
-    """Whether a run is to be tried again, and its pause is over; where it never is, its job is told."""
+    """Whether a run is to be retried and its pause is over. Fails its job where it never is."""
     if may_be_retried(run):
         return True
     if steps_of(run) == {DEPLOYMENT}:
-        return retries_of(run) < MAX_RETRIES and waited >= PAUSE * retries_of(run)
-    return is_tried_again(instance, run, control_plane) and waited >= AGAIN_PAUSE * (min(retries_of(run), MAX_AGAIN) + 1)
+        return retries_of(run) < MAX_RETRIES and waited >= DEPLOYMENT_RETRY_PAUSE * retries_of(run)
+    pauses = min(retries_of(run), MAX_ERROR_RETRIES) + 1
+    return is_retried(instance, run, control_plane) and waited >= ERROR_RETRY_PAUSE * pauses
 
 
 def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
@@ -85,12 +84,12 @@ def is_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: C
         return is_job_wanted(instance, run, control_plane)
     if steps_of(run) == {DEPLOYMENT}:
         return is_left_deploying(run, control_plane)
-    return not another_goes_on(instance, run) and is_job_wanted(instance, run, control_plane)
+    return not has_active_retry(instance, run) and is_job_wanted(instance, run, control_plane)
 
 
 def is_job_wanted(instance: dg.DagsterInstance, run: dg.DagsterRun, control_plane: ControlPlane) -> bool:
     """Not one that was cancelled meanwhile, even if it was resumed again. True of a run that works for no job."""
-    job_id = run.tags.get(PARTITION_TAG if steps_of(run) & PROGRAMS else PREPARATION_TAG)
+    job_id = run.tags.get(PARTITION_TAG if steps_of(run) & JOB_ASSETS else PREPARATION_TAG)
     if job_id is None:
         return True
     with control_plane.database.read() as connection:

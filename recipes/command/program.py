@@ -17,10 +17,12 @@ from recipes.command.saving import Saving
 from recipes.command.states import States
 from recipes.command.storing import patiently
 from recipes.command.together import Apart, Together
+from recipes.contracts.exit_reason import ExitReason
 from recipes.counted import counted
 from recipes.duration import seconds_of
 from recipes.job_processes import NODE, end_processes
 from recipes.manifest import Artifact, Manifest
+from recipes.platform_errors import reason_of_output
 from recipes.runner import Failed, Preempted, Restart, say
 from recipes.schema import Job, Result
 from recipes.store import Store
@@ -87,12 +89,12 @@ def command(job: Job, store: Store, work: Path) -> Result | None:
     except (Apart, StoreFull, StoreUnavailable) as error:
         not_stored = f", and what it left in {folders.checkpoints} could not be stored: {error}"
     if by_signal is not None:
-        raise Restart(f"the command was killed ({by_signal}){not_stored}")
+        raise Restart(f"the command was killed ({by_signal}){not_stored}", ExitReason.KILLED)
     if stopped:
         raise Preempted(f"the command was asked to stop, and has ended{not_stored}")
     if code != 0:
         said = last_words(running.errors) or "it wrote nothing to stderr"
-        raise Failed(f"the command exited with {code}: {said}{not_stored}")
+        raise Failed(f"the command exited with {code}: {said}{not_stored}", reason_of_output(said))
     if not_stored:
         raise Preempted(f"the job was asked to stop, the command has ended{not_stored}")
     if not nodes.leads:

@@ -19,6 +19,7 @@ from recipes.incidents import (
     read_incidents,
     write_incident,
 )
+from recipes.platform_errors import is_out_of_memory
 from recipes.recipe import Recipe
 from recipes.runner import Restart, say
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration
@@ -26,7 +27,7 @@ from recipes.store import Store
 from recipes.training.compilation import failed_to_compile
 from recipes.training.determinism import refused_operation
 from recipes.training.discarding import first_discarded
-from recipes.training.out_of_memory import is_out_of_memory, smaller
+from recipes.training.out_of_memory import smaller
 from recipes.training.samples import SamplesOfRun
 
 

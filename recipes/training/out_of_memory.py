@@ -1,26 +1,8 @@
-"""Memory that ran out inside a step: how it is recognized, and the next smaller micro-batch of the same effective batch."""
-
-import re
-
-import torch
+"""The next smaller micro-batch of the same effective batch, after a step ran out of memory."""
 
 from recipes.incidents import MOST, Incidents, OutOfMemory, words_of
 from recipes.recipe import Recipe
 from recipes.schema import BadConfiguration
-
-WORDS = re.compile(
-    "DefaultCPUAllocator: can't allocate memory|CUDA out of memory|CUDA (driver )?error: out of memory"
-    "|Cuda failure ([0-9]+ )?'out of memory'|Failed to CUDA calloc|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
-    r"|Triton Error \[CUDA\]: out of memory",
-    re.IGNORECASE,
-)
-"""PyTorch has a class of its own for its caching allocator on GPUs alone; of the CPU, the CUDA driver, NCCL, cuBLAS, cuDNN
-and Triton, and of the allocator while something is compiled, it raises others, with these words. Of NCCL it tells no more
-than the last of several: since 2.20 with the number of the error, or that of the allocation."""
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or WORDS.search(str(error)) is not None
 
 
 def smaller(recipe: Recipe, incidents: Incidents, step: int | None) -> OutOfMemory:

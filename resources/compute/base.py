@@ -6,7 +6,6 @@ killed and restarted at any moment.
 """
 
 import logging
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,9 @@ from enum import StrEnum
 
 from pydantic import ValidationError
 
+from recipes.contracts.exit_reason import ExitReason
 from recipes.counted import counted
-from recipes.schema import EXIT_BAD_CONFIGURATION, EXIT_PREEMPTED, EXIT_RESTART, BadConfiguration, Job, Result
+from recipes.schema import BadConfiguration, Job, Result
 from recipes.store import Store
 from resources.compute.credentials import Credentials, NoCredentials
 from resources.compute.job_key import JobKey
@@ -39,11 +39,6 @@ SHUTDOWN_SECONDS = 270
 CREDENTIALS_RENEWAL_SECONDS = 3600.0
 """Interval at which a supervisor renews its job's credentials: a fraction of what a job may take."""
 
-OF_MACHINE = re.compile(r"^killed\b|out of memory|OutOfMemory|OOMKilled|MemoryError", re.IGNORECASE)
-"""How an end is told of that another machine, or the same one an hour later, would not have come to."""
-OF_STORE = re.compile(r"^no space left|^starting again: the object store", re.IGNORECASE)
-"""How one is told of that came to it because the disk or the store was full, or the store away, each time it was started."""
-REFUSED = re.compile(r"^starting again: the object store refuses:", re.IGNORECASE)
 STORE_OUTAGE_SECONDS = 3600.0
 """How long polling may fail before the job is cancelled: its program keeps running while the object store, the metadata or
 Dagster's database are unavailable."""
@@ -64,12 +59,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """State of a job at one poll. `attempt` counts its starts from 1; `detail` is one line for people."""
+    """State of a job at one poll. `attempt` counts its starts from 1; `detail` is one line for people.
+
+    `reason` is why the newest attempt that has ended did: of a failed job always known.
+    """
 
     phase: Phase
     attempt: int
     detail: str = ""
-    exit_code: int | None = None
+    reason: ExitReason | None = None
 
 
 @dataclass(frozen=True)
@@ -81,19 +79,11 @@ class Follower:
 
 
 class JobFailed(Exception):
-    """The program ended without a result and will not be restarted."""
+    """The program ended without a result and will not be restarted. `reason` decides whether the work is tried again."""
 
-
-class MachineFailed(JobFailed):
-    """The program is not to blame: it was killed, found no memory or no store, whenever it was started. Later it may not."""
-
-
-class NoStore(MachineFailed):
-    """The disk or the store was full, or the store away: once it is not, the program goes on from what it has saved."""
-
-
-class RefusedByStore(NoStore):
-    """The store does not take the keys, or has no such bucket: somebody has to change that first."""
+    def __init__(self, message: str, reason: ExitReason = ExitReason.PROGRAM_ERROR) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Compute(ABC):
@@ -157,7 +147,7 @@ class Compute(ABC):
 
         Raises:
             BadConfiguration: the program refused its input; the message says what to do.
-            JobFailed: it ended otherwise without a result.
+            JobFailed: it ended otherwise without a result; its `reason` says why.
         """
         if done := self.result(job):
             follower.line(f"{job.program} {job.id} was done before")
@@ -231,15 +221,9 @@ class Progress:
 
 
 def failure(job: Job, observation: Observation) -> Exception:
-    """The error that an ended job means to the user."""
-    if observation.exit_code == EXIT_BAD_CONFIGURATION:
+    """The error that a failed job means to the user: what to correct, or how often it was tried and why it ended."""
+    reason = observation.reason or ExitReason.UNKNOWN
+    if reason is ExitReason.BAD_CONFIGURATION:
         return BadConfiguration(observation.detail)
-    of_machine = MachineFailed if is_of_machine(observation) else JobFailed
-    of_store = RefusedByStore if REFUSED.search(observation.detail) else NoStore
-    kind = of_store if OF_STORE.search(observation.detail) else of_machine
-    return kind(f"{job.program} {job.id} failed after {counted(observation.attempt, 'attempt')}: {observation.detail}")
-
-
-def is_of_machine(observation: Observation) -> bool:
-    code = observation.exit_code or 0
-    return code in (EXIT_PREEMPTED, EXIT_RESTART) or code > 128 or OF_MACHINE.search(observation.detail) is not None
+    attempts = counted(observation.attempt, "attempt")
+    return JobFailed(f"{job.program} {job.id} failed after {attempts}: {observation.detail}", reason)

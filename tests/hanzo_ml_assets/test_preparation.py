@@ -17,9 +17,10 @@ from hanzo_ml_assets.definitions import definitions
 from hanzo_ml_assets.preparation import PREPARATION_TAG, build_prepared, preparation_job, source_version
 from hanzo_ml_assets.version_tag import VERSION_TAG
 from recipes.canonical_json import canonical_json
+from recipes.contracts.exit_reason import ExitReason
 from recipes.parameters import PrepareParameters, SplitParameters, TokenizeParameters
 from recipes.schema import Result
-from resources.compute.base import MachineFailed
+from resources.compute.base import JobFailed
 from resources.compute.local.backend import LocalCompute
 from resources.derived_versions import Derivation, refuse_unknown_columns
 from resources.errors import HanzoError
@@ -205,14 +206,14 @@ def test_a_preparation_whose_machine_failed_is_not_failed_by_it(
     steps = [dg.AssetKey(["datasets", "sandbox", "prepared"])]
 
     def killed(*_: object) -> Result:
-        raise MachineFailed("prepare failed after 12 attempts: starting again: the object store is away")
+        raise JobFailed("prepare failed after 12 attempts", ExitReason.STORAGE_UNAVAILABLE)
 
     with dg.DagsterInstance.ephemeral() as instance:
         with monkeypatch.context() as patched:
             patched.setattr(LocalCompute, "run", killed)
             tags = {PREPARATION_TAG: asked.id}
             done = job.execute_in_process(instance=instance, asset_selection=steps, tags=tags, raise_on_error=False)
-        assert read_failure(instance, done.dagster_run).errors == {"MachineFailed"}
+        assert read_failure(instance, done.dagster_run).reasons == {ExitReason.STORAGE_UNAVAILABLE}
         assert plane.jobs.read(asked.id).status == "running"
         assert job.execute_in_process(instance=instance, asset_selection=steps, tags=tags).success
     assert plane.jobs.read(asked.id).status == "completed"

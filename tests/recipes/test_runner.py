@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from recipes.contracts.exit_document import ExitDocument
+from recipes.contracts.exit_reason import ExitReason
 from recipes.schema import Job, Program, Result, StoreAddress
 from recipes.store import Store
-from resources.compute.local.backend import NO_ROOM, Exit, read_exit
+from resources.compute.local.backend import NO_ROOM, read_exit
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = {kind: f"hanzo-{kind}" for kind in ("datasets", "checkpoints", "models")}
@@ -19,8 +21,9 @@ OPEN = "[enforce fail at inline_container.cc:747] . open file failed with strerr
 """How torch.save says it."""
 HEAD = """
 import errno
-from recipes.runner import Failed, Preempted, main
+from recipes.runner import Failed, Preempted, Restart, main
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
+from recipes.contracts.exit_reason import ExitReason
 from recipes.schema import BadConfiguration, Result
 from recipes.store import BrokenArtifact
 
@@ -67,7 +70,7 @@ def test_a_thread_that_never_ends_keeps_no_finished_program_alive(
     if code is None:
         assert Result.model_validate_json(Store(job.store).get_bytes(RESULT)).work_digest == job.work_digest
     else:
-        assert said(job) == {"code": code, "message": "it is no model"}
+        assert said(job) == {"code": code, "message": "it is no model", "reason": "program_error"}
 
 
 def test_a_thread_in_the_midst_of_computing_aborts_no_finished_program(job: Job, tmp_path: Path) -> None:
@@ -92,35 +95,55 @@ def test_a_program_that_ends_well_exits_0_with_its_result_in_the_store(job: Job,
 
 
 @pytest.mark.parametrize(
-    ("statement", "code", "line"),
+    ("statement", "code", "reason", "line"),
     [
-        ("raise BadConfiguration('unknown recipe: correct it')", 78, "error: unknown recipe: correct it"),
-        ("raise BrokenArtifact('s3://x has other bytes')", 78, "error: s3://x has other bytes"),
-        ("raise Preempted('checkpoint 3 holds everything')", 143, "error: preempted: checkpoint 3 holds everything"),
-        ("raise StoreUnavailable('no answer')", 75, "error: starting again: the object store gives no answer, or refuses: "),
-        ("raise StoreRefuses('wrong key')", 75, "error: starting again: the object store refuses: wrong key"),
-        ("raise Failed('the command exited with 3: late')", 1, "error: the command exited with 3: late"),
-        ("raise ValueError('first line\\n  second line')", 1, "error: ValueError: first line second line"),
-        ("raise PermissionError(13, 'Permission denied', '/root')", 1, "error: PermissionError: [Errno 13] Permission"),
-        ("raise OSError(errno.ENOSPC, 'No space left on device', '/w')", 1, "error: no space left for /w: free some space"),
-        ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "error: no space left for "),
-        (f"raise RuntimeError({OPEN.format('No space left on device')!r})", 1, "error: no space left for "),
-        (f"raise RuntimeError({OPEN.format('Disk quota exceeded')!r})", 1, "error: no space left for "),
-        (f"raise RuntimeError({OPEN.format('Read-only file system')!r})", 1, "error: the file system of "),
-        ("raise OSError(errno.EROFS, 'Read-only', '/w')", 1, "error: the file system of /w is read-only, "),
-        ("raise Exception('I/O: Read-only file system (os error 30)')", 1, "error: the file system of "),
-        ("raise StoreFull('s3://x/y: no space is left')", 1, "error: no space left for s3://x/y: free some space"),
-        ("return {}['missing']", 1, "error: KeyError: 'missing'"),
-        ("raise SystemExit('bye')", 1, "error: something called sys.exit: bye"),
+        ("raise BadConfiguration('unknown recipe: correct it')", 78, "bad_configuration", "unknown recipe: correct it"),
+        ("raise BrokenArtifact('s3://x has other bytes')", 78, "bad_configuration", "s3://x has other bytes"),
+        ("raise Preempted('checkpoint 3 holds everything')", 143, "preempted", "preempted: checkpoint 3 holds everything"),
+        (
+            "raise StoreUnavailable('no answer')",
+            75,
+            "storage_unavailable",
+            "starting again: the object store gives no answer, or refuses: ",
+        ),
+        ("raise StoreRefuses('wrong key')", 75, "storage_denied", "starting again: the object store refuses: wrong key"),
+        ("raise Failed('the command exited with 3: late')", 1, "program_error", "the command exited with 3: late"),
+        ("raise ValueError('first line\\n  second line')", 1, "program_error", "ValueError: first line second line"),
+        (
+            "raise PermissionError(13, 'Permission denied', '/root')",
+            1,
+            "program_error",
+            "PermissionError: [Errno 13] Permission",
+        ),
+        (
+            "raise OSError(errno.ENOSPC, 'No space left on device', '/w')",
+            1,
+            "storage_full",
+            "no space left for /w: free some space",
+        ),
+        ("raise OSError(errno.EDQUOT, 'Quota exceeded')", 1, "storage_full", "no space left for "),
+        (f"raise RuntimeError({OPEN.format('No space left on device')!r})", 1, "storage_full", "no space left for "),
+        (f"raise RuntimeError({OPEN.format('Disk quota exceeded')!r})", 1, "storage_full", "no space left for "),
+        (f"raise RuntimeError({OPEN.format('Read-only file system')!r})", 1, "storage_read_only", "the file system of "),
+        ("raise OSError(errno.EROFS, 'Read-only', '/w')", 1, "storage_read_only", "the file system of /w is read-only, "),
+        ("raise Exception('I/O: Read-only file system (os error 30)')", 1, "storage_read_only", "the file system of "),
+        ("raise StoreFull('s3://x/y: no space is left')", 1, "storage_full", "no space left for s3://x/y: free some space"),
+        ("raise Restart('on with half the batch')", 75, "restart_requested", "starting again: on with half"),
+        ("raise Restart('the command was killed', ExitReason.KILLED)", 75, "killed", "starting again: the "),
+        ("raise Failed('exit 1: no memory', ExitReason.OUT_OF_MEMORY)", 1, "out_of_memory", "exit 1: no "),
+        ("raise MemoryError('no 9 GB')", 1, "out_of_memory", "MemoryError: no 9 GB"),
+        ("raise RuntimeError('CUDA error: out of memory')", 1, "out_of_memory", "RuntimeError: CUDA error: "),
+        ("return {}['missing']", 1, "program_error", "KeyError: 'missing'"),
+        ("raise SystemExit('bye')", 1, "program_error", "something called sys.exit: bye"),
     ],
 )
 def test_the_exit_code_the_last_line_and_the_exit_file_say_the_same(
-    job: Job, tmp_path: Path, statement: str, code: int, line: str
+    job: Job, tmp_path: Path, statement: str, code: int, reason: str, line: str
 ) -> None:
     done = run(job, tmp_path, statement)
     assert done.returncode == code, done.stderr
-    assert last_error(done).startswith(line)
-    assert said(job) == {"code": code, "message": last_error(done).removeprefix("error: ")}
+    assert last_error(done).startswith(f"error: {line}")
+    assert said(job) == {"code": code, "message": last_error(done).removeprefix("error: "), "reason": reason}
     assert not Store(job.store).list("s3://hanzo-ml/runs/r")
 
 
@@ -133,7 +156,7 @@ def test_a_program_whose_store_went_away_starts_again(job: Job, tmp_path: Path, 
     store.put_bytes("s3://hanzo-models/base/b/model", b"x")
     away = f"import os; os.rename({str(tmp_path / 'objects')!r}, {str(tmp_path / 'away')!r})"
     done = run(job, tmp_path, away, f"raise {end}")
-    assert (done.returncode, said(job)["code"]) == (75, 75), done.stderr
+    assert (done.returncode, said(job)["code"], said(job)["reason"]) == (75, 75, "storage_unavailable"), done.stderr
     assert last_error(done).startswith("error: starting again: the object store is away: ")
 
 
@@ -165,8 +188,8 @@ def test_a_fault_that_nobody_foresaw_keeps_its_traceback_in_the_log(job: Job, tm
 def test_what_no_database_holds_and_a_terminal_acts_on_is_in_no_reason(job: Job, tmp_path: Path) -> None:
     """Half a character, as of a file name that is not UTF-8, is no JSON: the program was taken for killed, and begun."""
     run(job, tmp_path, r"raise ValueError('\x1b[31mbad\x1b[0m\nname \udcff \x00 \x9b2J')")
-    assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J"}
-    assert read_exit(Path(job.work_dir)) == Exit(code=1, message="ValueError: bad name \ufffd \ufffd \ufffd2J")
+    assert said(job) == {"code": 1, "message": "ValueError: bad name \ufffd \ufffd \ufffd2J", "reason": "program_error"}
+    assert read_exit(Path(job.work_dir)) == ExitDocument.model_validate(said(job))
 
 
 FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
@@ -176,16 +199,17 @@ FULL = ("import resource", "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
 def test_one_that_has_no_room_to_say_why_is_not_taken_for_killed(job: Job, tmp_path: Path) -> None:
     done = run(job, tmp_path, *FULL, "raise Failed('it is no model')")
     assert (done.returncode, last_error(done)) == (1, "error: it is no model")
-    assert read_exit(Path(job.work_dir)) == Exit(code=None, message=NO_ROOM)
+    assert read_exit(Path(job.work_dir)) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
     assert [file.name for file in Path(job.work_dir).iterdir()] == ["exit.json"]
     run(job, tmp_path, "raise Failed('closed by peer')")
-    assert read_exit(Path(job.work_dir)) == Exit(code=1, message="closed by peer"), "who has room says what it knows"
+    found = ExitDocument(code=1, message="closed by peer", reason=ExitReason.PROGRAM_ERROR)
+    assert read_exit(Path(job.work_dir)) == found, "who has room says what it knows"
 
 
 @pytest.mark.parametrize("left", ["", '{"code": 1, "mess', "null"])
 def test_what_a_full_disk_cut_short_is_no_reason(tmp_path: Path, left: str) -> None:
     (tmp_path / "exit.json").write_text(left)
-    assert read_exit(tmp_path) == Exit(code=None, message=NO_ROOM)
+    assert read_exit(tmp_path) == ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)
 
 
 def test_a_program_that_is_killed_says_nothing(job: Job, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from resources.metadata.jobs import JobRecord
 from resources.metadata.outbox import Event, now_ms, read_after
 from resources.metadata.tables import events
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.failed_runs import AGAIN_TAG, is_tried_again
+from sensors.failed_runs import RETRY_TAG, is_retried
 from sensors.retries import FAILURE_REASON, may_be_retried, retry
 from sensors.start_submitted_jobs import start_submitted_jobs
 from sensors.start_submitted_preparations import start_submitted_preparations
@@ -150,7 +150,7 @@ def test_one_whose_run_failed_for_good_has_failed(house: House) -> None:
     job = submit(house)
     house.plane.jobs.start(job.id)
     run = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
-    assert not is_tried_again(house.instance, run, house.plane)
+    assert not is_retried(house.instance, run, house.plane)
     found = house.plane.jobs.read(job.id)
     assert found.status == "failed" and run.run_id in found.reason
 
@@ -159,12 +159,12 @@ def test_one_that_was_launched_again_by_hand_and_failed_again_has_failed(house: 
     """It has the tags of the first, and what was decided of that: nobody told its job, and another sensor began it anew."""
     job = submit(house)
     first = dagster_run(house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE"})
-    assert not is_tried_again(house.instance, first, house.plane)
+    assert not is_retried(house.instance, first, house.plane)
     tags = house.instance.get_run_by_id(first.run_id).tags
     house.plane.jobs.start(job.id)
     again = dagster_run(
-        house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE", AGAIN_TAG: tags[AGAIN_TAG]}
+        house, job, dg.DagsterRunStatus.FAILURE, **{FAILURE_REASON: "STEP_FAILURE", RETRY_TAG: tags[RETRY_TAG]}
     )
-    assert not is_tried_again(house.instance, again, house.plane)
+    assert not is_retried(house.instance, again, house.plane)
     found = house.plane.jobs.read(job.id)
     assert found.status == "failed" and again.run_id in found.reason

@@ -9,18 +9,20 @@ from sqlalchemy.exc import OperationalError
 
 from hanzo_ml_assets.dataset import SPLITS
 from hanzo_ml_assets.definitions import definitions
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from hanzo_ml_assets.preparation import PREPARATION_TAG
 from hanzo_ml_assets.version_tag import tags_of
 from recipes.buckets import StoreUnavailable
 from recipes.canonical_json import canonical_json
+from recipes.contracts.exit_reason import ExitReason
 from recipes.schema import BadConfiguration
-from resources.compute.base import JobFailed, MachineFailed
+from resources.compute.base import JobFailed
 from resources.ingest.create import create_version
 from resources.metadata.datasets import DatasetVersion
 from resources.metadata.jobs import PREPARATION
 from sensors import failed_runs
 from sensors import retry_dead_runs as sensor
-from sensors.failed_runs import MAX_AGAIN
+from sensors.failed_runs import MAX_ERROR_RETRIES
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.split_new_versions import split_new_versions
@@ -36,9 +38,9 @@ CASES = pytest.mark.parametrize(
     ("error", "tried", "again"),
     [
         (StoreUnavailable("no answer"), 0, True),
-        (DATABASE_AWAY, MAX_AGAIN - 1, True),
-        (MachineFailed("it failed after 12 attempts: starting again: the store gives no answer"), 0, True),
-        (StoreUnavailable("no answer"), MAX_AGAIN, False),
+        (DATABASE_AWAY, MAX_ERROR_RETRIES - 1, True),
+        (JobFailed("it failed after 12 attempts", ExitReason.RESTART_REQUESTED), 0, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES, False),
         (JobFailed("it failed after 1 attempt: KeyError: 'x'"), 0, False),
         (BadConfiguration("line 3 is no JSON"), 0, False),
     ],
@@ -48,7 +50,7 @@ CASES = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensor, "AGAIN_PAUSE", timedelta(0))
+    monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(0))
 
 
 def fail(house: House, keys: list[str], error: Exception, partition: str | None = None, **tags: str) -> str:
@@ -56,6 +58,7 @@ def fail(house: House, keys: list[str], error: Exception, partition: str | None 
 
     def failing(key: str) -> dg.AssetsDefinition:
         @dg.asset(key=key.split("/"), partitions_def=partitions)
+        @reports_exit_reason
         def step() -> None:
             raise error
 
@@ -106,13 +109,13 @@ def test_a_preparation_that_was_cancelled_meanwhile_does_not_go_on(house: House,
     asked = house.plane.jobs.submit(name="p", config={}, user="u", organization="default", type=PREPARATION)
     fail(house, [PREPARED], StoreUnavailable("no answer"), **{PREPARATION_TAG: asked.id})
     with monkeypatch.context() as patched:
-        patched.setattr(sensor, "AGAIN_PAUSE", timedelta(hours=1))
+        patched.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
         assert house.tick(retry_dead_runs) == []
     house.plane.jobs.cancel(asked.id)
     assert house.tick(retry_dead_runs) == []
 
 
-@pytest.mark.parametrize("pause", ["AGAIN_PAUSE", "SETTLED"])
+@pytest.mark.parametrize("pause", ["ERROR_RETRY_PAUSE", "SETTLED"])
 def test_a_split_waits_before_it_is_tried_again(house: House, monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
     monkeypatch.setattr(sensor, pause, timedelta(hours=1))
     split(house, house.dataset(split=False), StoreUnavailable("no answer"))
@@ -135,7 +138,7 @@ def test_a_job_waits_while_its_data_is_tried_again_and_fails_with_it(house: Hous
         assert house.tick(start_submitted_jobs) == []
         assert house.plane.jobs.read("job-1").status == "queued"
         assert house.tick(retry_dead_runs), "nobody takes it up in this test"
-    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES: str(MAX_AGAIN)})
+    last = split(house, version, StoreUnavailable("no answer"), **{RETRIES: str(MAX_ERROR_RETRIES)})
     assert house.tick(retry_dead_runs) == []
     assert house.tick(start_submitted_jobs) == []
     job = house.plane.jobs.read("job-1")
@@ -159,7 +162,7 @@ def test_a_job_on_data_that_failed_longer_ago_than_anybody_looks_fails(
 @pytest.mark.parametrize("step", ["version", "prepared", "evaluation", "checkpoint"])
 def test_a_failed_run_s_log_is_read_once(house: House, monkeypatch: pytest.MonkeyPatch, step: str, again: bool) -> None:
     """One that waited for its next try was read twice at each look, which is every few seconds."""
-    monkeypatch.setattr(sensor, "AGAIN_PAUSE", timedelta(hours=1))
+    monkeypatch.setattr(sensor, "ERROR_RETRY_PAUSE", timedelta(hours=1))
     error = StoreUnavailable("no answer") if again else ValueError("the user's")
     if step == "version":
         split(house, house.dataset(split=False), error)

@@ -44,7 +44,7 @@ from sensors import retry_dead_runs as dead_runs
 from sensors.cancel_terminated_jobs import cancel_terminated_jobs
 from sensors.deploy_promotions import deploy_promotions
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.failed_runs import is_tried_again
+from sensors.failed_runs import is_retried
 from sensors.list_clicked_runs import list_clicked_runs
 from sensors.retries import FAILURE_REASON, MAX_RETRIES, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
@@ -570,7 +570,7 @@ def test_a_run_that_failed_for_good_is_told_once(house: House, steps: tuple[str,
     run = house.instance.get_run_by_id(failed_run(house, steps, "job-1"))
     assert run is not None
     for _ in range(2):
-        assert not is_tried_again(house.instance, run, house.plane)
+        assert not is_retried(house.instance, run, house.plane)
     job = house.plane.jobs.read("job-1")
     assert job.status == status
     assert run.run_id in job.reason
@@ -587,7 +587,7 @@ def test_a_failed_run_says_nothing_while_another_goes_on(house: House, failed: s
     runs = [failed_run(house, ("checkpoint",), "job-1", status) for status in (other, dg.DagsterRunStatus.FAILURE)]
     run = house.instance.get_run_by_id(runs[failed == "newer"])
     assert run is not None
-    assert not is_tried_again(house.instance, run, house.plane)
+    assert not is_retried(house.instance, run, house.plane)
     assert house.plane.jobs.read("job-1").status == "running"
 
 
@@ -797,7 +797,7 @@ def test_a_deployment_that_stopped_half_way_is_tried_again_and_one_that_was_deci
     promotion = house.promote(house.register("job-1").version)
     if status:
         house.begin_deployment(1, promotion, status)
-    monkeypatch.setattr(dead_runs, "PAUSE", timedelta(minutes=pause))
+    monkeypatch.setattr(dead_runs, "DEPLOYMENT_RETRY_PAUSE", timedelta(minutes=pause))
     run = failed_run(house, ("deployment",), "job-1", **{RETRIES: str(before)})
     requests = house.tick(retry_dead_runs)
     assert [(request.partition_key, request.tags[RETRY_OF]) for request in requests] == [("job-1", run)] * tried

@@ -5,11 +5,14 @@ from datetime import timedelta
 import dagster as dg
 import pytest
 
+from hanzo_ml_assets.failure_reason import reports_exit_reason
 from recipes.buckets import StoreUnavailable
-from resources.compute.base import MachineFailed, NoStore, Observation, Phase, RefusedByStore, failure
+from recipes.contracts.exit_reason import ExitReason
+from recipes.schema import BadConfiguration
+from resources.compute.base import JobFailed, Observation, Phase, failure
 from resources.metadata.outbox import read_after
 from sensors import retry_dead_runs as retries
-from sensors.failed_runs import MAX_AGAIN
+from sensors.failed_runs import MAX_ERROR_RETRIES
 from sensors.retries import FAILURE_REASON, RETRIES, RETRY_OF
 from sensors.retry_dead_runs import retry_dead_runs
 from sensors.runs_of_jobs import PRIORITY_TAG
@@ -25,6 +28,7 @@ def evaluate(house: House, error: Exception, **tags: str) -> str:
     """A run of the evaluation of job-1 that ends with this error; returns its id."""
 
     @dg.asset(key=KEY, partitions_def=dg.DynamicPartitionsDefinition(name=f"{MODEL}-runs"))
+    @reports_exit_reason
     def evaluation() -> None:
         raise error
 
@@ -42,7 +46,7 @@ def evaluate(house: House, error: Exception, **tags: str) -> str:
 
 @pytest.fixture
 def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(retries, "AGAIN_PAUSE", timedelta(0))
+    monkeypatch.setattr(retries, "ERROR_RETRY_PAUSE", timedelta(0))
     house.submit("job-1")
     house.complete("job-1")
     return house
@@ -51,9 +55,9 @@ def trained(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
 @pytest.mark.parametrize(
     ("error", "tried", "again"),
     [
-        (MachineFailed("evaluate job-1 failed after 12 attempts: killed"), 0, True),
-        (StoreUnavailable("no answer"), MAX_AGAIN - 1, True),
-        (StoreUnavailable("no answer"), MAX_AGAIN, False),
+        (JobFailed("evaluate job-1 failed after 12 attempts: killed", ExitReason.KILLED), 0, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES - 1, True),
+        (StoreUnavailable("no answer"), MAX_ERROR_RETRIES, False),
         (ValueError("the model gives no finite logits"), 0, False),
     ],
     ids=["killed", "store-away", "too-often", "users"],
@@ -72,45 +76,27 @@ def test_it_is_tried_again_where_the_machine_is_to_blame(trained: House, error: 
     assert told == [reason]
 
 
-@pytest.mark.parametrize(
-    ("detail", "code", "of_machine"),
-    [
-        ("killed by the kernel, for want of memory", None, True),
-        ("the container was ended", 137, True),
-        ("starting again: the store gives no answer", 75, True),
-        ("torch.OutOfMemoryError: CUDA out of memory", 1, True),
-        ("it took longer than schedule.max_duration, 1h", None, False),
-        ("ValueError: the answer was killed by a filter", 1, False),
-    ],
-)
-def test_whose_reason_it_is(commands: Commands, detail: str, code: int | None, of_machine: bool) -> None:
-    problem = failure(commands.job(""), Observation(Phase.FAILED, 12, detail, code))
-    assert isinstance(problem, MachineFailed) == of_machine
+@pytest.mark.parametrize("reason", ExitReason)
+def test_only_the_reason_decides_whether_an_evaluation_is_retried(trained: House, reason: ExitReason) -> None:
+    """Neither what the message says nor how the exception's class is called."""
+
+    class RenamedFailure(JobFailed):
+        pass
+
+    evaluate(trained, RenamedFailure("no space left, killed, out of memory", reason))
+    assert len(trained.tick(retry_dead_runs)) == reason.is_infrastructure
 
 
-@pytest.mark.parametrize(
-    ("detail", "code", "no_store"),
-    [
-        ("no space left for /scratch/state.pt: free some space, then retry; nothing saved so far is lost", 1, True),
-        ("starting again: the object store gives no answer, or refuses: s3://hanzo-ml: Read-only file system", 75, True),
-        ("ValueError: there is no space left in the line", 1, False),
-        ("starting again: on with half the batch", 75, False),
-        ("killed by the kernel, for want of memory", None, False),
-    ],
-)
-def test_what_had_no_store_is_told_from_others(commands: Commands, detail: str, code: int | None, no_store: bool) -> None:
-    problem = failure(commands.job(""), Observation(Phase.FAILED, 1, detail, code))
-    assert isinstance(problem, NoStore) == no_store
-
-
-@pytest.mark.parametrize(
-    ("said", "refused"), [("refuses: s3://x: no bucket", True), ("gives no answer, or refuses: x", False)]
-)
-def test_a_store_that_refuses_for_good_is_told_from_one_that_is_away(commands: Commands, said: str, refused: bool) -> None:
-    observation = Observation(Phase.FAILED, 12, f"starting again: the object store {said}", 75)
-    assert isinstance(failure(commands.job(""), observation), RefusedByStore) == refused
+@pytest.mark.parametrize("reason", ExitReason)
+def test_a_failed_job_raises_its_reason_and_bad_configuration_its_own_words(commands: Commands, reason: ExitReason) -> None:
+    problem = failure(commands.job(""), Observation(Phase.FAILED, 12, "killed: no space left", reason))
+    if reason is ExitReason.BAD_CONFIGURATION:
+        assert isinstance(problem, BadConfiguration) and str(problem) == "killed: no space left"
+    else:
+        assert isinstance(problem, JobFailed) and problem.reason is reason
+        assert str(problem).endswith("failed after 12 attempts: killed: no space left")
 
 
 @pytest.mark.parametrize(("attempt", "counted"), [(1, "after 1 attempt:"), (2, "after 2 attempts:")])
 def test_attempts_are_counted_in_words(commands: Commands, attempt: int, counted: str) -> None:
-    assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", 1)))
+    assert counted in str(failure(commands.job(""), Observation(Phase.FAILED, attempt, "no", ExitReason.PROGRAM_ERROR)))

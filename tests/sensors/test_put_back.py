@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from sensors.evaluate_completed_jobs import evaluate_completed_jobs
-from sensors.failed_runs import AGAIN_TAG, NO
+from sensors.failed_runs import NO, RETRY_TAG
 from sensors.go_on_with_put_back_jobs import go_on_with_put_back_jobs
 from sensors.retries import RETRY_OF
 from sensors.sensor import Sensor
@@ -60,7 +60,7 @@ def run_keys(house: House, *sensors: Sensor) -> list[str | None]:
     return [request.run_key for sensor in sensors for request in house.tick(sensor)]
 
 
-@pytest.mark.parametrize(("status", "tags"), [(SUCCESS, {}), (FAILURE, {AGAIN_TAG: NO})])
+@pytest.mark.parametrize(("status", "tags"), [(SUCCESS, {}), (FAILURE, {RETRY_TAG: NO})])
 def test_a_job_whose_run_has_ended_goes_on_once(house: House, status: dg.DagsterRunStatus, tags: dict[str, str]) -> None:
     house.submit("job-1")
     house.plane.jobs.start("job-1")
@@ -85,7 +85,7 @@ def test_a_run_that_is_launched_again_by_hand_gets_no_second_one_beside_it(house
     house.submit("job-1")
     house.plane.jobs.start("job-1")
     first = run_of(house, "job-1", FAILURE)
-    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{AGAIN_TAG: f"{NO} {first}"})
+    run_of(house, "job-1", dg.DagsterRunStatus.STARTED, **{RETRY_TAG: f"{NO} {first}"})
     assert house.tick(go_on_with_put_back_jobs) == []
 
 

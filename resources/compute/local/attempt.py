@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from recipes.contracts.exit_reason import ExitReason
 from recipes.store import MANIFEST
 from resources.compute.local.work_folder import ATTEMPT_FILE, CHECKPOINTS_FOLDER
 from resources.detached import LOG
@@ -23,7 +24,7 @@ class Start(BaseModel, frozen=True):
     faults: int
     used: float | None = None
     detail: str = ""
-    code: int | None = None
+    reason: ExitReason | None = None
 
 
 def made_progress(work: Path) -> bool:

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from recipes.contracts.exit_document import ExitDocument
+from recipes.contracts.exit_reason import ExitReason
 from recipes.job_processes import end_processes
-from recipes.schema import EXIT_FILE, EXIT_PREEMPTED, EXIT_RESTART, MEMORY_RAN_OUT, BadConfiguration, Job, Program
+from recipes.schema import EXIT_FILE, MEMORY_RAN_OUT, BadConfiguration, Job, Program
 from resources.compute.base import GRACE_SECONDS, MAX_RESTARTS, POLL_SECONDS, Compute, Observation, Phase
 from resources.compute.credentials import Credentials
 from resources.compute.job_key import JobKey
@@ -34,13 +37,10 @@ from resources.services import SOURCE
 from resources.settings import Settings
 
 NO_ROOM = "it ended by itself, and found no room to say why: free some space; the end of its log may say more"
-
-
-class Exit(BaseModel):
-    """What the program said as it ended; a killed one says nothing, and one without room nothing but that it ended."""
-
-    code: int | None
-    message: str
+KILL_MESSAGES = {
+    ExitReason.KILLED: "killed",
+    ExitReason.OOM_KILLED: "killed by the kernel, for want of memory",
+}
 
 
 class LocalCompute(Compute):
@@ -111,7 +111,7 @@ class LocalCompute(Compute):
             if descriptor is None:
                 return Observation(Phase.RUNNING, attempt)
             if self.result(job):
-                return Observation(Phase.SUCCEEDED, attempt)
+                return Observation(Phase.SUCCEEDED, attempt, reason=ExitReason.COMPLETED)
             if (work / QUEUED_START_FILE).exists():
                 queued = Start.model_validate_json((work / QUEUED_START_FILE).read_bytes())
                 return self._start(job, work, descriptor, queued)
@@ -119,17 +119,16 @@ class LocalCompute(Compute):
                 terminate_leftovers(job)
                 limit = job.schedule.max_duration
                 detail = f"it took longer than schedule.max_duration, {limit}: what it saved stays, give it more time"
-                return Observation(Phase.FAILED, attempt, detail)
-            ended = read_exit(work)
-            detail = ended.message if ended else end_of_killed(work)
-            code = ended.code if ended else None
+                record_exit(work, ExitReason.TIMED_OUT, detail)
+                return Observation(Phase.FAILED, attempt, detail, ExitReason.TIMED_OUT)
+            ended = read_exit(work) or record_kill(work)
             before = 0 if made_progress(work) else read_number(work / FAILED_ATTEMPTS_FILE)
-            faults = before + (code != EXIT_PREEMPTED)
-            if code not in (None, EXIT_PREEMPTED, EXIT_RESTART) or faults > self.max_restarts:
-                terminate_leftovers(job)
-                return Observation(Phase.FAILED, attempt, detail, code)
+            faults = before + ended.reason.counts
             terminate_leftovers(job)  # they would compute on GPUs that are leased to another job by then
-            return self._start(job, work, descriptor, Start(attempt=attempt + 1, faults=faults, detail=detail, code=code))
+            if not ended.reason.restarts or faults > self.max_restarts:
+                return Observation(Phase.FAILED, attempt, ended.message, ended.reason)
+            begin = Start(attempt=attempt + 1, faults=faults, detail=ended.message, reason=ended.reason)
+            return self._start(job, work, descriptor, begin)
 
     def cancel(self, job: JobKey) -> None:
         work = self.folder(job)
@@ -172,7 +171,7 @@ class LocalCompute(Compute):
                     used = now - read_start(work) if begin.attempt > 1 else None
                     write_json(queued, begin.model_copy(update={"used": used}).model_dump())
                 detail = "; ".join(filter(None, (self.admission.describe_wait(job), begin.detail)))
-                return Observation(Phase.PENDING, begin.attempt, detail)
+                return Observation(Phase.PENDING, begin.attempt, detail, begin.reason)
             # Before any file changes: while the metadata is unavailable, this does not count as an attempt.
             env = {**environment(job), **self.credentials.issue(job), **lease.variables}
             if begin.attempt == 1:
@@ -188,7 +187,7 @@ class LocalCompute(Compute):
             write_json(work / MEMORY_KILLS_FILE, memory_kills())
             start(command(job, work / JOB_FILE), work, descriptor, cwd=self.source, env=env, besides=lease.locks)
         phase = Phase.RESTARTING if begin.attempt > 1 else Phase.RUNNING
-        return Observation(phase, begin.attempt, begin.detail, begin.code)
+        return Observation(phase, begin.attempt, begin.detail, begin.reason)
 
 
 def open_backend(settings: Settings, credentials: Credentials) -> LocalCompute:
@@ -211,13 +210,21 @@ def write_document(job: Job, path: Path) -> None:
     write_json(path, job.model_dump(mode="json"))
 
 
-def end_of_killed(work: Path) -> str:
-    """How the newest attempt ended that did not live to say so. Where memory ran out, the next one is told."""
+def record_kill(work: Path) -> ExitDocument:
+    """The exit document of an attempt that was killed before it could write one. After OOM, recovery is asked for."""
     counted = work / MEMORY_KILLS_FILE
     if not counted.is_file() or memory_kills() <= int(counted.read_text()):
-        return "killed"
+        return record_exit(work, ExitReason.KILLED, KILL_MESSAGES[ExitReason.KILLED])
     (work / MEMORY_RAN_OUT).touch()
-    return "killed by the kernel, for want of memory"
+    return record_exit(work, ExitReason.OOM_KILLED, KILL_MESSAGES[ExitReason.OOM_KILLED])
+
+
+def record_exit(work: Path, reason: ExitReason, message: str) -> ExitDocument:
+    """Write why the supervisor counts the newest attempt as ended. On a full disk the answer alone has it."""
+    document = ExitDocument(code=None, message=message, reason=reason)
+    with suppress(OSError):
+        write_json(work / EXIT_FILE, document.model_dump(mode="json"))
+    return document
 
 
 def terminate_leftovers(job: JobKey) -> None:
@@ -226,11 +233,11 @@ def terminate_leftovers(job: JobKey) -> None:
         end_processes(job.id)
 
 
-def read_exit(work: Path) -> Exit | None:
-    """How the newest attempt ended, where it lived to say so."""
+def read_exit(work: Path) -> ExitDocument | None:
+    """How the newest attempt ended; None where it was killed before it could write that down."""
     try:
-        return Exit.model_validate_json((work / EXIT_FILE).read_bytes())
+        return ExitDocument.model_validate_json((work / EXIT_FILE).read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
-        return Exit(code=None, message=NO_ROOM)
+        return ExitDocument(code=None, message=NO_ROOM, reason=ExitReason.UNKNOWN)

@@ -20,6 +20,7 @@ from recipes.command import environment, storing
 from recipes.command.folders import own_copy
 from recipes.command.job import CommandJob
 from recipes.command.states import States
+from recipes.contracts.exit_reason import ExitReason
 from recipes.job_processes import MARK, end_processes, is_of, processes
 from recipes.manifest import Artifact
 from recipes.schema import BadConfiguration, Job, StoreAddress
@@ -142,23 +143,29 @@ def test_what_a_script_prints_is_in_the_log_while_it_runs(compute: LocalCompute,
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "message", "reason"),
     [
         (
             "import sys\nprint('x', file=sys.stderr)\nraise ValueError('no such column')",
             "exited with 1: ValueError: no ",
+            ExitReason.PROGRAM_ERROR,
         ),
-        ("import sys\nprint('it is too late', file=sys.stderr)\nsys.exit(3)", "exited with 3: it is too late"),
-        ("raise SystemExit(4)", "exited with 4: it wrote nothing to stderr"),
+        (
+            "import sys\nprint('it is too late', file=sys.stderr)\nsys.exit(3)",
+            "exited with 3: it is too late",
+            ExitReason.PROGRAM_ERROR,
+        ),
+        ("raise SystemExit(4)", "exited with 4: it wrote nothing to stderr", ExitReason.PROGRAM_ERROR),
+        ("raise MemoryError('9 GB')", "exited with 1: MemoryError: 9 GB", ExitReason.OUT_OF_MEMORY),
     ],
 )
 def test_an_error_of_the_script_is_not_tried_again_and_is_the_reason(
-    compute: LocalCompute, house: House, script: str, reason: str
+    compute: LocalCompute, house: House, script: str, message: str, reason: ExitReason
 ) -> None:
     job = house.job(f"print('begun')\n{script}")
     with pytest.raises(JobFailed, match="failed after 1 attempt") as failed:
         compute.run(job, house.follower)
-    assert reason in str(failed.value)
+    assert message in str(failed.value) and failed.value.reason is reason
     assert house.said().count("begun") == 1
     assert "recipes/command/" not in "\n".join(house.lines), "no traceback of ours"
 
@@ -264,8 +271,9 @@ def test_on_another_machine_it_finds_what_was_left_on_the_first(house: House, br
     """Or nothing, where what is in the store is not what was published; then it is published anew."""
     once = LocalCompute(house.jobs, source=ROOT, max_restarts=0, poll_seconds=0.02)
     job = house.job(STAYING)
-    with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)"):
+    with pytest.raises(JobFailed, match=r"killed \(SIGKILL\)") as failed:
         once.run(job, house.follower)
+    assert failed.value.reason is ExitReason.KILLED
     state = house.state()
     assert state is not None
     if broken:

@@ -21,6 +21,7 @@ from recipes import schema
 from recipes import train as program
 from recipes.checkpoints import Checkpoints
 from recipes.incidents import Diverged, Incidents, NotCompiled, NotDeterministic, OutOfMemory, read_incidents, write_incident
+from recipes.platform_errors import is_out_of_memory
 from recipes.runner import Restart
 from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Tracking
 from recipes.training.compilation import failed_to_compile
@@ -28,7 +29,6 @@ from recipes.training.determinism import compute_alike_each_time, compute_with_w
 from recipes.training.group import Group
 from recipes.training.healing import restart_after
 from recipes.training.logged import LogToTracking
-from recipes.training.out_of_memory import is_out_of_memory
 from tests.api.server_process import ServerProcess
 from tests.recipes.training.place import CHECKPOINTS, Place, facts, pending_in
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hanzo_ml_assets.control_plane import ControlPlane
+from recipes.contracts.exit_reason import ExitReason
 from recipes.counted import counted
 from recipes.schema import Distributed, Hardware, Job, Program, StoreAddress
 from resources.compute.base import MAX_RESTARTS, Observation, Phase
@@ -171,11 +172,11 @@ def test_one_that_is_killed_goes_on_with_the_next_gpus_that_are_free(tmp_path: P
         os.kill(json.loads((Path(killed.work_dir) / PID).read_text()), signal.SIGKILL)
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
-        waiting = Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1; killed")
+        waiting = Observation(Phase.PENDING, 2, "waits for GPUs of this machine: 1 of 1; killed", ExitReason.KILLED)
         assert [there.compute.observe(killed) for _ in range(2)] == [waiting] * 2
         time.sleep(0.5)
         there.end(other)
-        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
+        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed", ExitReason.KILLED)
         assert float((Path(killed.work_dir) / TIME_START_FILE).read_text()) >= began + 0.5, (
             "what it waited is no time of its own"
         )
@@ -255,16 +256,16 @@ def test_a_job_that_starts_again_waits_for_its_turn_and_uses_none_of_its_time(tm
         until("the other one's turn", lambda: there.phase(other) is Phase.RUNNING)
         began = float((Path(killed.work_dir) / TIME_START_FILE).read_text())
         assert there.phase(last) is Phase.PENDING
-        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(1, 1)}; killed")
+        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(1, 1)}; killed", ExitReason.KILLED)
         there.compute.cancel(cancelled)
         time.sleep(0.5)
         there.end(other)
-        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(0, 1)}; killed"), (
+        assert there.compute.observe(killed) == Observation(Phase.PENDING, 2, f"{turn(0, 1)}; killed", ExitReason.KILLED), (
             "another waits longer"
         )
         assert there.phase(last) is Phase.RUNNING
         there.end(last)
-        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed")
+        assert there.compute.observe(killed) == Observation(Phase.RESTARTING, 2, "killed", ExitReason.KILLED)
         assert float((Path(killed.work_dir) / TIME_START_FILE).read_text()) >= began + 0.5
         there.end(killed)
 

@@ -18,7 +18,18 @@ from typing import Any
 import pytest
 
 from recipes.assignment import SPLITS
-from recipes.schema import MEMORY_RAN_OUT, BadConfiguration, Distributed, Job, Program, Result, Schedule, StoreAddress
+from recipes.contracts.exit_reason import ExitReason
+from recipes.schema import (
+    EXIT_FILE,
+    MEMORY_RAN_OUT,
+    BadConfiguration,
+    Distributed,
+    Job,
+    Program,
+    Result,
+    Schedule,
+    StoreAddress,
+)
 from recipes.store import Store
 from resources.compute import base
 from resources.compute.base import Follower, JobFailed, Observation, Phase, truncate_lines
@@ -26,7 +37,7 @@ from resources.compute.job_key import JobRef
 from resources.compute.local import backend, command
 from resources.compute.local.backend import LocalCompute
 from resources.compute.local.memory_kills import memory_kills
-from resources.compute.local.work_folder import TIME_START_FILE, work_folder
+from resources.compute.local.work_folder import FAILED_ATTEMPTS_FILE, TIME_START_FILE, work_folder
 from resources.detached import LOG, PID, is_running, read_pid
 from tests.recipes.json_lines import write_json_lines
 
@@ -163,8 +174,9 @@ def test_of_very_many_lines_at_once_the_last_are_told_and_how_many_more_there_ar
 def test_a_job_that_takes_too_long_is_ended_and_may_be_given_more_time(compute: LocalCompute, job_that: Any) -> None:
     job = job_that("term", schedule=Schedule(max_duration="4s"))
     seen = Watcher()
-    with pytest.raises(JobFailed, match=r"it took longer than schedule.max_duration, 4s: what it saved stays"):
+    with pytest.raises(JobFailed, match=r"it took longer than schedule.max_duration, 4s: what it saved stays") as failed:
         compute.run(job, seen.follower)
+    assert failed.value.reason is ExitReason.TIMED_OUT
     assert "asked to stop" in seen.lines[-1] and starts(job) == 1
     assert not is_running(Path(job.work_dir))
     go_on(job)
@@ -306,7 +318,7 @@ def test_a_program_that_is_killed_starts_again(compute: LocalCompute, job_that: 
     until("its start", lambda: starts(job) == 1)
     kill(job)
     until("its end", lambda: not is_running(Path(job.work_dir)))
-    assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed")
+    assert compute.observe(job) == Observation(Phase.RESTARTING, 2, "killed", ExitReason.KILLED)
     go_on(job)
     assert compute.run(job, Watcher().follower).metrics == {"starts": 2.0}
 
@@ -320,14 +332,75 @@ def test_a_program_that_the_kernel_ended_for_want_of_memory_is_told_as_it_starts
     monkeypatch.setattr(backend, "memory_kills", lambda: memory_kills(vmstat))
     job = job_that("wait")
     compute.submit(job)
-    for counted, detail in ((3, "killed"), (4, "killed by the kernel, for want of memory"), (4, "killed")):
+    for counted, detail, reason in (
+        (3, "killed", ExitReason.KILLED),
+        (4, "killed by the kernel, for want of memory", ExitReason.OOM_KILLED),
+        (4, "killed", ExitReason.KILLED),
+    ):
         (Path(job.work_dir) / MEMORY_RAN_OUT).unlink(missing_ok=True)
         until("its start", lambda: read_pid(Path(job.work_dir)))
         kill(job)
         until("its end", lambda: not is_running(Path(job.work_dir)))
         vmstat.write_text(f"nr_free_pages 12\noom_kill {counted}\n")
-        assert compute.observe(job).detail == detail
-        assert (Path(job.work_dir) / MEMORY_RAN_OUT).exists() == (detail != "killed")
+        seen = compute.observe(job)
+        assert (seen.detail, seen.reason) == (detail, reason)
+        assert (Path(job.work_dir) / MEMORY_RAN_OUT).exists() == (reason is ExitReason.OOM_KILLED)
+
+
+def wait_for_exit(job: Job, *, writing: dict[str, object] | None) -> None:
+    """Wait until the job's program is killed; with `writing`, as if it had ended by itself and left this exit document."""
+    work = Path(job.work_dir)
+    until("its start", lambda: starts(job))
+    kill(job)
+    until("its end", lambda: not is_running(work))
+    if writing is not None:
+        (work / EXIT_FILE).write_text(json.dumps(writing))
+
+
+@pytest.mark.parametrize("reason", ExitReason)
+def test_only_the_reason_decides_whether_a_program_restarts(
+    compute: LocalCompute, job_that: Any, reason: ExitReason
+) -> None:
+    """Neither its exit code nor what its message says."""
+    job = job_that("wait")
+    compute.submit(job)
+    wait_for_exit(job, writing={"code": 78, "message": "starting again: killed, no space left", "reason": reason})
+    phase, attempt = (Phase.RESTARTING, 2) if reason.restarts else (Phase.FAILED, 1)
+    seen = compute.observe(job)
+    assert seen == Observation(phase, attempt, "starting again: killed, no space left", reason)
+    assert int((Path(job.work_dir) / FAILED_ATTEMPTS_FILE).read_text()) == (reason.restarts and reason.counts)
+    compute.cancel(job)
+
+
+@pytest.mark.parametrize(
+    ("document", "phase", "reason"),
+    [
+        ({"code": 75, "message": "starting again: on with half"}, Phase.RESTARTING, ExitReason.RESTART_REQUESTED),
+        ({"code": 143, "message": "preempted: checkpoint 1"}, Phase.RESTARTING, ExitReason.PREEMPTED),
+        ({"code": 1, "message": "no space left for /w: free some"}, Phase.FAILED, ExitReason.STORAGE_FULL),
+        ({"code": 78, "message": "unknown recipe"}, Phase.FAILED, ExitReason.BAD_CONFIGURATION),
+    ],
+)
+def test_document_of_a_program_of_an_older_release_is_classified_by_its_code_and_message(
+    compute: LocalCompute, job_that: Any, document: dict[str, object], phase: Phase, reason: ExitReason
+) -> None:
+    """It was running while the control plane was upgraded."""
+    job = job_that("wait")
+    compute.submit(job)
+    wait_for_exit(job, writing=document)
+    seen = compute.observe(job)
+    assert (seen.phase, seen.reason) == (phase, reason)
+    compute.cancel(job)
+
+
+def test_the_supervisor_writes_the_reason_of_a_killed_program(source: Path, job_that: Any) -> None:
+    compute = LocalCompute(source=source, max_restarts=0, poll_seconds=0.02)
+    job = job_that("die")
+    with pytest.raises(JobFailed, match="killed") as failed:
+        compute.run(job, Watcher().follower)
+    assert failed.value.reason is ExitReason.KILLED
+    written = json.loads((Path(job.work_dir) / EXIT_FILE).read_text())
+    assert written == {"code": None, "message": "killed", "reason": "killed"}
 
 
 def test_this_kernel_says_how_often_memory_ran_out() -> None:
@@ -338,7 +411,7 @@ def test_this_kernel_says_how_often_memory_ran_out() -> None:
 def test_a_program_that_saved_and_left_starts_again(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("preempted once"), seen.follower).metrics == {"starts": 2.0}
-    assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", 143) in seen.phases
+    assert Observation(Phase.RESTARTING, 2, "preempted: checkpoint 1 holds everything", ExitReason.PREEMPTED) in seen.phases
 
 
 def test_to_be_preempted_often_is_no_failure(compute: LocalCompute, job_that: Any) -> None:
@@ -350,7 +423,10 @@ def test_to_be_preempted_often_is_no_failure(compute: LocalCompute, job_that: An
 def test_a_program_that_asks_to_be_started_again_is(compute: LocalCompute, job_that: Any) -> None:
     seen = Watcher()
     assert compute.run(job_that("restart once"), seen.follower).metrics == {"starts": 2.0}
-    assert Observation(Phase.RESTARTING, 2, "starting again: on with half the batch", 75) in seen.phases
+    assert (
+        Observation(Phase.RESTARTING, 2, "starting again: on with half the batch", ExitReason.RESTART_REQUESTED)
+        in seen.phases
+    )
 
 
 def test_a_program_that_always_dies_fails_after_its_restarts(compute: LocalCompute, job_that: Any) -> None:

@@ -1,0 +1,63 @@
+"""Errors of the kernel, CUDA and libraries, recognized by number, class or text.
+
+The only place that reads third-party text to classify why a program ended; what an object store answers is read where it is
+asked (`recipes.buckets`). Does not import torch: preparation and validation run without it.
+"""
+
+import errno
+import os
+import re
+
+from recipes.contracts.exit_reason import ExitReason
+
+ALLOCATION_FAILED = re.compile(
+    "DefaultCPUAllocator: can't allocate memory|CUDA out of memory|CUDA (driver )?error: out of memory"
+    "|Cuda failure ([0-9]+ )?'out of memory'|Failed to CUDA calloc|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory",
+    re.IGNORECASE,
+)
+"""PyTorch has an exception of its own for its caching allocator on GPUs alone. The CPU, the CUDA driver, NCCL, cuBLAS, cuDNN
+and Triton, and the allocator during compilation, raise others with these words. Of NCCL's messages PyTorch passes on only
+the last: since 2.20 the one with the error's number, or with the size of the allocation."""
+
+MENTIONS_MEMORY = re.compile("out of memory|OutOfMemory|MemoryError", re.IGNORECASE)
+"""Wider than what recovery acts on: how any library, or a user's script, reports it as the error that ended the program."""
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TORCH_SAVE_TRUNCATED = re.compile("inline_container.* unexpected pos|iostream error")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: the same work in smaller parts may fit."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or ALLOCATION_FAILED.search(str(error)) is not None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return has_errno(error, *DISK_FULL) or TORCH_SAVE_TRUNCATED.search(str(error)) is not None
+
+
+def has_errno(error: BaseException, *numbers: int) -> bool:
+    """Whether it is a kernel error with one of those numbers.
+
+    Not all raise OSError: libraries in Rust (safetensors, obstore) and `shutil.copytree` put the number into their message,
+    torch.save the kernel's words.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in numbers
+    text = "|".join(rf"\(os error {number}\)|\[Errno {number}\]|strerror: {os.strerror(number)}" for number in numbers)
+    return re.search(text, str(error)) is not None
+
+
+def reason_of_error(error: BaseException) -> ExitReason:
+    """The exit reason of a program that ends with an error which it did not expect."""
+    if is_disk_full(error):
+        return ExitReason.STORAGE_FULL
+    if has_errno(error, errno.EROFS):
+        return ExitReason.STORAGE_READ_ONLY
+    return reason_of_output(f"{type(error).__name__}: {error}")
+
+
+def reason_of_output(text: str) -> ExitReason:
+    """The exit reason of somebody else's script that failed with this last line."""
+    return ExitReason.OUT_OF_MEMORY if MENTIONS_MEMORY.search(text) else ExitReason.PROGRAM_ERROR
