@@ -2,6 +2,7 @@
 
 Installed states, users' files and scripts, dashboards and old clients hold these names. Adding a name is fine; a change
 of one needs a migration and a decision, not an edit here. `tests/test_stable_names.py` compares them with the live product.
+URIs are held by `tests/upgrade`: old and new jobs must write to the same places.
 """
 
 # fmt: off
@@ -29,6 +30,8 @@ WHERE: dict[str, str] = {
     "PARTITIONS": "Dynamic partition sets: run ids are stored in them.",
     "POOLS": "Dagster concurrency pools, stored with their limits.",
     "GROUPS": "Dagster asset groups.",
+    "RUN_KEYS": "Beginnings of Dagster run keys: a sensor that asks again under another key starts work twice.",
+    "IDENTIFIERS": "Buckets, token and schema prefixes, the cookie of the pages, names and labels on Kubernetes.",
     "STORED_VALUES": "What a value says -> the values that databases, documents and clients hold.",
     "DOCUMENTS":
         "JSON or YAML document, named by its class then -> its keys, in databases, stores, job folders, users' files.",
@@ -945,6 +948,13 @@ POOLS: tuple[str, ...] = (
 
 GROUPS: tuple[str, ...] = (
     "datasets_ellarin", "datasets_sandbox", "models_ellarin_assistant", "models_sandbox", "sandbox",
+)
+
+RUN_KEYS: tuple[str, ...] = ("evaluate-", "check-", "retry-", "deploy-", "split-")
+
+IDENTIFIERS: tuple[str, ...] = (
+    "hanzo-ml", "hanzo-models", "hanzo-ml-job", "hanzo-ml-job-", "hanzo-ml-token", "dagster_of_", "ml.hanzo.ai", "/program",
+    "/job", "/job-id", "/work-digest",
 )
 
 STORED_VALUES: dict[str, tuple[str, ...]] = {

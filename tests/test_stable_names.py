@@ -86,7 +86,10 @@ def graph() -> live_names.Graph:
     return live_names.graph()
 
 
-@pytest.mark.parametrize("group", ["ENVIRONMENT", "TAGS", "RUN_METRICS", "HEADERS", "FILES", "ENTRY_POINT_GROUPS"])
+@pytest.mark.parametrize(
+    "group",
+    ["ENVIRONMENT", "TAGS", "RUN_METRICS", "HEADERS", "FILES", "RUN_KEYS", "IDENTIFIERS", "ENTRY_POINT_GROUPS"],
+)
 def test_literals_are_still_in_the_source(group: str) -> None:
     check(group, live_names.source().literals)
 
