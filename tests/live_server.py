@@ -36,7 +36,6 @@ def read_interfaces(home: Path) -> Interfaces:
         "HANZO_ML_SERVER_PORT": str(port),
         "HANZO_ML_METRICS_PORT": str(metrics_port),
     }
-    subprocess.run([*COMMAND, "server", "migrate"], env=environment, cwd=ROOT, check=True, capture_output=True)
     shown = subprocess.run([*COMMAND, "config", "show"], env=environment, cwd=ROOT, check=True, capture_output=True)
     server = subprocess.Popen([*COMMAND, "server", "run"], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:

@@ -140,6 +140,13 @@ def test_version_quarantined_before_is_still_refused(stack: LocalStack) -> None:
 
 
 @pytest.mark.slow
+def test_export_interrupted_by_down_is_retried_and_fails_for_its_old_reason(stack: LocalStack) -> None:
+    """Its program had ended with code 78, and the run that waited for it was killed before it had read so."""
+    job = stack.get(f"/v1/models/{FACTS['quarantined']}/versions/1")["run_id"]
+    assert "not finite" in stack.wait_for("evaluation.failed", job)["payload"]["error"]
+
+
+@pytest.mark.slow
 def test_finished_run_is_replayed(stack: LocalStack) -> None:
     """Bit for bit, unless this machine or its packages compute other last bits: then the verdict names them."""
     replay = stack.hanzo_ml("run", "replay", JOBS["finished"], "--json", check=False)
@@ -201,11 +208,15 @@ def run_keys(stack: LocalStack, job: str) -> set[str]:
 
 
 def places(stack: LocalStack, job: str, number: int) -> set[str]:
-    """The keys of a job's objects and the names of its version's artifacts, without what differs from job to job."""
+    """The keys of a job's objects and the URIs of its version's artifacts, without what differs from job to job.
+
+    Metrics that were not sent yet when a checkpoint was written lie with it: how many depends on the load of the machine.
+    """
     objects = stack.home / "objects"
-    keys = (path.relative_to(objects).as_posix() for path in objects.rglob("*") if path.is_file())
-    named = {re.sub(r"/\d+/", "/NUMBER/", key.replace(job, "JOB")) for key in keys if job in key}
-    return named | {re.sub(r"/v\d+/", "/vN/", each["path"]) for each in version(stack, number)["artifacts"].values()}
+    keys = [path.relative_to(objects).as_posix() for path in objects.rglob("*") if path.is_file()]
+    uris = [artifact["path"] for artifact in version(stack, number)["artifacts"].values()]
+    named = {uri.replace(job, "JOB") for uri in (*keys, *uris) if job in uri or uri in uris}
+    return {re.sub(r"/v?\d+/", "/NUMBER/", uri) for uri in named if "/pending_metrics-" not in uri}
 
 
 @pytest.mark.slow
@@ -219,7 +230,7 @@ def test_sensors_keep_their_state_and_start_nothing_twice(upgraded: Upgraded) ->
     new = {tags.get("dagster/partition") for run, tags in runs.items() if run not in upgraded.dagster_runs}
     assert new >= {JOBS["queued"], JOBS["interrupted"]}
     assert new.isdisjoint({JOBS["finished"], JOBS["failed"]})
-    once = ("job.submitted", "job.completed", "job.failed", "evaluation.started", "evaluation.completed")
+    once = ("job.submitted", "job.completed", "job.failed", "evaluation.completed")
     counts = Counter((event["type"], event["key"]) for event in stack.events(*once))
     assert {each: count for each, count in counts.items() if count > 1} == {}
     assert len(stack.events("dataset.split")) == 1
