@@ -1,0 +1,1 @@
+"""The product on states that earlier releases left: `tests/fixtures` holds them."""
