@@ -8,7 +8,6 @@ from inspect import isgeneratorfunction
 from typing import Any, ParamSpec, TypeVar, cast
 
 import dagster as dg
-from resources.engine.errors import EngineError
 
 from recipes.buckets import StoreFull, StoreRefuses, StoreUnavailable
 from recipes.contracts.exit_reason import ExitReason
@@ -19,7 +18,7 @@ from resources.errors import HanzoError
 
 EXIT_REASON = "hanzo_ml/exit_reason"
 """Metadata key of a step's failure."""
-WRITTEN_FOR_USERS = (HanzoError, BadConfiguration, JobFailed, StoreUnavailable, StoreFull, BrokenArtifact, EngineError)
+WRITTEN_FOR_USERS = (HanzoError, BadConfiguration, JobFailed, StoreUnavailable, StoreFull, BrokenArtifact)
 """Their messages say all by themselves; that of another error, such as KeyError, says little without its class."""
 DATABASE_ERRORS = {"OperationalError", "InterfaceError", "DagsterPostgresException"}
 """By name: PEP 249 names them, and SQLAlchemy and the drivers, of which not all are installed, share no class."""
