@@ -18,54 +18,66 @@ from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
 from api.abandoned_uploads import remove_in_background
-from api.artifact_places import ArtifactPlaces
-from api.audit import AuditTrail
-from api.auth.guard import Guard
-from api.auth.routes import UNMATCHED, Routes
+from api.artifacts.locations import ArtifactPlaces
+from api.artifacts.run_artifacts import RunArtifacts
+from api.artifacts.verified_files import VerifiedFiles
+from api.auth.audit_log import AuditTrail
+from api.auth.route_matching import UNMATCHED, Routes
 from api.auth.sign_in import token_verifier
-from api.host_guard import LOOPBACK_NAMES, HostGuard
-from api.hot.calls import HotCalls
-from api.hot.reads import hot_reads
-from api.hot.writes import hot_writes
-from api.leading_slashes import LeadingSlashes
-from api.mlflow import (
+from api.background_tasks import keep_in_background
+from api.fast_path.middleware import HotCalls
+from api.fast_path.reads import hot_reads
+from api.fast_path.writes import hot_writes
+from api.middleware.access_control import Guard
+from api.middleware.host_validation import LOOPBACK_NAMES, HostGuard
+from api.middleware.read_only_pages import ReadOnlyPages
+from api.middleware.request_normalization import LeadingSlashes
+from api.mlflow import inputs
+from api.openapi.document import DescribedApplication
+from api.prometheus.database_totals import DatabaseTotals
+from api.prometheus.request_durations import RequestTimes
+from api.prometheus.request_histogram import RequestHistogram
+from api.routes.mlflow import (
     artifacts,
     experiments,
-    inputs,
     logged_models,
     metric_sampling,
     metrics,
     model_versions,
-    multipart,
-    not_served,
-    outputs,
     presigned_urls,
     promptlab,
     registered_models,
     runs,
     server_info,
-    version_files,
 )
-from api.openapi.document import DescribedApplication
-from api.planner_statistics import keep_in_background
-from api.prometheus.request_histogram import RequestHistogram
-from api.prometheus.requests import RequestTimes
-from api.prometheus.totals import DatabaseTotals
-from api.run_artifacts import RunArtifacts
-from api.ui import files, graphql, sign_in, static_files
-from api.ui.read_only import ReadOnlyPages
+from api.routes.mlflow import inputs_and_outputs as outputs
+from api.routes.mlflow import model_version_files as version_files
+from api.routes.mlflow import multipart_uploads as multipart
+from api.routes.mlflow import unsupported as not_served
+from api.routes.ui import artifact_downloads as files
+from api.routes.ui import graphql, sign_in, static_files
+from api.routes.v1 import (
+    audit,
+    dataset_changes,
+    dataset_checks,
+    datasets,
+    events,
+    features,
+    heartbeats,
+    hpo,
+    jobs,
+    models,
+    pipelines,
+    replay,
+)
+from api.routes.v1 import dataset_download as dataset_downloads
+from api.routes.v1 import dataset_preparation as dataset_preparations
+from api.routes.v1 import dataset_trace as dataset_traces
+from api.routes.v1 import dataset_upload as dataset_uploads
+from api.routes.v1 import experiments as v1_experiments
+from api.routes.v1 import job_estimate as estimate
+from api.routes.v1 import runs as v1_runs
 from api.unexpected import AnswersUnexpected
-from api.v1 import audit, estimate, events, features, heartbeats, hpo, jobs, models, pipelines, replay
-from api.v1 import experiments as v1_experiments
-from api.v1 import runs as v1_runs
-from api.v1.datasets import change as dataset_changes
-from api.v1.datasets import checks as dataset_checks
-from api.v1.datasets import create as dataset_uploads
-from api.v1.datasets import download as dataset_downloads
-from api.v1.datasets import prepare as dataset_preparations
-from api.v1.datasets import read as datasets
-from api.v1.datasets import trace as dataset_traces
-from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
@@ -132,7 +144,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 MLFLOW_PREFIXES = ("/api/2.0", "/ajax-api/2.0")
 MLFLOW_3_PREFIXES = ("/api/3.0", "/ajax-api/3.0")
 READERS = 8
-"""Threads for the calls of `api.hot.reads`: they take turns anyway, and each holds a connection while it reads."""
+"""Threads for the calls of `api.fast_path.reads`: they take turns anyway, and each holds a connection while it reads."""
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own, for OpenTelemetry: it would look for a provider at every request."""

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.artifact_places import ArtifactPlaces
+from api.artifacts.locations import ArtifactPlaces
+from api.artifacts.run_artifacts import RunArtifacts
+from api.artifacts.verified_files import VerifiedFiles
 from api.auth.local_peer import is_own_user
 from api.auth.permissions import Caller
-from api.run_artifacts import RunArtifacts
-from api.verified_files import VerifiedFiles
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.database import Database

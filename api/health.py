@@ -8,8 +8,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.mlflow.server_info import MLFLOW_API_VERSION
 from api.probe import Probe
+from api.routes.mlflow.server_info import MLFLOW_API_VERSION
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.schema_revision import Revision, make_new

@@ -60,7 +60,7 @@ def load(settings: Settings) -> "Config":
 
     import api.prometheus.page  # noqa: F401 - `serve` takes it
     from api.app import create_app
-    from api.corked import CorkedHttp
+    from api.coalesced_writes import CorkedHttp
 
     app = create_app(settings)
     config = uvicorn.Config(

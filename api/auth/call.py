@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from api.auth.permissions import Caller
-from api.auth.routes import Match
+from api.auth.route_matching import Match
 from api.auth.table import Audit
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall
 from resources.metadata.scope import Kind, Reference

@@ -3,11 +3,11 @@
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from api.auth.body import parsed
+from api.auth.object_references import references
 from api.auth.ownership import check_own
 from api.auth.permissions import LOCAL
-from api.auth.references import references
 from api.dependencies import CallerOf, DatabaseOf
+from api.middleware.request_body import parsed
 
 
 async def own_run(request: Request, database: DatabaseOf, caller: CallerOf) -> None:

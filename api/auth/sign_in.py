@@ -13,7 +13,7 @@ def token_verifier(settings: Settings) -> "Tokens | None":
     if not settings.auth.verify_tokens:
         return None
     # The cryptography behind it costs a laptop, which needs none of it, a tenth of a second at every start.
-    from api.auth.keys import Keys
+    from api.auth.jwks import Keys
     from api.auth.tokens import Tokens
 
     return Tokens(settings.auth, Keys(settings.auth))

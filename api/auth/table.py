@@ -25,7 +25,7 @@ NOT_SERVED = (
     ),
     "POST /v1/traces",
 )
-"""They tell everybody the same, and read nothing of what they are sent (`api.mlflow.not_served`)."""
+"""They tell everybody the same, and read nothing of what they are sent (`api.routes.mlflow.unsupported`)."""
 
 NEEDS: dict[P, tuple[str, ...]] = {
     P.SERVER_READ: (
@@ -240,7 +240,7 @@ LOGGING = frozenset(
         "POST /v1/runs/{run_id}/params",
     }
 )
-"""What a training script calls many times a second: audited by count (see `api.audit`)."""
+"""What a training script calls many times a second: audited by count (see `api.auth.audit_log`)."""
 SERVING = frozenset({"GET /v1/features/{name}/{key}", "POST /v1/features/{name}/transform"})
 """Reads of what is in a dataset that a model's server asks for many times a second: audited by count too."""
 CHECKS_ITSELF = frozenset(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jwt
 
-from api.auth.keys import Keys, VerifyingKey
+from api.auth.jwks import Keys, VerifyingKey
 from api.auth.permissions import ROLES, Caller
 from recipes.frozen import UNSTORABLE
 from resources.errors import ErrorCode, HanzoError

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from api.mlflow.metrics import MAX_BATCH_BYTES
+from api.routes.mlflow.metrics import MAX_BATCH_BYTES
 from resources.errors import HanzoError
 from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
 from resources.metadata.writes.run_writes import Points, RunWrite, write_of_points
@@ -25,7 +25,7 @@ NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-i
 class Body(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """A message of which every member is named here, also those that clients send and that mean nothing.
 
-    Among others there may be another spelling of a name (`api.requests.proto_fields`).
+    Among others there may be another spelling of a name (`api.strict_json.proto_fields`).
     """
 
 

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from api.dependencies import CallerOf, TrackingOf
-from api.mlflow.bodies import Message, OfRun, Required
-from api.mlflow.messages import answer, experiment_number
-from api.requests import StrictRoute
+from api.schemas.mlflow.messages import answer, experiment_number
+from api.schemas.mlflow.requests import Message, OfRun, Required
+from api.strict_json import StrictRoute
 from resources.errors import invalid
 from resources.metadata.tracking.inputs import Dataset, DatasetInput, DatasetSummary
 from resources.metadata.tracking.tracking import Tracking

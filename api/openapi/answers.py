@@ -1,6 +1,6 @@
 """Which message each route of MLflow's API answers with."""
 
-from api.openapi import messages
+from api.schemas.mlflow import responses as messages
 
 ANSWERS: dict[str, type[messages.Message]] = {
     "POST /mlflow/experiments/create": messages.ExperimentIdAnswer,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from api.openapi.health import Ready
-from api.openapi.messages import Message
 from api.openapi.v1.datasets import NewDatasetVersion
+from api.schemas.mlflow.responses import Message
 
 PIECES = ("200", "206")
 """A file, or the range of it that was asked for."""

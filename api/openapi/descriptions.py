@@ -8,8 +8,8 @@ import msgspec
 
 from api.openapi.answers import ANSWERS as MLFLOW_ANSWERS
 from api.openapi.contents import ALSO_JSON, CONTENTS, PIECES
-from api.openapi.messages import Message
 from api.openapi.v1.answers import ANSWERS as V1_ANSWERS
+from api.schemas.mlflow.responses import Message
 
 ANSWERS: dict[str, type[Message] | UnionType] = {**MLFLOW_ANSWERS, **V1_ANSWERS}
 JSON = "application/json"

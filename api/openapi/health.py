@@ -1,6 +1,6 @@
 """The answers of the probes. What makes them is `api.health`."""
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 
 class Alive(Message):

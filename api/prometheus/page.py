@@ -9,7 +9,7 @@ from socket import socket
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from api.host_guard import LOOPBACK_NAMES, host_name
+from api.middleware.host_validation import LOOPBACK_NAMES, host_name
 
 
 @contextmanager

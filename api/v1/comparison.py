@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.v1.messages import run_json
+from api.schemas.v1.runs import run_json
 from resources.metadata.tracking.logged_runs import LoggedRun
 
 SHOWN = ("id", "name", "experiment_id", "status", "start_time", "end_time", "git_commit", "params")

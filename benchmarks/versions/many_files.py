@@ -17,8 +17,8 @@ from pathlib import Path
 
 from sqlalchemy import event
 
-from api.v1.datasets.download import file_json, listing, source_of
-from api.v1.datasets.messages import versions_json
+from api.routes.v1.dataset_download import file_json, listing, source_of
+from api.schemas.v1.datasets import versions_json
 from recipes.assignment import SPLITS
 from recipes.preparation.plan import cut
 from recipes.preparation.source import Source

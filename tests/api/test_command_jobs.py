@@ -11,7 +11,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from api.v1 import job_log
+from api.routes.v1 import job_log
 from hanzo_ml.cli.connection import pages
 from hanzo_ml.cli.job import list_jobs
 from hanzo_ml.cli.job import logs as told_logs

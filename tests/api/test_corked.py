@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvloop
 
-from api.corked import Corked
+from api.coalesced_writes import Corked
 from tests.api.server_process import ServerProcess
 
 DATA_SEGS_IN = 152

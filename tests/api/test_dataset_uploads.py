@@ -74,7 +74,7 @@ def test_files_of_all_sizes_in_one_form_are_each_what_was_sent(http: TestClient,
 
 
 def test_too_many_files_are_refused_in_words(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.v1.datasets.upload_form.MAX_FILES", 3)
+    monkeypatch.setattr("api.routes.v1.dataset_upload_form.MAX_FILES", 3)
     files = [("files", (f"{number}.jsonl", b'{"a": 1}\n')) for number in range(4)]
     answer = http.post("/v1/datasets", data={"name": "d"}, files=files)
     assert (answer.status_code, answer.json()["message"]) == (400, "Too many files. Maximum number of files is 3.")
@@ -84,7 +84,7 @@ def test_a_preview_ends_where_it_becomes_long(http: TestClient, monkeypatch: pyt
     lines = [json.dumps({"number": number, "text": "x" * 300}) for number in range(10)]
     made = http.post("/v1/datasets", data={"name": "long"}, files={"files": ("a.jsonl", "\n".join(lines))}).json()
     assert len(http.get(f"/v1/datasets/{made['id']}/preview?n=9").text.splitlines()) == 9
-    monkeypatch.setattr("api.v1.datasets.read.PREVIEW_BYTES", 1000)
+    monkeypatch.setattr("api.routes.v1.datasets.PREVIEW_BYTES", 1000)
     shown = http.get(f"/v1/datasets/{made['id']}/preview?n=9").text.splitlines()
     assert [json.loads(line)["number"] for line in shown] == [0, 1, 2, 3]
 

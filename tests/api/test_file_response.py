@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.file_response import content_type, named
+from api.artifacts.file_response import content_type, named
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
+from api.fast_path.middleware import whole_body
+from api.fast_path.writes import HotWrite
 from api.hot import bodies
-from api.hot.calls import whole_body
-from api.hot.writes import HotWrite
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.writes.run_writer import RunWriter
@@ -175,7 +175,7 @@ def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> No
 
 
 def test_a_body_whose_rest_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.hot.calls.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("api.fast_path.middleware.BODY_SECONDS", 0.01)
     with pytest.raises(HanzoError, match="send it again") as refused:
         asyncio.run(whole_body({"type": "http.request", "body": b"{", "more_body": True}, nothing))
     assert refused.value.code is ErrorCode.TEMPORARILY_UNAVAILABLE

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
-from api.hot import reads
+from api.fast_path import reads
 from resources.metadata.database import Database
 from resources.metadata.tracking.inputs import Dataset, DatasetInput
 from resources.metadata.tracking.tracking import Tracking

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from api.mlflow.run_messages import run_message
+from api.schemas.mlflow.runs import run_message
 from resources.metadata.database import Database
 from resources.metadata.tracking.tracking import Tracking
 

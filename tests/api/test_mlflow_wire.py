@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.mlflow import metrics
+from api.routes.mlflow import metrics
 
 RUNS = "/api/2.0/mlflow/runs"
 JSON = {"Content-Type": "application/json"}

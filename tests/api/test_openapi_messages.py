@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from api.openapi.messages import Message
 from api.openapi.v1 import (
     artifacts,
     dataset_checks,
@@ -24,6 +23,7 @@ from api.openapi.v1 import (
     replays,
     sweeps,
 )
+from api.schemas.mlflow.responses import Message
 from recipes.manifest import Artifact
 from recipes.memory import MemoryBudget
 from recipes.results import EvaluationReport, ModelScores

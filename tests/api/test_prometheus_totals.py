@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from api.prometheus.totals import families
+from api.prometheus.database_totals import families
 from resources.metadata.totals import DURATION_BUCKETS, Durations, Totals
 
 TOTALS = Totals(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from api.auth.table import RULES
-from api.ui.read_only import writes
+from api.middleware.read_only_pages import writes
 
 NAMES = ("search", "search-datasets", "get-latest-versions", "graphql", "ui-telemetry", "login")
 PARAMETER = re.compile(r"\{[^}]*\}|(?<=/)\*+")

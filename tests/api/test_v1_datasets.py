@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import pytest
 
-from api.file_response import SAFE
-from api.signed_links import Link
+from api.artifacts.file_response import SAFE
+from api.artifacts.signed_links import Link
 from recipes.chunks import chunk_folder, chunk_uri
 from recipes.manifest import Artifact
 from recipes.record_lines import record_lines

@@ -3,7 +3,6 @@
 from types import UnionType
 
 from api.openapi import health
-from api.openapi.messages import Message, NothingAnswer
 from api.openapi.v1 import (
     artifacts,
     dataset_checks,
@@ -19,6 +18,7 @@ from api.openapi.v1 import (
     sweeps,
     tracking,
 )
+from api.schemas.mlflow.responses import Message, NothingAnswer
 
 ANSWERS: dict[str, type[Message] | UnionType] = {
     "GET /alive": health.Alive,

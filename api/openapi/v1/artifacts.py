@@ -1,6 +1,6 @@
 """What stands in the object store, as answers name it."""
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 
 class Artifact(Message):

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from api.openapi.messages import Message
 from api.openapi.v1.artifacts import Artifact
 from api.openapi.v1.datasets import CheckStatus
+from api.schemas.mlflow.responses import Message
 
 
 class CheckVerdict(Message):

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 
 class DiffedVersion(Message):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 
 class TokenCount(Message):

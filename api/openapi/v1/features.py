@@ -1,6 +1,6 @@
 """Features of a key, and of rows that nobody prepared (row C5)."""
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 Features = dict[str, float | None]
 

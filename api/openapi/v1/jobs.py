@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from api.openapi.messages import Message
 from api.openapi.v1.artifacts import Artifact
 from api.openapi.v1.tracking import Status
+from api.schemas.mlflow.responses import Message
 
 JobType = Literal["training", "eval", "conversion", "preprocessing", "preparation"]
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.openapi.messages import Message
 from api.openapi.v1.artifacts import Artifact
+from api.schemas.mlflow.responses import Message
 
 
 class RegisteredModel(Message):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from api.openapi.messages import Message
 from api.openapi.v1.jobs import Job
+from api.schemas.mlflow.responses import Message
 
 Loss = float | Literal["not finite", "missing"]
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from api.openapi.messages import Message
+from api.schemas.mlflow.responses import Message
 
 Scalar = bool | int | float | str
 Value = Scalar | list[Scalar] | None

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from api.openapi.messages import Message, PointMessage, State
+from api.schemas.mlflow.responses import Message, PointMessage, State
 
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
 Value = float | Literal["NaN"]

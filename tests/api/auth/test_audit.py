@@ -14,9 +14,9 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.app import create_app
-from api.audit import AuditTrail
+from api.auth.audit_log import AuditTrail
 from api.auth.call import Call
-from api.auth.routes import Routes
+from api.auth.route_matching import Routes
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
 from resources.metadata.call_tallies import take
 from resources.metadata.database import Database
@@ -259,7 +259,7 @@ def test_a_call_that_fails_at_the_door_is_on_record(
         app = create_app(migrated(tmp_path, HANZO_ML_AUTH_VERIFY_TOKENS="true", HANZO_ML_AUTH_IAM_URL=iam.url))
         headers = {"Authorization": f"Bearer {iam.token('ann', 'default', 'ml-admin')}"}
         with asking(app) as http:
-            monkeypatch.setattr("api.auth.guard.check_ownership", broken)
+            monkeypatch.setattr("api.middleware.access_control.check_ownership", broken)
             failed = http.post(f"{MLFLOW}/runs/update", json={"run_id": "r"}, headers=headers)
             read = http.get("/v1/runs/r", headers=headers)
     assert (failed.status_code, read.status_code) == (status, status)

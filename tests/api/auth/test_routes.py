@@ -11,15 +11,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.audit import AuditTrail
-from api.auth.guard import Guard
-from api.auth.keys import Keys
-from api.auth.references import NAMES
-from api.auth.routes import Routes
+from api.auth.audit_log import AuditTrail
+from api.auth.jwks import Keys
+from api.auth.object_references import NAMES
+from api.auth.route_matching import Routes
 from api.auth.table import FOR_JOBS, NEEDS, OPEN, RULES, shape, spellings
 from api.auth.tokens import Tokens
+from api.middleware.access_control import Guard
 from api.openapi.descriptions import schemas_of_answers
-from api.ui.sign_in import COOKIE
+from api.routes.ui.sign_in import COOKIE
 from resources.metadata.database import Database
 from resources.settings import Settings
 from tests.api.auth.conftest import SignedIn
@@ -27,7 +27,7 @@ from tests.api.auth.iam import Iam, Key
 from tests.api.auth.test_tokens import hmac_with_the_public_key, unsigned
 
 PARAMETERS_THAT_NAME_NO_OBJECT = {"key", "name", "number", "version", "path", "tag_key", "artifact_path", "unserved"}
-"""`name` and `artifact_path` are read by `api.auth.references` on the routes where they name one."""
+"""`name` and `artifact_path` are read by `api.auth.object_references` on the routes where they name one."""
 SIGNED_LINK = "/v1/dataset-files"
 """Its signature is its permission; without one it is refused as incomplete."""
 FILTERS = {"experiment_ids"}

@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from api.auth.keys import Keys, verifying_keys
+from api.auth.jwks import Keys, verifying_keys
 from api.auth.permissions import Caller
 from api.auth.tokens import Tokens
 from resources.errors import ErrorCode, HanzoError

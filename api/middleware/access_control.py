@@ -1,0 +1,292 @@
+"""The one door to every route: who calls, may he, is everything that he names his organization's. Refuses by default.
+
+An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that `api.auth.table` marks as
+checking its own organization leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
+
+Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
+changes is on record all the same.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth.audit_log import AuditTrail
+from api.auth.authentication import authorization, from_page
+from api.auth.call import Call, call_of
+from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
+from api.auth.job_tokens import JobCallers, check_job_scope, in_place, job_token, named_by_job
+from api.auth.object_references import references
+from api.auth.ownership import check_ownership
+from api.auth.permissions import LOCAL, OWN, Caller, Permission
+from api.auth.route_matching import Match, Routes
+from api.auth.table import OPEN, RULES, Audit, Rule, needed
+from api.errors import error_response, no_such_route, not_allowed
+from api.head import head
+from api.middleware import request_body as bodies
+from api.routes.ui import sign_in
+from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
+from resources.metadata.database import Database
+from resources.metadata.scope import Reference
+from resources.metadata.tracking.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
+
+if TYPE_CHECKING:
+    from api.auth.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+SMALL_BODY = 64 << 10
+"""Bytes of a body that is read of a call that is refused all the same."""
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+class Guard:
+    """ASGI middleware. `tokens` is None where there is no sign-in."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Routes,
+        tokens: "Tokens | None",
+        database: Database,
+        trail: AuditTrail,
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._tokens = tokens
+        self._database = database
+        self._trail = trail
+        self._max_body = max_body_bytes
+        self._jobs = JobCallers(database)
+        self._default_experiments: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        match = self._routes.match(scope["method"], scope["path"])
+        if match is None and scope["method"] == "HEAD" and self._routes.match("GET", scope["path"]):
+            await head(self, scope, receive, send)
+            return
+        rule = RULES.get(match.route.shape) if match else None
+        if rule is None or not rule.uploads:
+            length = bodies.declared_length(scope)
+            if length is None:
+                receive = bodies.limited(receive, self._max_body)
+            elif length > self._max_body:
+                await too_large(bodies.too_large(self._max_body))(scope, receive, send)
+                return
+        state = scope.setdefault("state", {})
+        if self._tokens is None:
+            state["caller"] = LOCAL
+            if match is None or rule is None or rule.audit is Audit.NONE:
+                await self._app(scope, receive, send)
+            else:
+                await self._locally(match, rule, scope, receive, send)
+        elif match is not None and match.route.shape in OPEN:
+            await self._app(scope, receive, send)
+        else:
+            await self._guarded(self._tokens, match, rule, scope, receive, send)
+
+    async def _locally(self, match: Match, rule: Rule, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nobody signs in: the call is let through, and is on record with what it names."""
+        call = scope["state"]["call"] = call_of(scope, match)
+        call.caller, call.audit = LOCAL, rule.audit
+        if not rule.checks_itself:
+            body: Any = None
+            if not rule.uploads and bodies.declared_length(scope) != 0:
+                try:
+                    raw = await bodies.read(receive)
+                except HTTPException as refusal:
+                    await too_large(refusal)(scope, receive, send)
+                    return
+                except HanzoError:
+                    return  # the client went away: there is nobody to answer, and nothing was done
+                receive = bodies.replay(raw, receive)
+                with suppress(HanzoError):  # the endpoint says what is wrong with it
+                    body = bodies.parsed(raw, scope["path"])
+            call.references = references(match.route.shape, match.parameters, query_of(scope), body)
+        await self._on_record(call, scope, receive, send)
+
+    async def _guarded(
+        self,
+        tokens: "Tokens",
+        match: Match | None,
+        rule: Rule | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        call, headers = call_of(scope, match), Headers(scope=scope)
+        scope["state"]["call"] = call
+        try:
+            header = authorization(headers) or (from_page(headers) if rule and not rule.writes else None)
+            call.caller = await self._caller(tokens, header)
+            if match is None:
+                raise no_such_route(scope["method"], scope["path"])
+            if rule is None:
+                log.error("%s is not listed in api.auth.table and refused to everybody", match.route.shape)
+                raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
+            call.audit = rule.audit
+            receive = await self._admit(call, match, rule, scope, receive)
+        except HanzoError as refusal:
+            await self._refuse(call, refusal, headers, scope, receive, send)
+            return
+        except HTTPException as refusal:
+            await too_large(refusal)(scope, receive, send)
+            return
+        except SQLAlchemyError as error:
+            log.warning("the metadata database is unavailable: %s", type(error).__name__)
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.TEMPORARILY_UNAVAILABLE])
+            message = "The metadata database is unavailable: try again later"
+            await error_response(ErrorCode.TEMPORARILY_UNAVAILABLE, message)(scope, receive, send)
+            return
+        except Exception:
+            await self._record_failed(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
+        scope["state"]["caller"] = call.caller
+        if rule.audit is Audit.NONE:
+            await self._app(scope, receive, send)
+        else:
+            await self._on_record(call, scope, receive, send)
+
+    async def _caller(self, tokens: "Tokens", header: str | None) -> Caller:
+        token = job_token(header)
+        return await tokens.caller(header) if token is None else await self._jobs.caller(token)
+
+    async def _admit(self, call: Call, match: Match, rule: Rule, scope: Scope, receive: Receive) -> Receive:
+        """Let the caller in, or raise. Returns what the endpoint will read its body from."""
+        caller = call.caller
+        assert caller is not None
+        own = OWN.get(rule.permission)
+        if not caller.may(rule.permission) and not (own and caller.may(own)):
+            call.references = await wanted(match, rule, scope, receive)
+            raise forbidden(caller, rule.permission)
+        if caller.job is not None and not rule.for_jobs:
+            call.references = await wanted(match, rule, scope, receive)
+            raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
+        if rule.checks_itself and caller.job is None:
+            return receive
+        body: Any = None
+        if not rule.uploads and bodies.declared_length(scope) != 0:
+            raw = await bodies.read(receive)
+            body = bodies.parsed(raw, scope["path"])
+            receive = bodies.replay(raw, receive)
+            if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
+                call.references = references(match.route.shape, match.parameters, query_of(scope), body)
+                raise forbidden(caller, permission)
+        query = query_of(scope)
+        if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
+            number = await self._default_experiment(caller.organization)
+            query_text = query_with_own_default(query, number)
+            scope["query_string"] = query_text.encode()
+            query = parse_qs(query_text, keep_blank_values=True)
+            if isinstance(body, dict):
+                body = body_with_own_default(call.route, body, number)
+                raw = json.dumps(body).encode()
+                scope["headers"] = bodies.with_length(scope["headers"], len(raw))
+                receive = bodies.replay(raw, receive)
+        call.references = references(match.route.shape, match.parameters, query, body)
+        if caller.job is not None:
+            acted_on = in_place(match.route.shape, match.parameters, query, call.references)
+            call.references = named_by_job(match.route.template, acted_on, body)
+            lists = rule.permission is not Permission.SERVER_READ
+            await run_in_threadpool(
+                check_job_scope, self._database, caller.job, call.references, writes=rule.writes, lists=lists
+            )
+        elif call.references:
+            only_own = not caller.may(rule.permission)
+            await run_in_threadpool(
+                check_ownership, self._database, caller, call.references, may_be_new=rule.makes_a_model, only_own=only_own
+            )
+        return receive
+
+    async def _default_experiment(self, organization: str) -> int:
+        number = self._default_experiments.get(organization)
+        if number is None:
+            found = await run_in_threadpool(Experiments(self._database).ensure, DEFAULT_NAME, organization)
+            number = self._default_experiments[organization] = found.id
+        return number
+
+    async def _refuse(
+        self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        answer: Response = error_response(refusal.code, refusal.message)
+        if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.methods_of(scope["path"])):
+            answer = not_allowed(refusal.message, methods)
+        if refusal.code is ErrorCode.UNAUTHENTICATED:
+            if sign_in.wants_page(scope["method"], headers):
+                answer = sign_in.page(answer.status_code)
+            answer.headers.update(CHALLENGE)
+        await self._record(call, answer.status_code)
+        await answer(scope, receive, send)
+
+    async def _on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """The call, on record before its answer leaves, and also where an error leaves it without one."""
+        answered = False
+
+        async def recorded(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                await self._record(call, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, recorded)
+        except Exception:
+            if not answered:
+                await self._record(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+            raise
+
+    async def _record_failed(self, call: Call, status: int) -> None:
+        """A call that failed at this door, if it would be on record had it passed."""
+        if call.audit is not Audit.NONE:
+            await self._record(call, status)
+
+    async def _record(self, call: Call, status: int) -> None:
+        counted = call.audit is Audit.COUNTED
+        if call.is_counted:
+            return
+        # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
+        noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
+        if call.caller is None or noted:
+            self._trail.count(call.audited(status))
+        else:
+            await self._trail.record(call.audited(status, call.duration_ms), counted=counted)
+
+
+def query_of(scope: Scope) -> dict[str, list[str]]:
+    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+async def wanted(match: Match, rule: Rule, scope: Scope, receive: Receive) -> frozenset[Reference]:
+    """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
+    body: Any = None
+    if not rule.uploads and not rule.checks_itself and 0 < (bodies.declared_length(scope) or 0) <= SMALL_BODY:
+        with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
+            body = bodies.parsed(await bodies.read(receive), scope["path"])
+    return references(match.route.shape, match.parameters, query_of(scope), body)
+
+
+def too_large(refusal: HTTPException) -> Response:
+    return error_response(ErrorCode.INVALID_PARAMETER_VALUE, refusal.detail, refusal.status_code)
+
+
+def forbidden(caller: Caller, permission: Permission) -> HanzoError:
+    roles = ", ".join(sorted(caller.roles))
+    return HanzoError(ErrorCode.PERMISSION_DENIED, f"Your role ({roles}) does not include {permission}")

@@ -1,0 +1,87 @@
+"""The body of a request on its way to the endpoint: not too long (row X9), and read here where it names objects."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
+
+from api.middleware.request_headers import header
+from api.strict_json import json_of, proto_names
+from resources.errors import invalid
+
+
+def too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"The request body is too large: at most {limit} bytes")
+
+
+def declared_length(scope: Scope) -> int | None:
+    """The length that the client announces; None where it streams. The server lets no longer body through."""
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit():
+        return int(length[:20])
+    return None if header(scope, b"transfer-encoding") is not None else 0
+
+
+def limited(receive: Receive, limit: int) -> Receive:
+    """A body of unknown length that ends with a 413 as soon as it is too long."""
+    taken = 0
+
+    async def counted() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > limit:
+            raise too_large(limit)
+        return message
+
+    return counted
+
+
+async def read(receive: Receive) -> bytes:
+    """The whole body."""
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise invalid("The connection was closed before the request was complete")
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """The body once more for the endpoint, then whatever the client sends next."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+MLFLOW = "mlflow"
+"""In the path of every route whose body is a message of MLflow's protocol: of runs, of models, of artifacts in parts."""
+
+
+def parsed(body: bytes, path: str) -> Any:
+    """The JSON of a body that is sent to `path`, None where there is none.
+
+    What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
+    """
+    if not body:
+        return None
+    try:
+        found = json_of(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"Malformed JSON in the request body: {str(error)[:200]}") from None
+    return proto_names(found) if MLFLOW in path else found
+
+
+def with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]

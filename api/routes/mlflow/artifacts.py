@@ -1,0 +1,146 @@
+"""Files over MLflow's API: the listing of a run, and the proxy that gives and takes what `mlflow-artifacts:/...` names.
+
+Which paths the proxy has is written in `api.artifacts.locations`.
+"""
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from api.artifacts.checksums import HEADER, promised
+from api.artifacts.file_response import file_response
+from api.artifacts.locations import Place
+from api.artifacts.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
+from api.artifacts.verified_files import Uploaded
+from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
+from api.mlflow.named_run import NamedRun
+from api.routes.mlflow.model_version_files import is_of_version, version_entries
+from api.schemas.mlflow.messages import answer
+from api.strict_json import StrictRoute
+from resources.errors import HanzoError, invalid
+from resources.metadata.artifacts.artifact_locations import check_here
+from resources.metadata.tracking.run_data import check_run_active
+
+MAX_SMALL = 10 * 1024 * 1024
+
+router = APIRouter(tags=["mlflow"], route_class=StrictRoute)
+
+
+@router.get("/mlflow/artifacts/list")
+def list_artifacts(
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    run_id: NamedRun,
+    path: str = "",
+) -> Response:
+    folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
+    run = tracking.runs.get(run_id)
+    check_here(run.artifact_uri)
+    files = [file_message(entry) for entry in artifacts.entries(run.id, folder)]
+    return answer(root_uri=run.artifact_uri, files=files)
+
+
+@router.get("/mlflow/artifacts/get")
+@router.head("/mlflow/artifacts/get", include_in_schema=False)
+def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: NamedRun) -> Response:
+    """FastTrackML's path; MLflow's is /get-artifact."""
+    checked_path(path)
+    run = tracking.runs.get(run_id)
+    check_here(run.artifact_uri)
+    return artifact_response(artifacts, run.id, path, request)
+
+
+@router.get("/mlflow-artifacts/artifacts")
+def list_proxied(
+    places: ArtifactPlacesOf,
+    database: DatabaseOf,
+    store: StoreOf,
+    caller: CallerOf,
+    path: str = "",
+) -> Response:
+    """Entries named relative to `path`, as the client of the proxy expects."""
+    folder = checked_folder(path)
+    if is_of_version(folder):
+        found = version_entries(database, store, folder, caller.organization)
+    else:
+        found = places.entries(folder, caller.organization)
+    return answer(files=[file_message(entry) for entry in found])
+
+
+@router.get("/mlflow-artifacts/artifacts/{artifact_path:path}")
+@router.head("/mlflow-artifacts/artifacts/{artifact_path:path}", include_in_schema=False)
+def download(artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
+    return place_response(places.locate(checked_path(artifact_path), caller.organization), request)
+
+
+@router.put("/mlflow-artifacts/artifacts/{artifact_path:path}")
+async def upload(artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
+    place = await run_in_threadpool(places.locate, checked_path(artifact_path), caller.organization)
+    place.check_writable()
+    uploaded = await receive(request, place.artifacts, place.owner, place.path)
+    response = answer()
+    response.headers[HEADER] = uploaded.sha256
+    return response
+
+
+@router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}")
+def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
+    """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
+    named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
+    place = places.locate(checked_path(named), caller.organization)
+    place.check_writable()
+    place.artifacts.delete(place.owner, place.path)
+    return answer()
+
+
+@router.post("/mlflow/upload-artifact")
+async def upload_small(
+    request: Request,
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    run_uuid: str = "",
+    path: str = "",
+) -> Response:
+    """How the web UI uploads: the body is the file, of at most `MAX_SMALL` bytes."""
+    for name, given in (("run_uuid", run_uuid), ("path", path)):
+        if not given:
+            raise invalid(f"Request must specify {name}.")
+    checked_path(path)
+    # A body of a length that nobody told would be read to its end: browsers tell it.
+    length = int(request.headers.get("content-length", 0))
+    if length > MAX_SMALL:
+        raise invalid("Artifact size is too large. Max size is 10MB.")
+    if not length:
+        raise invalid("Request must specify data.")
+    run = await run_in_threadpool(tracking.runs.get, run_uuid)
+    check_run_active(run.id, run.lifecycle_stage)
+    check_here(run.artifact_uri)
+    await receive(request, artifacts, run.id, path)
+    return answer()
+
+
+async def receive(request: Request, artifacts: OwnedArtifacts, owner: str, path: str) -> Uploaded:
+    """Stream the body into the store: one that breaks off, or is not what its checksums say, leaves nothing."""
+    length = request.headers.get("content-length")
+    size = int(length) if length is not None else None
+    try:
+        return await artifacts.receive(owner, path, request.stream(), promised(request.headers), size)
+    except ClientDisconnect:
+        raise broke_off() from None
+
+
+def broke_off() -> HanzoError:
+    return invalid("The upload broke off, and nothing was stored: send it again")
+
+
+def artifact_response(artifacts: OwnedArtifacts, owner: str, path: str, request: Request) -> Response:
+    return file_response(artifacts.open(owner, path), path.rpartition("/")[2], request)
+
+
+def place_response(place: Place, request: Request) -> Response:
+    return artifact_response(place.artifacts, place.owner, place.path, request)
+
+
+def file_message(entry: Entry) -> dict[str, str | int | bool]:
+    message: dict[str, str | int | bool] = {"path": entry.path, "is_dir": entry.is_dir}
+    return message if entry.size is None else {**message, "file_size": entry.size}

@@ -1,0 +1,118 @@
+"""/mlflow/experiments/*: the group of runs that clients log to."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from api.auth.permissions import LOCAL
+from api.dependencies import CallerOf, TrackingOf
+from api.schemas.mlflow.messages import VIEWS, answer, experiment_message, experiment_number
+from api.schemas.mlflow.requests import Message, Required, Tag, View
+from api.strict_json import StrictRoute
+from resources.metadata.artifacts.artifact_locations import in_folder
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.tracking.experiment_search import EXPERIMENT_GRAMMAR
+
+router = APIRouter(prefix="/mlflow/experiments", tags=["mlflow"], route_class=StrictRoute)
+
+
+class CreateExperiment(Message):
+    name: Required
+    artifact_location: str = ""
+    tags: tuple[Tag, ...] = ()
+
+
+class ExperimentId(Message):
+    experiment_id: Required
+
+
+class UpdateExperiment(ExperimentId):
+    new_name: Required
+
+
+class ExperimentTag(ExperimentId):
+    key: Required
+    value: str = ""
+
+
+class ExperimentTagKey(ExperimentId):
+    key: Required
+
+
+class SearchExperiments(Message):
+    max_results: int = Field(1000, ge=1, le=50_000)
+    page_token: str = ""
+    filter: str = ""
+    order_by: tuple[str, ...] = ()
+    view_type: View = "ACTIVE_ONLY"
+
+
+@router.post("/create")
+def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Response:
+    tags = {tag.key: tag.value for tag in body.tags}
+    # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
+    location = in_folder(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
+    made = tracking.experiments.create(body.name, caller.organization, artifact_location=location, tags=tags)
+    return answer(experiment_id=str(made.id))
+
+
+@router.get("/get")
+def get(experiment_id: Required, tracking: TrackingOf) -> Response:
+    return answer(experiment=experiment_message(tracking.experiments.get(experiment_number(experiment_id))))
+
+
+@router.get("/get-by-name")
+def get_by_name(experiment_name: Required, tracking: TrackingOf, caller: CallerOf) -> Response:
+    found = tracking.experiments.get_by_name(experiment_name, caller.organization)
+    return answer(experiment=experiment_message(found))
+
+
+@router.post("/search")
+def search(body: SearchExperiments, tracking: TrackingOf, caller: CallerOf) -> Response:
+    page = tracking.experiment_search.search(
+        caller.organization,
+        conditions=parse_filter(body.filter, EXPERIMENT_GRAMMAR),
+        orders=parse_orders(body.order_by, EXPERIMENT_GRAMMAR),
+        lifecycle_stages=VIEWS[body.view_type],
+        limit=body.max_results,
+        page_token=body.page_token or None,
+    )
+    found: list[Any] = [experiment_message(experiment) for experiment in page.experiments]
+    return answer(experiments=found, next_page_token=page.next_page_token)
+
+
+@router.get("/search")
+def search_by_query(query: Annotated[SearchExperiments, Query()], tracking: TrackingOf, caller: CallerOf) -> Response:
+    return search(query, tracking, caller)
+
+
+@router.post("/update")
+def update(body: UpdateExperiment, tracking: TrackingOf) -> Response:
+    tracking.experiments.rename(experiment_number(body.experiment_id), body.new_name)
+    return answer()
+
+
+@router.post("/delete")
+def delete(body: ExperimentId, tracking: TrackingOf) -> Response:
+    tracking.experiments.delete(experiment_number(body.experiment_id))
+    return answer()
+
+
+@router.post("/restore")
+def restore(body: ExperimentId, tracking: TrackingOf) -> Response:
+    tracking.experiments.restore(experiment_number(body.experiment_id))
+    return answer()
+
+
+@router.post("/set-experiment-tag")
+def set_tag(body: ExperimentTag, tracking: TrackingOf) -> Response:
+    tracking.experiments.set_tag(experiment_number(body.experiment_id), body.key, body.value)
+    return answer()
+
+
+@router.post("/delete-experiment-tag")
+def delete_tag(body: ExperimentTagKey, tracking: TrackingOf) -> Response:
+    tracking.experiments.delete_tag(experiment_number(body.experiment_id), body.key)
+    return answer()

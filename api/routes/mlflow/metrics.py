@@ -1,0 +1,103 @@
+"""Metrics over MLflow's API: one at a time, in batches with params and tags, and their history."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator
+
+from api.auth.own_run import own_run
+from api.dependencies import TrackingOf
+from api.mlflow.named_run import NamedRun
+from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.requests import MetricBody, OfRun, Required, Tag
+from api.schemas.mlflow.runs import point_messages
+from api.strict_json import StrictRoute
+from resources.errors import invalid
+from resources.metadata.tracking.metrics import HistoryPage, Metrics
+
+MAX_BATCH_BYTES = 1_000_000
+MAX_HISTORY = 25_000
+"""Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
+CHUNK = 5000
+"""Points of what follows that are read and sent at once."""
+
+router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
+
+
+class LogMetric(MetricBody, OfRun):
+    """One point of a run."""
+
+
+def as_text(value: Any) -> Any:
+    """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
+    if isinstance(value, float):
+        return str(value) if math.isfinite(value) else value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Pair(Tag):
+    """In a batch a number is a value too, as FastTrackML takes it. MLflow's server keeps an empty text in its place."""
+
+    key: Required
+    value: Annotated[str, BeforeValidator(as_text)] = ""
+
+
+class LogBatch(OfRun):
+    metrics: tuple[MetricBody, ...] = ()
+    params: tuple[Pair, ...] = ()
+    tags: tuple[Pair, ...] = ()
+
+
+async def batch_size(request: Request) -> None:
+    size = len(await request.body())
+    if size > MAX_BATCH_BYTES:
+        raise invalid(f"Batched logging API requests must be at most {MAX_BATCH_BYTES} bytes, got a request of size {size}.")
+
+
+@router.post("/runs/log-metric", dependencies=[Depends(own_run)])
+def log_metric(body: LogMetric, tracking: TrackingOf) -> Response:
+    tracking.run_data.log_metric(body.run_id, body.point())
+    return answer()
+
+
+@router.post("/runs/log-batch", dependencies=[Depends(batch_size), Depends(own_run)])
+def log_batch(body: LogBatch, tracking: TrackingOf) -> Response:
+    tracking.run_data.log_batch(
+        body.run_id,
+        [metric.point(f"metrics[{index}]") for index, metric in enumerate(body.metrics)],
+        [(param.key, param.value) for param in body.params],
+        [(tag.key, tag.value) for tag in body.tags],
+    )
+    return answer()
+
+
+@router.get("/metrics/get-history")
+def get_history(
+    tracking: TrackingOf,
+    metric_key: Required,
+    run_id: NamedRun,
+    page_token: str = "",
+    max_results: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """The whole history unless `max_results` asks for pages; none where nobody knows the run, as in MLflow."""
+    limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
+    first = tracking.metrics.history(run_id, metric_key, limit, page_token or None)
+    if max_results is not None or first.next_page_token is None:
+        return answer(metrics=point_messages(first.points), next_page_token=first.next_page_token)
+    return StreamingResponse(whole_history(tracking.metrics, run_id, metric_key, first), media_type="application/json")
+
+
+def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) -> Iterator[bytes]:
+    """The JSON of a history from its first page on, page by page: as much memory for a long one as for a short one."""
+    yield b'{"metrics":['
+    while True:
+        yield msgspec.json.encode(point_messages(page.points))[1:-1]
+        if page.next_page_token is None:
+            break
+        yield b","
+        page = metrics.history(run_id, key, CHUNK, page.next_page_token)
+    yield b"]}"

@@ -1,0 +1,160 @@
+"""/mlflow/registered-models/*: the names under which versions are kept, with their tags and aliases (row F8)."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from api.dependencies import CallerOf, DatabaseOf
+from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.registry import latest_of, mlflow_stage, model_message, our_stages, version_message
+from api.schemas.mlflow.requests import Message, Required, Tag
+from api.strict_json import StrictRoute
+from resources.errors import invalid, not_found
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
+from resources.metadata.registry.registered_models import RegisteredModels
+from resources.metadata.registry.registry import Registry
+from resources.metadata.registry.registry_search import MODEL_GRAMMAR, RegistrySearch
+
+router = APIRouter(prefix="/mlflow/registered-models", tags=["mlflow"], route_class=StrictRoute)
+
+
+class ModelName(Message):
+    name: Required
+
+
+class CreateModel(ModelName):
+    description: str = ""
+    tags: tuple[Tag, ...] = ()
+
+
+class RenameModel(ModelName):
+    new_name: Required
+
+
+class UpdateModel(ModelName):
+    description: str = ""
+
+
+class SearchModels(Message):
+    filter: str = ""
+    max_results: int = Field(100, ge=1, le=1000)
+    order_by: tuple[str, ...] = ()
+    page_token: str = ""
+
+
+class LatestVersions(ModelName):
+    stages: tuple[str, ...] = ()
+
+
+class ModelTag(ModelName):
+    key: Required
+    value: str = ""
+
+
+class ModelTagKey(ModelName):
+    key: Required
+
+
+class AliasName(ModelName):
+    alias: Required
+
+
+class Alias(AliasName):
+    version: Required
+
+
+@router.post("/create")
+def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> Response:
+    tags = {tag.key: tag.value for tag in body.tags}
+    made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
+    return answer(registered_model=model_message(made))
+
+
+@router.get("/get")
+def get(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
+    return answer(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
+
+
+@router.patch("/update")
+def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> Response:
+    changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
+    return answer(registered_model=model_message(changed))
+
+
+@router.post("/rename")
+def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> Response:
+    changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
+    return answer(registered_model=model_message(changed))
+
+
+@router.delete("/delete")
+def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> Response:
+    RegisteredModels(database).delete(caller.model(body.name))
+    return answer()
+
+
+@router.get("/search")
+def search(query: Annotated[SearchModels, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+    page = RegistrySearch(database, caller.organization).models(
+        parse_filter(query.filter, MODEL_GRAMMAR),
+        parse_orders(query.order_by, MODEL_GRAMMAR),
+        query.max_results,
+        query.page_token or None,
+    )
+    found = [model_message(model) for model in page.models]
+    return answer(registered_models=found or None, next_page_token=page.next_page_token)
+
+
+@router.post("/get-latest-versions")
+def latest_versions(body: LatestVersions, database: DatabaseOf, caller: CallerOf) -> Response:
+    """The newest version of each stage asked for; of every stage where none is."""
+    model = RegisteredModels(database).get(caller.model(body.name))
+    wanted = {ours for stage in body.stages for ours in our_stages(mlflow_stage(stage))}
+    found = [version for version in latest_of(model.latest) if not wanted or version.stage in wanted]
+    return answer(model_versions=[version_message(version) for version in found] or None)
+
+
+@router.get("/get-latest-versions")
+def latest_versions_by_query(query: Annotated[LatestVersions, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+    return latest_versions(query, database, caller)
+
+
+@router.post("/set-tag")
+def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> Response:
+    RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
+    return answer()
+
+
+@router.delete("/delete-tag")
+def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
+    RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
+    return answer()
+
+
+@router.post("/alias")
+def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> Response:
+    RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
+    return answer()
+
+
+@router.delete("/alias")
+def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> Response:
+    RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
+    return answer()
+
+
+@router.get("/alias")
+def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> Response:
+    """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
+    checked_alias(alias)
+    model = RegisteredModels(database).get(caller.model(name))
+    if alias.lower() == LATEST:
+        newest = max((version.version for version in model.latest), default=None)
+        if newest is None:
+            raise not_found(f"Latest version not found for model {name}.")
+        return answer(model_version=version_message(Registry(database).read(caller.model(name), newest)))
+    if alias not in model.aliases:
+        raise invalid(f"Registered model alias {alias} not found.")
+    return answer(model_version=version_message(Registry(database).read(caller.model(name), model.aliases[alias])))

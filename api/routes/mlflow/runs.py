@@ -1,0 +1,137 @@
+"""/mlflow/runs/*: runs, their params and tags, and finding them. Metrics and batches are in `metrics`."""
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import Field
+
+from api.auth.own_run import own_run
+from api.dependencies import CallerOf, TrackingOf
+from api.idempotency import IdempotencyKey, run_of
+from api.mlflow.named_run import NamedRun
+from api.mlflow.statuses import Status, our_status, translate
+from api.schemas.mlflow.messages import VIEWS, answer, experiment_number
+from api.schemas.mlflow.requests import Message, OfRun, Required, Tag, View
+from api.schemas.mlflow.runs import info_message, run_message, run_texts
+from api.strict_json import StrictRoute
+from resources.metadata.filters.filter_language import parse_filter, parse_orders
+from resources.metadata.tracking.experiments import DEFAULT_ID
+from resources.metadata.tracking.run_search import RUN_GRAMMAR
+
+router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
+
+
+class CreateRun(Message):
+    experiment_id: str = ""
+    user_id: str = ""
+    run_name: str = ""
+    start_time: int | None = None
+    tags: tuple[Tag, ...] = ()
+
+
+class UpdateRun(OfRun):
+    status: Status | None = None
+    end_time: int | None = None
+    run_name: str | None = None
+
+
+class SearchRuns(Message):
+    experiment_ids: tuple[str, ...] = ()
+    filter: str = ""
+    run_view_type: View = "ACTIVE_ONLY"
+    max_results: int = Field(1000, ge=1, le=50_000)
+    order_by: tuple[str, ...] = ()
+    page_token: str = ""
+
+
+class KeyOfRun(OfRun):
+    key: Required
+
+
+class LogParam(KeyOfRun):
+    value: str = ""
+
+
+class SetTag(KeyOfRun):
+    value: str = ""
+
+
+@router.post("/create")
+def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> Response:
+    """Sent again with the same Idempotency-Key it answers with the run that was made, whatever the body says."""
+    # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
+    with tracking.write() as writer:
+        made = tracking.runs.create(
+            experiment_number(body.experiment_id or str(DEFAULT_ID)),
+            name=body.run_name or None,
+            user_id=caller.user_or(body.user_id),
+            tags={tag.key: tag.value for tag in body.tags},
+            start_time=body.start_time,
+            run_id=run_of(idempotency_key, caller) if idempotency_key else None,
+            may_exist=True,
+            connection=writer,
+        )
+        message = run_message(tracking.run_search.get(made, connection=writer))
+    return answer(run=message)
+
+
+@router.get("/get")
+def get(
+    tracking: TrackingOf,
+    run_id: NamedRun,
+) -> Response:
+    with tracking.read() as reader:
+        [text] = run_texts(tracking, reader, [tracking.runs.get(run_id, connection=reader)])
+    return answer(run=text)
+
+
+@router.post("/update")
+def update(body: UpdateRun, tracking: TrackingOf) -> Response:
+    status = our_status(body.status) if body.status else None
+    changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time, name=body.run_name)
+    return answer(run_info=info_message(changed))
+
+
+@router.post("/delete")
+def delete(body: OfRun, tracking: TrackingOf) -> Response:
+    tracking.runs.delete(body.run_id)
+    return answer()
+
+
+@router.post("/restore")
+def restore(body: OfRun, tracking: TrackingOf) -> Response:
+    tracking.runs.restore(body.run_id)
+    return answer()
+
+
+@router.post("/search")
+def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response:
+    with tracking.read() as reader:
+        page = tracking.run_search.find(
+            [experiment_number(text) for text in body.experiment_ids],
+            conditions=translate(parse_filter(body.filter, RUN_GRAMMAR)),
+            orders=parse_orders(body.order_by, RUN_GRAMMAR),
+            lifecycle_stages=VIEWS[body.run_view_type],
+            limit=body.max_results,
+            page_token=body.page_token or None,
+            organization=caller.organization,
+            connection=reader,
+        )
+        found = run_texts(tracking, reader, page.runs)
+    return answer(runs=found, next_page_token=page.next_page_token)
+
+
+@router.post("/log-parameter", dependencies=[Depends(own_run)])
+def log_parameter(body: LogParam, tracking: TrackingOf) -> Response:
+    tracking.run_data.log_param(body.run_id, body.key, body.value)
+    return answer()
+
+
+@router.post("/set-tag", dependencies=[Depends(own_run)])
+def set_tag(body: SetTag, tracking: TrackingOf) -> Response:
+    tracking.run_data.set_tag(body.run_id, body.key, body.value)
+    return answer()
+
+
+@router.post("/delete-tag")
+def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> Response:
+    tracking.run_data.delete_tag(body.run_id, body.key)
+    return answer()

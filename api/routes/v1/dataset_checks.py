@@ -1,0 +1,100 @@
+"""/v1/datasets/{id}/checks and /report: what was found of a version (rows B13, B17, D3-D5)."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from api.dependencies import DatabaseOf, StoreOf
+from api.schemas.v1.datasets import find, reading
+from api.strict_json import StrictRoute
+from recipes.manifest import Artifact
+from recipes.store import Store
+from recipes.validation.findings import STATISTICS, Statistics
+from resources.errors import HanzoError, conflict
+from resources.metadata.database import Database
+from resources.metadata.dataset_problems import Problem, problems_of
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.outbox import emit
+from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
+
+router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
+
+
+@router.get("/{dataset_id}/checks")
+def checks(dataset_id: str, database: DatabaseOf) -> Response:
+    """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
+
+    `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
+    """
+    version = find(database, dataset_id)
+    with database.read() as connection:
+        found = Validations(database).find(version.id, connection)
+        problem = problems_of(connection, [version.id]).get(version.id)
+    return JSONResponse(as_json(version, found, problem))
+
+
+@router.post("/{dataset_id}/checks", status_code=202)
+def check_again(dataset_id: str, database: DatabaseOf) -> Response:
+    """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
+    version = find(database, dataset_id)
+    with database.write() as connection:
+        facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
+        event = emit(connection, "datasets", CHECK_REQUESTED, version.name, facts)
+    return JSONResponse({"dataset_id": version.id, "event": event}, 202)
+
+
+@router.get("/{dataset_id}/report", response_class=HTMLResponse)
+def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """One self-contained HTML page. 409 while the version was not checked yet."""
+    # numpy and jinja2 are a part of a server's start that it need not wait for.
+    from resources.validation.report import SECURITY_POLICY, report
+
+    version = find(database, dataset_id)
+    with database.read() as connection:
+        found = Validations(database).find(version.id, connection)
+    if found is None:
+        raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
+    with reading(f"what was found of dataset {version.reference}"):
+        statistics = statistics_of(store, found.statistics)
+    page = report(version, found, statistics, reference_of(database, store, version, found))
+    return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})
+
+
+def reference_of(database: Database, store: Store, version: DatasetVersion, found: Validation) -> Statistics | None:
+    """The statistics that the version was compared with, where they are still there."""
+    if not found.reference:
+        return None
+    try:
+        reference = Datasets(database).read(found.reference, version.organization)
+        with database.read() as connection:
+            validation = Validations(database).find(reference.id, connection)
+        return statistics_of(store, validation.statistics) if validation is not None else None
+    except (HanzoError, FileNotFoundError):
+        return None
+
+
+def statistics_of(store: Store, artifact: Artifact) -> Statistics:
+    return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
+
+
+def as_json(version: DatasetVersion, found: Validation | None, problem: Problem | None) -> dict[str, Any]:
+    about = {
+        "dataset_id": version.id,
+        "name": version.name,
+        "version": version.version,
+        "problem": problem.problem if problem else "",
+        "problem_at": problem.told_at if problem else None,
+    }
+    if found is None:
+        return {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None}
+    return {
+        **about,
+        **vars(found.standing),
+        "checks": [verdict.model_dump(mode="json") for verdict in found.verdicts],
+        "violations": found.facts.violations.model_dump(mode="json"),
+        "drift": found.facts.drift.model_dump(mode="json") if found.facts.drift is not None else None,
+        "leaks": found.leaks.model_dump(mode="json") if found.leaks is not None else None,
+        "statistics": found.statistics.model_dump(),
+        "checked_at": found.checked_at,
+    }

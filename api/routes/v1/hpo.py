@@ -1,0 +1,231 @@
+"""/v1/hpo (rows K1-K7): start a sweep, look, cancel. What a sweep does next is a sensor's business."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from api.auth.permissions import Caller
+from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.idempotency import IdempotencyKey, sweep_of
+from api.routes.v1.job_submission import (
+    allow_base_model,
+    allow_image,
+    changed,
+    recipe_named,
+    refuse_no_time,
+    refuse_unreadable_base,
+)
+from api.strict_json import StrictRoute
+from recipes.first_problem import first_problem
+from recipes.schema import Schedule
+from resources.errors import HanzoError, invalid
+from resources.estimate.admission import admit, admit_dataset
+from resources.estimate.shapes import shape_of_base
+from resources.hpo.advance import cancel as cancel_sweep
+from resources.hpo.config import SweepConfig, SweepRequest
+from resources.hpo.refusals import check_recipe, check_sweep
+from resources.hpo.space import Choice, Dimension, Params, Value
+from resources.hpo.trial import Trial, ranked
+from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
+from resources.metadata.database import Database
+from resources.metadata.datasets import Datasets, DatasetVersion
+from resources.metadata.registry.model_version_rules import checked_model_name
+from resources.metadata.sweep_rows import JobState, Snapshot
+from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
+from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
+from resources.settings_sections import Hpo, Quota
+
+router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)
+
+PROBES = (0.0, 0.37, 1.0)
+"""Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
+MOST_PROBES = 1000
+"""Each is a recipe to be checked while the request waits: less than a millisecond."""
+
+
+@router.post("", status_code=201)
+def start(
+    body: SweepRequest,
+    database: DatabaseOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    caller: CallerOf,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
+    researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
+    started, whatever the body says.
+    """
+    key = idempotency_key and sweep_of(idempotency_key, caller)
+    sweeps = Sweeps(database)
+    if key and sweeps.is_there(key):
+        return JSONResponse(as_json(sweeps.snapshot(key)), 201)
+    quota = settings.scheduler.quotas.get(caller.organization)
+    config, version = pinned(checked(body, settings.hpo, quota), database, caller)
+    config = scheduled(config, quota)
+    refuse_no_time(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
+    if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
+        raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
+    first = trial_job(config, {})
+    if first["model"] == SANDBOX:
+        check_name(config.experiment)
+    base = recipe_named(first.get("recipe"))
+    gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
+    for params in probes(config):
+        job = trial_job(config, params)
+        recipe = changed(base, job["parameters"])
+        allow_base_model(settings, recipe, base)
+        allow_image(settings, recipe, base)
+        if job["model"] == SANDBOX:
+            admit(recipe, shape_of_base(recipe, store))
+        if "recipe" in job or job["model"] == SANDBOX:  # else it is the definition's, which only the asset graph knows
+            check_recipe(config, recipe)
+            if version:
+                admit_dataset(recipe, version)
+            gpus = max(gpus, gpus_of(recipe.hardware, recipe.distributed))
+        if recipe.base_model not in readable:
+            refuse_unreadable_base(recipe, store)
+            readable.add(recipe.base_model)
+    refuse_what_never_fits(quota, gpus)
+    if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
+        refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
+    found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
+    return JSONResponse(as_json(sweeps.snapshot(found.id)), 201)
+
+
+def check_name(experiment: str) -> None:
+    """Refuse what the best trial's version could not be called, days from now. Raises HanzoError."""
+    try:
+        checked_model_name(experiment, "experiment")
+    except HanzoError as error:
+        raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
+
+
+def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
+    """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
+    if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
+        raise invalid(
+            f"max_concurrent_trials is {body.max_concurrent_trials}: this server allows {limits.max_concurrent_trials} "
+            "(hpo.max_concurrent_trials)"
+        )
+    places = limits.max_concurrent_trials
+    if quota is not None and quota.max_concurrent_jobs is not None:
+        places = min(places, quota.max_concurrent_jobs)
+    try:
+        config = body.completed(limits.default_strategy, places)
+    except ValidationError as error:
+        raise invalid(first_problem(error, SweepConfig)) from None
+    check_sweep(config)
+    return config
+
+
+def pinned(config: SweepConfig, database: Database, caller: Caller) -> tuple[SweepConfig, DatasetVersion | None]:
+    """With the dataset's version of now, so that all trials train on the same; and that version, where one is named."""
+    reference = config.base_config.get("dataset")
+    if reference is None:
+        return config, None
+    version = Datasets(database).read(str(reference), caller.organization)
+    return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}}), version
+
+
+def scheduled(config: SweepConfig, quota: Quota | None) -> SweepConfig:
+    """With the schedule that its trials have in the organization."""
+    if quota is None:
+        return config
+    schedule = under_quota(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))), quota)
+    given = schedule.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"base_config": {**config.base_config, "schedule": given}})
+
+
+def probes(config: SweepConfig) -> Iterator[Params]:
+    """Sets of hyperparameters in which each takes its most telling values, one at a time."""
+    first: dict[str, Value] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
+    for name, dimension in config.search_space.items():
+        yield from ({**first, name: value} for value in telling(dimension))
+
+
+def telling(dimension: Dimension) -> list[Value]:
+    return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBES]
+
+
+@router.get("")
+def list_sweeps(
+    database: DatabaseOf,
+    caller: CallerOf,
+    status: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    page_token: str | None = None,
+) -> Response:
+    """The caller's organization's sweeps, newest first."""
+    sweeps = Sweeps(database)
+    found, token = sweeps.page(caller.organization, status, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"sweeps": [as_json(sweeps.snapshot(sweep.id)) for sweep in found], **following})
+
+
+@router.get("/{sweep_id}")
+def get(sweep_id: str, database: DatabaseOf) -> Response:
+    """How a sweep stands, and its best trial."""
+    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
+
+
+@router.get("/{sweep_id}/trials")
+def trials(
+    sweep_id: str,
+    database: DatabaseOf,
+    limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
+    page_token: str | None = None,
+) -> Response:
+    """Trials, in their order."""
+    found, token = Sweeps(database).trials(sweep_id, limit=limit, page_token=page_token)
+    following = {"next_page_token": token} if token else {}
+    return JSONResponse({"trials": [trial_json(trial, job) for trial, job in found], **following})
+
+
+@router.post("/{sweep_id}/cancel")
+def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
+    cancel_sweep(database, store, sweep_id)
+    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    sweep, told = snapshot.sweep, list(map(trial_json, snapshot.trials, snapshot.jobs))
+    best = next(iter(ranked(snapshot.trials, sweep.config.objective.direction)), None)
+    counts: dict[str, int] = {}
+    for trial in told:
+        counts[trial["status"]] = counts.get(trial["status"], 0) + 1
+    return {
+        "id": sweep.id,
+        "run_id": sweep.id,
+        "experiment": sweep.experiment,
+        "status": sweep.status,
+        "reason": sweep.reason,
+        "strategy": sweep.config.strategy,
+        "objective": sweep.config.objective.model_dump(),
+        "user_id": sweep.user_id,
+        "organization": sweep.organization,
+        "created_at": sweep.created_at,
+        "ended_at": sweep.ended_at,
+        "max_trials": sweep.config.wanted_trials,
+        "max_concurrent_trials": sweep.config.max_concurrent_trials,
+        "trials": counts,
+        "best_trial": told[best.number] if best else None,
+        "config": sweep.config.model_dump(mode="json"),
+    }
+
+
+def trial_json(trial: Trial, job: JobState) -> dict[str, Any]:
+    """A trial whose job waits still is queued."""
+    status, reason = job
+    return {
+        **asdict(trial),
+        "params": dict(trial.params),
+        "run_id": trial.job_id,
+        "status": "queued" if trial.status == "running" and status == "queued" else trial.status,
+        "reason": trial.reason or reason,
+    }

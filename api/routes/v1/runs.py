@@ -1,0 +1,166 @@
+"""/v1/runs (rows E7, E9)."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from api.artifacts.run_artifacts import RunArtifacts, checked_path
+from api.auth.object_references import separated
+from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.routes.mlflow.artifacts import receive
+from api.routes.v1.artifact_upload_form import is_form, no_key, receive_form
+from api.schemas.mlflow.messages import experiment_number
+from api.schemas.v1.runs import run_json
+from api.strict_json import Body, Number, StrictRoute
+from api.v1.comparison import comparison
+from recipes.frozen import Name
+from resources.errors import invalid
+from resources.metadata.outbox import now_ms
+from resources.metadata.tracking.logged_runs import load_logged
+from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
+from resources.metadata.tracking.run_states import Run
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.tracking_rules import metric_point
+
+router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
+
+MAX_COMPARED = 100
+
+Text = str | int | float | bool
+
+
+class NewRun(Body):
+    """Names its experiment by id or by name; a name that nobody used makes a new experiment."""
+
+    experiment_id: str | None = None
+    experiment_name: Name | None = None
+    name: Name | None = None
+    status: Literal["queued", "running"] = "running"
+    params: dict[str, Text] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class NewMetric(Body):
+    key: str
+    value: Number
+    step: int = 0
+    timestamp: int | None = None
+
+
+class NewMetrics(Body):
+    metrics: list[NewMetric]
+
+
+class NewParams(Body):
+    params: dict[str, Text]
+
+
+class NewStatus(Body):
+    status: Literal["queued", "running", "completed", "failed", "cancelled"]
+    end_time: int | None = None
+
+
+@router.post("", status_code=201)
+def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> Response:
+    if (body.experiment_id is None) == (body.experiment_name is None):
+        raise invalid("A run belongs to one experiment: give either experiment_id or experiment_name")
+    with tracking.write() as connection:
+        if body.experiment_name is not None:
+            number = tracking.experiments.ensure(body.experiment_name, caller.organization, connection=connection).id
+        else:
+            number = experiment_number(body.experiment_id or "")
+        run = tracking.runs.create(
+            number, name=body.name, user_id=caller.user_id, tags=body.tags, status=body.status, connection=connection
+        )
+        tracking.run_data.log_batch(run.id, params=as_texts(body.params), connection=connection)
+        # Read before the commit, and without the store, where nothing can be yet: what was made is answered.
+        made = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
+    return JSONResponse(made, status_code=201)
+
+
+@router.get("/compare")  # before the run of that name
+def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> Response:
+    """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
+    wanted = separated(ids)
+    if not 2 <= len(wanted) <= MAX_COMPARED:
+        raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
+    with tracking.read() as connection:
+        found = [tracking.runs.get(run_id, connection=connection) for run_id in wanted]
+        return JSONResponse(comparison(load_logged(connection, found)))
+
+
+@router.get("/{run_id}")
+def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
+
+
+@router.delete("/{run_id}")
+def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    """Hide a run; MLflow's `runs/restore` brings it back."""
+    tracking.runs.delete(run_id)
+    return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
+
+
+@router.post("/{run_id}/metrics")
+def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> Response:
+    now = now_ms()
+    points = [
+        metric_point(
+            new.key,
+            float(new.value),
+            new.step,
+            now if new.timestamp is None else new.timestamp,
+            f"metrics[{index}]",
+        )
+        for index, new in enumerate(body.metrics)
+    ]
+    tracking.run_data.log_batch(run_id, points)
+    return JSONResponse({})
+
+
+@router.post("/{run_id}/params")
+def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> Response:
+    tracking.run_data.log_batch(run_id, params=as_texts(body.params))
+    return JSONResponse({})
+
+
+@router.post("/{run_id}/artifacts", status_code=201)
+async def upload(
+    run_id: str,
+    request: Request,
+    tracking: TrackingOf,
+    artifacts: RunArtifactsOf,
+    key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
+) -> Response:
+    """The request body is the file, `key` its name in the run. Of a form (multipart/form-data) the file in it is stored:
+    under `key`, else the form's field of that name, else its own name.
+    """
+    run = await run_in_threadpool(tracking.runs.get, run_id)
+    check_run_active(run.id, run.lifecycle_stage)
+    if is_form(request):
+        key, stored = await receive_form(request, artifacts, run.id, key)
+    elif key is None:
+        raise no_key()
+    else:
+        stored = await receive(request, artifacts, run.id, checked_path(key))
+    return JSONResponse({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
+
+
+@router.patch("/{run_id}/status")
+def set_status(run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+    run = tracking.runs.set_status(run_id, body.status, end_time=body.end_time)
+    return JSONResponse(details(tracking, artifacts, run))
+
+
+def details(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> dict[str, Any]:
+    return {**run_json(tracking.run_search.get(run)), "artifacts": artifacts.keys(run.id)}
+
+
+def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
+    """Params are stored as text, as MLflow's client sends them: `2e-5` is '2e-05', `true` is 'True'."""
+    if len(params) > MAX_PARAMS:
+        raise invalid(f"A request can contain at most {MAX_PARAMS} params. Got {len(params)} params.")
+    return [(key, str(value)) for key, value in params.items()]

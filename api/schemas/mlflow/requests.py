@@ -1,0 +1,53 @@
+"""Request bodies that several MLflow endpoints share."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+
+from api.strict_json import Body, Number, proto_fields
+from resources.metadata.tracking_rules import MetricPoint, metric_point
+
+Required = Annotated[str, Field(min_length=1)]
+"""Text that must be there: in protobuf's JSON an empty text is an absent one."""
+RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
+"""Old clients send `run_uuid`, new ones both."""
+VIEW_NAMES = {"1": "ACTIVE_ONLY", "2": "DELETED_ONLY", "3": "ALL"}
+View = Annotated[
+    Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"],
+    BeforeValidator(lambda value: VIEW_NAMES.get(str(value), value)),
+]
+"""By name, or by number, which protobuf's JSON allows too, also as text: `ViewType.ALL` of MLflow's Python client is one."""
+
+
+class Message(Body):
+    """A body as protobuf's JSON has it: null means absent, and `runId` is `run_id`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: given for name, given in proto_fields(value).items() if given is not None}
+
+
+class Tag(Message):
+    key: str
+    value: str = ""
+
+
+class OfRun(Message):
+    run_id: RunId
+
+
+class MetricBody(Message):
+    key: Required
+    value: Number
+    timestamp: int
+    step: int = 0
+    model_id: str = ""
+    dataset_name: str = ""
+    dataset_digest: str = ""
+
+    def point(self, path: str = "") -> MetricPoint:
+        of_model = (self.model_id, self.dataset_name, self.dataset_digest)
+        return metric_point(self.key, float(self.value), self.step, self.timestamp, path, *of_model)
