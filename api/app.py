@@ -17,14 +17,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
-from api.abandoned_uploads import remove_in_background
 from api.artifacts.locations import ArtifactPlaces
 from api.artifacts.run_artifacts import RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
 from api.auth.audit_log import AuditTrail
+from api.auth.authentication import token_verifier
 from api.auth.route_matching import UNMATCHED, Routes
-from api.auth.sign_in import token_verifier
-from api.background_tasks import keep_in_background
+from api.background_tasks import keep_in_background, remove_in_background
+from api.errors import AnswersUnexpected
 from api.fast_path.middleware import HotCalls
 from api.fast_path.reads import hot_reads
 from api.fast_path.writes import hot_writes
@@ -32,52 +32,44 @@ from api.middleware.access_control import Guard
 from api.middleware.host_validation import LOOPBACK_NAMES, HostGuard
 from api.middleware.read_only_pages import ReadOnlyPages
 from api.middleware.request_normalization import LeadingSlashes
-from api.mlflow import inputs
 from api.openapi.document import DescribedApplication
 from api.prometheus.database_totals import DatabaseTotals
-from api.prometheus.request_durations import RequestTimes
-from api.prometheus.request_histogram import RequestHistogram
+from api.prometheus.request_durations import RequestHistogram, RequestTimes
 from api.routes.mlflow import (
     artifacts,
     experiments,
+    inputs_and_outputs,
     logged_models,
     metric_sampling,
     metrics,
+    model_version_files,
     model_versions,
+    multipart_uploads,
     presigned_urls,
     promptlab,
     registered_models,
     runs,
     server_info,
+    unsupported,
 )
-from api.routes.mlflow import inputs_and_outputs as outputs
-from api.routes.mlflow import model_version_files as version_files
-from api.routes.mlflow import multipart_uploads as multipart
-from api.routes.mlflow import unsupported as not_served
-from api.routes.ui import artifact_downloads as files
-from api.routes.ui import graphql, sign_in, static_files
+from api.routes.ui import artifact_downloads, graphql, sign_in, static_files
 from api.routes.v1 import (
     audit,
-    dataset_changes,
     dataset_checks,
+    dataset_download,
+    dataset_trace,
+    dataset_upload,
     datasets,
     events,
     features,
-    heartbeats,
     hpo,
+    job_estimate,
     jobs,
     models,
     pipelines,
-    replay,
 )
-from api.routes.v1 import dataset_download as dataset_downloads
-from api.routes.v1 import dataset_preparation as dataset_preparations
-from api.routes.v1 import dataset_trace as dataset_traces
-from api.routes.v1 import dataset_upload as dataset_uploads
 from api.routes.v1 import experiments as v1_experiments
-from api.routes.v1 import job_estimate as estimate
 from api.routes.v1 import runs as v1_runs
-from api.unexpected import AnswersUnexpected
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
@@ -93,15 +85,14 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
     experiments.router,
     runs.router,
     metrics.router,
-    version_files.router,
+    model_version_files.router,
     artifacts.router,
-    multipart.router,
+    multipart_uploads.router,
     presigned_urls.router,
-    inputs.router,
+    inputs_and_outputs.router,
     logged_models.router,
     registered_models.router,
     model_versions.router,
-    outputs.router,
     promptlab.router,
     metric_sampling.router,
 )
@@ -109,25 +100,22 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
-    inputs.stock_paths,
+    inputs_and_outputs.stock_paths,
     v1_experiments.router,
     v1_experiments.aliases,
     v1_runs.router,
-    replay.router,
     events.router,
-    heartbeats.router,
     audit.router,
-    dataset_uploads.router,
-    dataset_traces.router,  # before what takes any name below /v1/datasets
+    dataset_upload.router,
+    dataset_trace.router,  # before what takes any name below /v1/datasets
     datasets.router,
-    dataset_preparations.router,
-    dataset_downloads.router,
-    dataset_downloads.links,
-    dataset_changes.router,
+    datasets.edits,
+    dataset_download.router,
+    dataset_download.links,
     dataset_checks.router,
     features.router,
     jobs.router,
-    estimate.router,
+    job_estimate.router,
     hpo.router,
     models.router,
     models.aliases,
@@ -135,9 +123,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     pipelines.aliases,
     static_files.router,
     sign_in.router,
-    files.router,
+    artifact_downloads.router,
     graphql.router,
-    not_served.router,
+    unsupported.router,
 )
 """Served as they are."""
 

@@ -1,17 +1,56 @@
-"""While a server runs, its database's planner is told of tables that grow fast. Nobody waits for it."""
+"""Background threads of a running server: remove abandoned uploads, keep the planner's statistics current.
+
+Nobody waits for either, and both may end at any moment.
+"""
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from recipes.abandoned_uploads import DAY, remove_abandoned
+from recipes.addresses import local_root
+from recipes.schema import StoreAddress
 from resources.metadata.database import Database
 from resources.metadata.planner_statistics import analyze_what_has_grown
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
-"""A look reads one row for each table: half a millisecond."""
+PLANNER_CHECK_SECONDS = 5.0
+"""A check reads one row for each table: half a millisecond."""
+
+
+def remove_in_background(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
+    """Until `stopped`. Trainers are killed while a server runs for months, and each may leave a part of a checkpoint."""
+
+    def each_day() -> None:
+        while not stopped.is_set():
+            _remove(address, variables)
+            stopped.wait(DAY)
+
+    threading.Thread(target=each_day, daemon=True).start()
+
+
+def _remove(address: StoreAddress, variables: Mapping[str, str]) -> None:
+    try:
+        on_s3 = local_root(address) is None
+        removed = _remove_in_a_process(address, variables) if on_s3 else remove_abandoned(address)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("what is left of broken uploads could not be removed: %s", error)
+    else:
+        log.info("removed %d uploads that killed programs left unfinished", removed)
+
+
+def _remove_in_a_process(address: StoreAddress, variables: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", "recipes.abandoned_uploads", address.model_dump_json()]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    return int(done.stdout)
 
 
 def keep_in_background(database: Database, stopped: threading.Event) -> None:
@@ -21,7 +60,7 @@ def keep_in_background(database: Database, stopped: threading.Event) -> None:
 
 
 def _keep(database: Database, stopped: threading.Event) -> None:
-    while not stopped.wait(LOOK_SECONDS):
+    while not stopped.wait(PLANNER_CHECK_SECONDS):
         try:
             if grown := analyze_what_has_grown(database):
                 log.info("analyzed %s", ", ".join(grown))

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipes.buckets import StoreFull, StoreUnavailable
 from recipes.known_keys import known_keys
@@ -209,3 +211,28 @@ def shown(value: Any) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))[:100]
     except (TypeError, ValueError):
         return "of that type"
+
+
+class AnswersUnexpected:
+    """ASGI middleware: an exception becomes a 500, unless an answer has begun, which only a cut connection can end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun:
+                raise
+            await unexpected(Request(scope), error)(scope, receive, send)

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.probe import Probe
 from api.routes.mlflow.server_info import MLFLOW_API_VERSION
 from recipes.store import Store
 from resources.metadata.database import Database
@@ -19,6 +22,42 @@ from resources.store_problem import store_problem
 log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
+
+WAIT_SECONDS = 4.0
+"""Kubernetes waits for 5 s, as `deploy/` has it."""
+LOST_SECONDS = 60.0
+"""After which a question is given up that nothing came of: what it hangs on may be gone, and its successor be well."""
+
+
+class Probe:
+    """One question, asked by one thread at a time: those who ask meanwhile wait for the same answer.
+
+    Args:
+        ask: whether it answers; what it raises, `answers` raises.
+    """
+
+    def __init__(self, ask: Callable[[], bool], wait: float = WAIT_SECONDS) -> None:
+        self._ask = ask
+        self._wait = wait
+        self._asked: Future[bool] | None = None
+        self._asked_at = 0.0
+
+    async def answers(self) -> bool:
+        """False also where it did not say so in time."""
+        if self._asked is None or self._asked.done() or time.monotonic() > self._asked_at + LOST_SECONDS:
+            self._asked, self._asked_at = Future(), time.monotonic()
+            # A daemon: the end of the process waits for no answer.
+            Thread(target=_answer, args=(self._ask, self._asked), name="probe", daemon=True).start()
+        asked = asyncio.wrap_future(self._asked)
+        done, _ = await asyncio.wait([asked], timeout=self._wait)
+        return asked in done and asked.result()
+
+
+def _answer(ask: Callable[[], bool], answer: "Future[bool]") -> None:
+    try:
+        answer.set_result(ask())
+    except Exception as error:
+        answer.set_exception(error)
 
 
 @router.get("/alive")

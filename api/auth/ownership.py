@@ -2,7 +2,13 @@
 
 from collections.abc import Iterable
 
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from api.auth.object_references import references
 from api.auth.permissions import LOCAL, Caller
+from api.dependencies import CallerOf, DatabaseOf
+from api.middleware.request_body import parsed
 from resources.errors import ErrorCode, HanzoError, not_found
 from resources.metadata.database import Database
 from resources.metadata.scope import Kind, Reference, owners
@@ -52,3 +58,13 @@ def check_own(database: Database, caller: Caller, *named: Reference) -> None:
 
 def missing(reference: Reference) -> HanzoError:
     return not_found(MISSING[reference.kind].format(printable(reference.id)))
+
+
+async def own_run(request: Request, database: DatabaseOf, caller: CallerOf) -> None:
+    """A dependency: what the body names is the caller's organization's, or the call ends with a 404."""
+    if caller is LOCAL:
+        return
+    body = parsed(await request.body(), request.scope["path"])
+    request.state.run_id = body.get("run_id") or body.get("run_uuid") if isinstance(body, dict) else None
+    named = references(f"{request.method} {request.url.path}", {}, {}, body)
+    await run_in_threadpool(check_own, database, caller, *named)

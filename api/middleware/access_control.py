@@ -20,9 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.audit_log import AuditTrail
+from api.auth.audit_log import AuditTrail, Call, call_of
 from api.auth.authentication import authorization, from_page
-from api.auth.call import Call, call_of
 from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
 from api.auth.job_tokens import JobCallers, check_job_scope, in_place, job_token, named_by_job
 from api.auth.object_references import references
@@ -31,8 +30,8 @@ from api.auth.permissions import LOCAL, OWN, Caller, Permission
 from api.auth.route_matching import Match, Routes
 from api.auth.table import OPEN, RULES, Audit, Rule, needed
 from api.errors import error_response, no_such_route, not_allowed
-from api.head import head
 from api.middleware import request_body as bodies
+from api.middleware.request_normalization import head
 from api.routes.ui import sign_in
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database

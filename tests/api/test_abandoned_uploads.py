@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api import abandoned_uploads
+from api import background_tasks as abandoned_uploads
 from recipes.schema import StoreAddress
 from recipes.store import Store
 

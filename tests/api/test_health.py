@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from api import server
 from api.app import create_app
-from api.probe import Probe
+from api.health import Probe
 from resources.settings import Settings
 from tests.api.artifact_server import on_s3
 from tests.api.conftest import answering, migrated
@@ -184,7 +184,7 @@ def test_a_probe_that_was_lost_is_asked_anew(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(1)
         return len(asked) > 1 or hangs.wait(60)
 
-    monkeypatch.setattr("api.probe.LOST_SECONDS", 0.0)
+    monkeypatch.setattr("api.health.LOST_SECONDS", 0.0)
     probe = Probe(ask, wait=0.05)
     assert asyncio.run(probe.answers()) is False
     assert comes_back(probe)

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
+from api.fast_path import writes as bodies
 from api.fast_path.middleware import whole_body
 from api.fast_path.writes import HotWrite
-from api.hot import bodies
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.writes.run_writer import RunWriter

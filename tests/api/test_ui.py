@@ -12,8 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param
 from mlflow.server.graphql.graphql_schema_extensions import schema as mlflow_schema
 
-from api.routes.ui.graphql_execution import schema
-from api.ui.graphql_limits import too_much
+from api.routes.ui.graphql_execution import schema, too_much
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
 from tests.api.server_process import ServerProcess

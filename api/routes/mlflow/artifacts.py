@@ -13,9 +13,9 @@ from api.artifacts.locations import Place
 from api.artifacts.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
 from api.artifacts.verified_files import Uploaded
 from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
-from api.mlflow.named_run import NamedRun
 from api.routes.mlflow.model_version_files import is_of_version, version_entries
 from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.requests import NamedRun
 from api.strict_json import StrictRoute
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here

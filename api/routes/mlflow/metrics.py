@@ -9,11 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator
 
-from api.auth.own_run import own_run
+from api.auth.ownership import own_run
 from api.dependencies import TrackingOf
-from api.mlflow.named_run import NamedRun
 from api.schemas.mlflow.messages import answer
-from api.schemas.mlflow.requests import MetricBody, OfRun, Required, Tag
+from api.schemas.mlflow.requests import MetricBody, NamedRun, OfRun, Required, Tag
 from api.schemas.mlflow.runs import point_messages
 from api.strict_json import StrictRoute
 from resources.errors import invalid

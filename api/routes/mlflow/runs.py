@@ -3,14 +3,12 @@
 from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 
-from api.auth.own_run import own_run
+from api.auth.ownership import own_run
 from api.dependencies import CallerOf, TrackingOf
 from api.idempotency import IdempotencyKey, run_of
-from api.mlflow.named_run import NamedRun
-from api.mlflow.statuses import Status, our_status, translate
 from api.schemas.mlflow.messages import VIEWS, answer, experiment_number
-from api.schemas.mlflow.requests import Message, OfRun, Required, Tag, View
-from api.schemas.mlflow.runs import info_message, run_message, run_texts
+from api.schemas.mlflow.requests import Message, NamedRun, OfRun, Required, Tag, View
+from api.schemas.mlflow.runs import Status, info_message, our_status, run_message, run_texts, translate
 from api.strict_json import StrictRoute
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.tracking.experiments import DEFAULT_ID

@@ -12,13 +12,12 @@ from api.artifacts.run_artifacts import RunArtifacts
 from api.auth.ownership import check_own
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
 from api.errors import told
-from api.mlflow.inputs import dataset_summaries, summary_message
-from api.mlflow.statuses import translate
+from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
 from api.routes.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
 from api.routes.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.schemas.mlflow.registry import version_message
-from api.schemas.mlflow.runs import run_message
+from api.schemas.mlflow.runs import run_message, translate
 from api.strict_json import Body, StrictRoute
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here

@@ -7,6 +7,8 @@ from fastapi.responses import JSONResponse
 
 from api.auth.permissions import LOCAL
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf
+from resources.metadata.heartbeats import Heartbeats
+from resources.metadata.outbox import now_ms
 from resources.metadata.scope_events import events_of
 from resources.metadata.told_config import told_payload
 from resources.metadata.tracking_rules import MAX_INT64
@@ -33,3 +35,11 @@ def events(
 @router.get("/addresses")
 def addresses(settings: SettingsOf) -> Response:
     return JSONResponse({"dagster": settings.dagster_url, "tracking": settings.tracking_uri, "engine": settings.engine_url})
+
+
+@router.get("/heartbeats")
+def heartbeats(database: DatabaseOf) -> Response:
+    """`sensors` start jobs and check versions; while they are silent, what is submitted waits. One never heard is absent."""
+    now = now_ms()
+    found = [{**vars(each), "seconds_ago": max(0, now - each.beat_at) / 1000} for each in Heartbeats(database).list()]
+    return JSONResponse({"heartbeats": found})

@@ -9,13 +9,14 @@ from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.run_artifacts import RunArtifacts, checked_path
 from api.auth.object_references import separated
-from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, SettingsOf, StoreOf, TrackingOf
+from api.idempotency import JobOfKey
 from api.routes.mlflow.artifacts import receive
 from api.routes.v1.artifact_upload_form import is_form, no_key, receive_form
+from api.routes.v1.jobs import as_json
 from api.schemas.mlflow.messages import experiment_number
-from api.schemas.v1.runs import run_json
+from api.schemas.v1.runs import comparison, run_json
 from api.strict_json import Body, Number, StrictRoute
-from api.v1.comparison import comparison
 from recipes.frozen import Name
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
@@ -24,6 +25,11 @@ from resources.metadata.tracking.run_data import MAX_PARAMS, check_run_active
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
+from resources.quotas import gpus_of, refuse_what_never_fits
+from resources.replay.finished_run import read_finished
+from resources.replay.submit import submit_replay
+from resources.replay.verdict import read_verdict
+from resources.services import SOURCE
 
 router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
 
@@ -164,3 +170,24 @@ def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
     if len(params) > MAX_PARAMS:
         raise invalid(f"A request can contain at most {MAX_PARAMS} params. Got {len(params)} params.")
     return [(key, str(value)) for key, value in params.items()]
+
+
+@router.post("/{run_id}/replay", status_code=201)
+def replay(
+    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobOfKey
+) -> Response:
+    """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
+    Idempotency-Key it answers with the job that was queued.
+    """
+    first = read_finished(database, store, run_id)
+    recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
+    refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
+    made = submit_replay(database, store, first, SOURCE, caller.user_id, job_of_key)
+    environment = [difference.model_dump() for difference in made.environment]
+    return JSONResponse({"job": as_json(made.job), "environment": environment}, 201)
+
+
+@router.get("/{run_id}/replay")
+def verdict(run_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+    """Of a completed replay: every loss and the final weights, held against the first run's."""
+    return JSONResponse(read_verdict(database, store, run_id).model_dump(mode="json"))

@@ -14,8 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.app import create_app
-from api.auth.audit_log import AuditTrail
-from api.auth.call import Call
+from api.auth.audit_log import AuditTrail, Call
 from api.auth.route_matching import Routes
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
 from resources.metadata.call_tallies import take
