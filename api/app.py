@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,17 +22,15 @@ from api.artifacts.run_artifacts import RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
 from api.auth.audit_log import AuditTrail
 from api.auth.authentication import token_verifier
-from api.auth.route_matching import UNMATCHED, Routes
+from api.auth.route_matching import UNMATCHED, Routes, fast_calls
 from api.background_tasks import keep_in_background, remove_in_background
 from api.errors import AnswersUnexpected
-from api.fast_path.middleware import HotCalls
-from api.fast_path.reads import hot_reads
-from api.fast_path.writes import hot_writes
+from api.fast_path.middleware import FastPathMiddleware, FastPathResources
 from api.middleware.access_control import Guard
 from api.middleware.host_validation import LOOPBACK_NAMES, HostGuard
 from api.middleware.read_only_pages import ReadOnlyPages
 from api.middleware.request_normalization import LeadingSlashes
-from api.openapi.document import DescribedApplication
+from api.openapi import DescribedApplication
 from api.prometheus.database_totals import DatabaseTotals
 from api.prometheus.request_durations import RequestHistogram, RequestTimes
 from api.routes.mlflow import (
@@ -70,6 +68,7 @@ from api.routes.v1 import (
 )
 from api.routes.v1 import experiments as v1_experiments
 from api.routes.v1 import runs as v1_runs
+from api.routing import Router, undeclared
 from recipes.signed_transfers import SignedTransfers
 from recipes.store import Store
 from resources.metadata.artifacts.artifact_files import ArtifactFiles
@@ -81,7 +80,7 @@ from resources.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
+MLFLOW_ROUTERS: tuple[Router, ...] = (
     experiments.router,
     runs.router,
     metrics.router,
@@ -98,11 +97,10 @@ MLFLOW_ROUTERS: tuple[APIRouter, ...] = (
 )
 """Served below both of `MLFLOW_PREFIXES`."""
 
-ROUTERS: tuple[APIRouter, ...] = (
+ROUTERS: tuple[Router, ...] = (
     health.router,
     inputs_and_outputs.stock_paths,
     v1_experiments.router,
-    v1_experiments.aliases,
     v1_runs.router,
     events.router,
     audit.router,
@@ -118,9 +116,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     job_estimate.router,
     hpo.router,
     models.router,
-    models.aliases,
     pipelines.router,
-    pipelines.aliases,
     static_files.router,
     sign_in.router,
     artifact_downloads.router,
@@ -165,7 +161,6 @@ def create_app(settings: Settings) -> FastAPI:
         database.close()
 
     app = DescribedApplication(
-        mlflow_prefixes=(*MLFLOW_PREFIXES, *MLFLOW_3_PREFIXES),
         title="Hanzo ML",
         lifespan=lifespan,
         responses=errors.RESPONSES,
@@ -184,16 +179,20 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
     errors.install(app)
-    hot = hot_writes(MLFLOW_PREFIXES, writer) | hot_reads(MLFLOW_PREFIXES, app.state.tracking, readers)
-    app.add_middleware(HotCalls, calls=hot)
-    app.add_middleware(ReadOnlyPages)
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
-            app.include_router(router, prefix=prefix)
+            router.include_in(app, prefix)
     for prefix in MLFLOW_3_PREFIXES:
-        app.include_router(server_info.router, prefix=prefix)
+        server_info.router.include_in(app, prefix)
     for router in ROUTERS:
-        app.include_router(router)
+        router.include_in(app)
+    if missing := undeclared(app):
+        raise TypeError(
+            f"routes without a declared permission: {', '.join(missing)}: declare them with `api.routing.Router`"
+        )
+    fast = FastPathResources(app.state.tracking, writer, readers)
+    app.add_middleware(FastPathMiddleware, calls=fast_calls(app, fast))
+    app.add_middleware(ReadOnlyPages)
     protect(app, settings, database, trail)
     return app
 

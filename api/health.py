@@ -8,20 +8,37 @@ from concurrent.futures import Future
 from functools import partial
 from threading import Thread
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import TypedDict
 
+from api.auth.permissions import Permission
+from api.responses import TypedResponse, json_response
 from api.routes.mlflow.server_info import MLFLOW_API_VERSION
+from api.routing import PUBLIC, AlsoAnswers, Router
 from recipes.store import Store
 from resources.metadata.database import Database
 from resources.metadata.schema_revision import Revision, make_new
 from resources.metadata.tracking.tracking import Tracking
 from resources.store_problem import store_problem
 
+
+class Alive(TypedDict):
+    alive: bool
+
+
+class Ready(TypedDict):
+    """`ready` where every part answers."""
+
+    ready: bool
+    database: bool
+    storage: bool
+
+
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = Router(tag="health", strict=False)
 
 WAIT_SECONDS = 4.0
 """Kubernetes waits for 5 s, as `deploy/` has it."""
@@ -60,30 +77,29 @@ def _answer(ask: Callable[[], bool], answer: "Future[bool]") -> None:
         answer.set_exception(error)
 
 
-@router.get("/alive")
-@router.head("/alive", include_in_schema=False)
-async def alive() -> JSONResponse:
-    return JSONResponse({"alive": True})
+@router.get("/alive", PUBLIC, head=True)
+async def alive() -> TypedResponse[Alive]:
+    return json_response({"alive": True})
 
 
-@router.get("/ready")
-@router.head("/ready", include_in_schema=False)
-async def ready(request: Request) -> JSONResponse:
+@router.get("/ready", PUBLIC, head=True, also=AlsoAnswers(503, "which part does not answer", Ready))
+async def ready(request: Request) -> TypedResponse[Ready]:
     """Answered in a few seconds, whatever hangs."""
     probes: dict[str, Probe] = request.app.state.probes
     answers = await asyncio.gather(*(probe.answers() for probe in probes.values()))
     parts = dict(zip(probes, answers, strict=True))
-    return JSONResponse({"ready": all(answers), **parts}, status_code=200 if all(answers) else 503)
+    return json_response(
+        Ready(ready=all(answers), database=parts["database"], storage=parts["storage"]),
+        status_code=200 if all(answers) else 503,
+    )
 
 
-@router.get("/health")
-@router.head("/health", include_in_schema=False)
+@router.get("/health", PUBLIC, produces="text/plain", head=True)
 async def health() -> PlainTextResponse:
     return PlainTextResponse("OK")
 
 
-@router.get("/version")
-@router.head("/version", include_in_schema=False)
+@router.get("/version", Permission.SERVER_READ, allows_jobs=True, produces="text/plain", head=True)
 def version() -> PlainTextResponse:
     """MLflow's release, because MLflow's clients ask: with their token, so it is no exception (checklist Z21)."""
     return PlainTextResponse(MLFLOW_API_VERSION)

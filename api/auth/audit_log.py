@@ -28,7 +28,7 @@ from starlette.types import Scope
 
 from api.auth.permissions import Caller
 from api.auth.route_matching import Match
-from api.auth.table import Audit
+from api.routing import Audit
 from resources.metadata import call_tallies
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, record
 from resources.metadata.database import Database

@@ -5,26 +5,33 @@ its own order. A kind of route that it cannot read ends the start of the server.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.routing import Mount, compile_path
 
-from api.auth.table import shape
+from api.fast_path.middleware import FastCall, FastPathResources
+from api.routing import Declaration, declaration_of
 
 UNMATCHED = "unmatched"
 
 
 @dataclass(frozen=True)
 class Route:
-    """A route of the application. `shape` is what `api.auth.table` knows it by."""
+    """A route of the application. `shape` is its method and template without the names of parameters.
+
+    `declaration` is None for a route that was not declared (`api.routing`): nobody may call it.
+    """
 
     method: str
     template: str
     shape: str
     pattern: re.Pattern[str]
+    declaration: Declaration | None
+    endpoint: Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,20 @@ class Routes:
         return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
+def fast_calls(app: FastAPI, resources: FastPathResources) -> dict[tuple[str, str], FastCall]:
+    """The fast path of every route that declares one, by method and path."""
+    return {
+        (route.method, route.template): route.declaration.fast_path.bind(route.endpoint, resources)
+        for route in listed(app)
+        if route.declaration is not None and route.declaration.fast_path is not None and route.endpoint is not None
+    }
+
+
+def shape(route: str) -> str:
+    """`GET /v1/jobs/{job_id}` as `GET /v1/jobs/{}`."""
+    return re.sub(r"\{[^}]*\}", "{}", route)
+
+
 def first(routes: Sequence[Route], path: str) -> Match | None:
     for route in routes:
         if found := route.pattern.match(path):
@@ -80,5 +101,7 @@ def listed(app: FastAPI) -> list[Route]:
         for method in sorted(methods):
             # A HEAD request is answered by the GET route, so it needs what that needs.
             needs = "GET" if method == "HEAD" else method
-            routes.append(Route(method, template, shape(f"{needs} {template}"), pattern))
+            endpoint = getattr(context.original_route, "endpoint", None)
+            declaration = declaration_of(app, context)
+            routes.append(Route(method, template, shape(f"{needs} {template}"), pattern, declaration, endpoint))
     return routes

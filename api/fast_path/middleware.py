@@ -1,8 +1,14 @@
-"""In front of all routes: a call that is plain is answered here, anything else goes on to the route of its path."""
+"""Answer plain calls of frequent routes without FastAPI; pass every other request on to the route of its path.
+
+Which routes have a fast path is in their declarations (`api.routing`): `FastWrite` (`writes`), `FastQuery` and `FastSearch`
+(`reads`). Everything unusual is left to the route, so that there is one set of rules and one set of messages.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,28 +17,45 @@ from api.auth.permissions import Caller
 from api.errors import answer_to
 from api.middleware.request_headers import header
 from resources.errors import ErrorCode, HanzoError
+from resources.metadata.tracking.tracking import Tracking
+from resources.metadata.writes.run_writer import RunWriter
 
 BODY_SECONDS = 60
-"""For a megabyte at most: whoever logs waits for room, which a body takes that came in part."""
+"""For a megabyte at most: a body that has arrived in part takes room that other writers wait for."""
 
 
-class HotCall(Protocol):
-    """Finds what answers a request.
+class FastCall(Protocol):
+    """Finds what answers a request: a response, the route where that must judge, or None where the client went away.
 
-    That is `others` where the comfortable route must judge, `with_body` of it where the body was read, and None where the
-    client went away.
+    The route is given as `route`; as `with_body` of it where the body was read already.
     """
 
-    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None: ...
+    async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None: ...
 
 
-class HotCalls:
-    """ASGI middleware, the innermost: whoever may not do it with what he names is refused before, or by the call.
+@dataclass(frozen=True)
+class FastPathResources:
+    """What fast calls of an application share."""
 
-    `calls` are known by method and path.
+    tracking: Tracking
+    writer: RunWriter
+    threads: Executor
+
+
+class FastPath(Protocol):
+    """The fast path of a declared route."""
+
+    def bind(self, endpoint: Callable[..., Any], resources: FastPathResources) -> FastCall: ...
+
+
+class FastPathMiddleware:
+    """ASGI middleware, the innermost: access control comes before it, or is up to the call.
+
+    Args:
+        calls: by method and path.
     """
 
-    def __init__(self, app: ASGIApp, calls: Mapping[tuple[str, str], HotCall]) -> None:
+    def __init__(self, app: ASGIApp, calls: Mapping[tuple[str, str], FastCall]) -> None:
         self._app = app
         self._calls = calls
 
@@ -42,11 +65,11 @@ class HotCalls:
             await self._app(scope, receive, send)
             return
         try:
-            answer = await call(scope, receive, self._app)
+            response = await call(scope, receive, self._app)
         except Exception as error:
-            answer = answer_to(error, Request(scope))
-        if answer is not None:
-            await answer(scope, receive, send)
+            response = answer_to(error, Request(scope))
+        if response is not None:
+            await response(scope, receive, send)
 
 
 def caller(scope: Scope) -> Caller:
@@ -78,19 +101,19 @@ async def whole_body(message: Message, receive: Receive) -> bytes | None:
                     return None
                 parts.append(message["body"])
     except TimeoutError:
-        told = f"The rest of the request did not come within {BODY_SECONDS} s: send it again"
-        raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, told) from None
+        problem = f"The rest of the request did not come within {BODY_SECONDS} s: send it again"
+        raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, problem) from None
     return b"".join(parts)
 
 
-def with_body(body: bytes, others: ASGIApp) -> ASGIApp:
-    """`others` for a request whose body was received already."""
+def with_body(body: bytes, route: ASGIApp) -> ASGIApp:
+    """`route` for a request whose body was received already."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        async def again() -> Message:
+    async def call_route(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_again() -> Message:
             return waiting.pop() if waiting else await receive()
 
-        await others(scope, again, send)
+        await route(scope, receive_again, send)
 
-    return answered
+    return call_route

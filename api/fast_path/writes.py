@@ -1,16 +1,22 @@
-"""Calls that log: a body that is plain goes to the writer, with the count of the call, and is answered after its commit."""
+"""Fast path of logging calls: a plain body goes to the writer with the call's audit count, and is answered after its commit.
+
+Bodies are decoded to a `RunWrite` in microseconds. What is accepted here is accepted by the route too, and means the same;
+what is odd (an alias, a number written as text) or wrong in any way is left to the route, so that there is one set of
+messages. tests/api/fast_path/test_writes.py holds both together.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.audit_log import Call
-from api.fast_path.middleware import HotCall, caller, is_json, whole_body, with_body
-from api.routes.mlflow.metrics import MAX_BATCH_BYTES
+from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
+from api.schemas.mlflow.requests import MAX_BATCH_BYTES
 from resources.errors import HanzoError
 from resources.metadata.call_tallies import tally_of
 from resources.metadata.tracking_rules import MAX_INT64, check_key, metric_point
@@ -66,7 +72,7 @@ class LogBatch(Body):
 
 
 class NotPlain(Exception):
-    """The comfortable route must judge this body."""
+    """The route must judge this body."""
 
 
 _metric = msgspec.json.Decoder(LogMetric)
@@ -74,7 +80,7 @@ _batch = msgspec.json.Decoder(LogBatch)
 _pair = msgspec.json.Decoder(PairOfRun)
 
 
-def log_metric(body: bytes, organization: str | None) -> RunWrite | None:
+def decode_log_metric(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_metric, body)
         return write_of_points(sent.run_id, _points([sent]), organization=organization)
@@ -82,7 +88,7 @@ def log_metric(body: bytes, organization: str | None) -> RunWrite | None:
         return None
 
 
-def log_batch(body: bytes, organization: str | None) -> RunWrite | None:
+def decode_log_batch(body: bytes, organization: str | None) -> RunWrite | None:
     if len(body) > MAX_BATCH_BYTES:
         return None
     try:
@@ -93,7 +99,7 @@ def log_batch(body: bytes, organization: str | None) -> RunWrite | None:
         return None
 
 
-def log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
+def decode_log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
         return write_of_points(sent.run_id, {}, params=[(sent.key, sent.value)], organization=organization, batch=False)
@@ -101,7 +107,7 @@ def log_parameter(body: bytes, organization: str | None) -> RunWrite | None:
         return None
 
 
-def set_tag(body: bytes, organization: str | None) -> RunWrite | None:
+def decode_set_tag(body: bytes, organization: str | None) -> RunWrite | None:
     try:
         sent = _decoded(_pair, body)
         return write_of_points(sent.run_id, {}, tags=[(sent.key, sent.value)], organization=organization)
@@ -139,28 +145,31 @@ def _points(metrics: Sequence[Metric]) -> Points:
     return points
 
 
-CALLS: dict[str, Decode] = {
-    "/mlflow/runs/log-metric": log_metric,
-    "/mlflow/runs/log-batch": log_batch,
-    "/mlflow/runs/log-parameter": log_parameter,
-    "/mlflow/runs/set-tag": set_tag,
-}
-
 _OK = 200
 _HEADERS = [(b"content-length", b"2"), (b"content-type", b"application/json")]
 _BODY: Message = {"type": "http.response.body", "body": b"{}"}
 
 
-class HotWrite:
+@dataclass(frozen=True)
+class FastWrite:
+    """A logging call whose body `decode` reads."""
+
+    decode: Decode
+
+    def bind(self, endpoint: Callable[..., Any], resources: FastPathResources) -> FastCall:
+        return WriteCall(self.decode, resources.writer)
+
+
+class WriteCall:
     def __init__(self, decode: Decode, writer: RunWriter) -> None:
         self._decode = decode
         self._writer = writer
 
-    async def __call__(self, scope: Scope, receive: Receive, others: ASGIApp) -> ASGIApp | None:
+    async def __call__(self, scope: Scope, receive: Receive, route: ASGIApp) -> ASGIApp | None:
         if not is_json(scope):
-            return others
-        first = await receive()  # whoever sends nothing holds up nobody
-        # Nor does whoever sends a part, but those whose bodies come in parts too.
+            return route
+        first = await receive()  # a client that sends nothing delays nobody
+        # A client that has sent a part delays only others whose bodies come in parts too.
         async with self._writer.arriving if first.get("more_body", False) else nullcontext():
             body = await whole_body(first, receive)
             if body is None:
@@ -173,13 +182,9 @@ class HotWrite:
                     await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
                     call.is_counted = True
                     return _stored
-        return with_body(body, others)
+        return with_body(body, route)
 
 
 async def _stored(_: Scope, __: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": _OK, "headers": _HEADERS})
     await send(_BODY)
-
-
-def hot_writes(prefixes: tuple[str, ...], writer: RunWriter) -> dict[tuple[str, str], HotCall]:
-    return {("POST", prefix + path): HotWrite(decode, writer) for prefix in prefixes for path, decode in CALLS.items()}

@@ -1,7 +1,7 @@
 """The one door to every route: who calls, may he, is everything that he names his organization's. Refuses by default.
 
-An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that `api.auth.table` marks as
-checking its own organization leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
+An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that is declared with
+`checks_ownership` leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
 
 Without sign-in there is one caller, who may do everything with everything: nothing is looked up or refused, but what he
 changes is on record all the same.
@@ -26,13 +26,13 @@ from api.auth.default_experiment import body_with_own_default, names_default, qu
 from api.auth.job_tokens import JobCallers, check_job_scope, in_place, job_token, named_by_job
 from api.auth.object_references import references
 from api.auth.ownership import check_ownership
-from api.auth.permissions import LOCAL, OWN, Caller, Permission
+from api.auth.permissions import LOCAL, OWN, Caller, Permission, required_permission
 from api.auth.route_matching import Match, Routes
-from api.auth.table import OPEN, RULES, Audit, Rule, needed
 from api.errors import error_response, no_such_route, not_allowed
 from api.middleware import request_body as bodies
 from api.middleware.request_normalization import head
 from api.routes.ui import sign_in
+from api.routing import PUBLIC, Audit, Declaration
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.scope import Reference
@@ -81,8 +81,8 @@ class Guard:
         if match is None and scope["method"] == "HEAD" and self._routes.match("GET", scope["path"]):
             await head(self, scope, receive, send)
             return
-        rule = RULES.get(match.route.shape) if match else None
-        if rule is None or not rule.uploads:
+        declared = match.route.declaration if match else None
+        if declared is None or not declared.streams_body:
             length = bodies.declared_length(scope)
             if length is None:
                 receive = bodies.limited(receive, self._max_body)
@@ -92,22 +92,22 @@ class Guard:
         state = scope.setdefault("state", {})
         if self._tokens is None:
             state["caller"] = LOCAL
-            if match is None or rule is None or rule.audit is Audit.NONE:
+            if match is None or declared is None or declared.audit is Audit.NONE:
                 await self._app(scope, receive, send)
             else:
-                await self._locally(match, rule, scope, receive, send)
-        elif match is not None and match.route.shape in OPEN:
+                await self._locally(match, declared, scope, receive, send)
+        elif declared is not None and declared.permission is PUBLIC:
             await self._app(scope, receive, send)
         else:
-            await self._guarded(self._tokens, match, rule, scope, receive, send)
+            await self._guarded(self._tokens, match, declared, scope, receive, send)
 
-    async def _locally(self, match: Match, rule: Rule, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _locally(self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
         call = scope["state"]["call"] = call_of(scope, match)
-        call.caller, call.audit = LOCAL, rule.audit
-        if not rule.checks_itself:
+        call.caller, call.audit = LOCAL, declared.audit
+        if not declared.checks_ownership:
             body: Any = None
-            if not rule.uploads and bodies.declared_length(scope) != 0:
+            if not declared.streams_body and bodies.declared_length(scope) != 0:
                 try:
                     raw = await bodies.read(receive)
                 except HTTPException as refusal:
@@ -125,7 +125,7 @@ class Guard:
         self,
         tokens: "Tokens",
         match: Match | None,
-        rule: Rule | None,
+        declared: Declaration | None,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -133,15 +133,15 @@ class Guard:
         call, headers = call_of(scope, match), Headers(scope=scope)
         scope["state"]["call"] = call
         try:
-            header = authorization(headers) or (from_page(headers) if rule and not rule.writes else None)
+            header = authorization(headers) or (from_page(headers) if declared and not declared.writes else None)
             call.caller = await self._caller(tokens, header)
             if match is None:
                 raise no_such_route(scope["method"], scope["path"])
-            if rule is None:
-                log.error("%s is not listed in api.auth.table and refused to everybody", match.route.shape)
+            if declared is None or not isinstance(declared.permission, Permission):
+                log.error("%s declares no permission and is refused to everybody", match.route.shape)
                 raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
-            call.audit = rule.audit
-            receive = await self._admit(call, match, rule, scope, receive)
+            call.audit = declared.audit
+            receive = await self._admit(call, match, declared, scope, receive)
         except HanzoError as refusal:
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
@@ -158,7 +158,7 @@ class Guard:
             await self._record_failed(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
             raise
         scope["state"]["caller"] = call.caller
-        if rule.audit is Audit.NONE:
+        if declared.audit is Audit.NONE:
             await self._app(scope, receive, send)
         else:
             await self._on_record(call, scope, receive, send)
@@ -167,27 +167,30 @@ class Guard:
         token = job_token(header)
         return await tokens.caller(header) if token is None else await self._jobs.caller(token)
 
-    async def _admit(self, call: Call, match: Match, rule: Rule, scope: Scope, receive: Receive) -> Receive:
+    async def _admit(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
         """Let the caller in, or raise. Returns what the endpoint will read its body from."""
         caller = call.caller
         assert caller is not None
-        own = OWN.get(rule.permission)
-        if not caller.may(rule.permission) and not (own and caller.may(own)):
-            call.references = await wanted(match, rule, scope, receive)
-            raise forbidden(caller, rule.permission)
-        if caller.job is not None and not rule.for_jobs:
-            call.references = await wanted(match, rule, scope, receive)
+        permission = declared.permission
+        assert isinstance(permission, Permission)
+        own = OWN.get(permission)
+        if not caller.may(permission) and not (own and caller.may(own)):
+            call.references = await wanted(match, declared, scope, receive)
+            raise forbidden(caller, permission)
+        if caller.job is not None and not declared.allows_jobs:
+            call.references = await wanted(match, declared, scope, receive)
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
-        if rule.checks_itself and caller.job is None:
+        if declared.checks_ownership and caller.job is None:
             return receive
         body: Any = None
-        if not rule.uploads and bodies.declared_length(scope) != 0:
+        if not declared.streams_body and bodies.declared_length(scope) != 0:
             raw = await bodies.read(receive)
             body = bodies.parsed(raw, scope["path"])
             receive = bodies.replay(raw, receive)
-            if (permission := needed(rule, body)) is not rule.permission and not caller.may(permission):
+            needed = required_permission(permission, body)
+            if needed is not permission and not caller.may(needed):
                 call.references = references(match.route.shape, match.parameters, query_of(scope), body)
-                raise forbidden(caller, permission)
+                raise forbidden(caller, needed)
         query = query_of(scope)
         if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
             number = await self._default_experiment(caller.organization)
@@ -203,14 +206,19 @@ class Guard:
         if caller.job is not None:
             acted_on = in_place(match.route.shape, match.parameters, query, call.references)
             call.references = named_by_job(match.route.template, acted_on, body)
-            lists = rule.permission is not Permission.SERVER_READ
+            lists = permission is not Permission.SERVER_READ
             await run_in_threadpool(
-                check_job_scope, self._database, caller.job, call.references, writes=rule.writes, lists=lists
+                check_job_scope, self._database, caller.job, call.references, writes=declared.writes, lists=lists
             )
         elif call.references:
-            only_own = not caller.may(rule.permission)
+            only_own = not caller.may(permission)
             await run_in_threadpool(
-                check_ownership, self._database, caller, call.references, may_be_new=rule.makes_a_model, only_own=only_own
+                check_ownership,
+                self._database,
+                caller,
+                call.references,
+                may_be_new=declared.creates_model,
+                only_own=only_own,
             )
         return receive
 
@@ -273,10 +281,14 @@ def query_of(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
-async def wanted(match: Match, rule: Rule, scope: Scope, receive: Receive) -> frozenset[Reference]:
+async def wanted(match: Match, declared: Declaration, scope: Scope, receive: Receive) -> frozenset[Reference]:
     """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
     body: Any = None
-    if not rule.uploads and not rule.checks_itself and 0 < (bodies.declared_length(scope) or 0) <= SMALL_BODY:
+    if (
+        not declared.streams_body
+        and not declared.checks_ownership
+        and 0 < (bodies.declared_length(scope) or 0) <= SMALL_BODY
+    ):
         with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
             body = bodies.parsed(await bodies.read(receive), scope["path"])
     return references(match.route.shape, match.parameters, query_of(scope), body)

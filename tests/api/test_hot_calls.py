@@ -11,9 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.auth.permissions import LOCAL
-from api.fast_path import writes as bodies
 from api.fast_path.middleware import whole_body
-from api.fast_path.writes import HotWrite
+from api.fast_path.writes import (
+    Decode,
+    WriteCall,
+    decode_log_batch,
+    decode_log_metric,
+    decode_log_parameter,
+    decode_set_tag,
+)
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.writes.run_writer import RunWriter
@@ -94,17 +100,17 @@ def test_what_is_no_json_is_refused_both_ways(http: TestClient, data: st.DataObj
         st.sampled_from([b'"', b"\\", b"\\n", b"\\x", b"{", b"}", b",", b"0", b"-", b".", b"NaN", b"\xff", b"\x01"])
     )
     text[place : place + data.draw(st.integers(0, 1))] = put
-    if bodies.log_metric(bytes(text), None) is not None:
+    if decode_log_metric(bytes(text), None) is not None:
         check_both_ways(http, "log-metric", bytes(text))
 
 
 OF_METRIC = {"key": "k", "value": 1.5, "timestamp": 1, "step": 2, "model_id": "", "dataset_name": "d", "dataset_digest": "1"}
 OF_PAIR = {"key": "k", "value": "1"}
-USUAL: dict[str, tuple[bodies.Decode, dict[str, Any]]] = {
-    "log-metric": (bodies.log_metric, {"run_uuid": "r", **OF_METRIC}),
-    "log-batch": (bodies.log_batch, {"metrics": [{"run_id": "r", **OF_METRIC}], "params": [OF_PAIR], "tags": [OF_PAIR]}),
-    "log-parameter": (bodies.log_parameter, {"run_uuid": "r", **OF_PAIR}),
-    "set-tag": (bodies.set_tag, {"run_uuid": "r", **OF_PAIR}),
+USUAL: dict[str, tuple[Decode, dict[str, Any]]] = {
+    "log-metric": (decode_log_metric, {"run_uuid": "r", **OF_METRIC}),
+    "log-batch": (decode_log_batch, {"metrics": [{"run_id": "r", **OF_METRIC}], "params": [OF_PAIR], "tags": [OF_PAIR]}),
+    "log-parameter": (decode_log_parameter, {"run_uuid": "r", **OF_PAIR}),
+    "set-tag": (decode_set_tag, {"run_uuid": "r", **OF_PAIR}),
 }
 """With every member that MLflow's clients send."""
 
@@ -163,7 +169,7 @@ def test_clients_that_send_nothing_hold_up_nobody_who_logs(tmp_path: Path) -> No
     async def test() -> None:
         writer = RunWriter(Database(f"sqlite:///{tmp_path}/metadata.db"))
         writer.room, writer.arriving = asyncio.Semaphore(1), asyncio.Semaphore(1)
-        call = HotWrite(bodies.log_metric, writer)
+        call = WriteCall(decode_log_metric, writer)
         holding = [asyncio.ensure_future(call(scope, receive, others)) for receive in (nothing, a_part(), a_part())]
         await asyncio.sleep(0.01)
         assert writer.arriving.locked()

@@ -4,7 +4,6 @@ description says, or refused.
 Whether real objects are told as it says, every test with an application checks (`conformance`).
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,10 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.app import MLFLOW_PREFIXES
-from api.openapi.contents import ALSO_JSON, CONTENTS
-from api.openapi.descriptions import ANSWERS, schemas_of_answers
-from tests.api.conformance import documented
+from tests.api.conformance import documented, named_schemas, operations_of
 from tests.api.server_process import ServerProcess
 from tests.postgres import PostgresServer
 
@@ -94,16 +90,13 @@ def document(application_on_sqlite: Any) -> dict[str, Any]:
     return found
 
 
-def test_what_is_told_of_answers_is_told_of_routes_that_there_are(document: dict[str, Any]) -> None:
-    there = {f"{method.upper()} {path}" for path, operations in document["paths"].items() for method in operations}
-    below = {
-        route.replace(prefix, "", 1) for route in there for prefix in ("/ajax-api/3.0", *MLFLOW_PREFIXES) if prefix in route
-    }
-    assert (ANSWERS.keys() | CONTENTS.keys() | ALSO_JSON.keys()) - there - below == set()
-    bodies = [operation.get("requestBody") for operations in document["paths"].values() for operation in operations.values()]
-    _, messages = schemas_of_answers()
-    assert not [name for name in messages if f'/{name}"' in json.dumps(bodies)], "a message has the name of a request's body"
-    assert not [name for name in messages if "." in name or "_" in name], "two messages have one name"
+def test_no_response_has_the_schema_of_a_request_and_no_name_comes_from_a_module(document: dict[str, Any]) -> None:
+    operations = operations_of(document)
+    requested = named_schemas(document, [operation.get("requestBody") for operation in operations])
+    answered = named_schemas(document, [operation["responses"] for operation in operations])
+    assert answered & requested == set(), "two types have one name"
+    assert not [name for name in answered if "." in name or "_" in name], "two types have one name"
+    assert answered | requested == set(document["components"]["schemas"])
 
 
 def test_the_form_of_every_answer_of_mlflow_s_api_is_told(document: dict[str, Any]) -> None:

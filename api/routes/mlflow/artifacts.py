@@ -3,7 +3,7 @@
 Which paths the proxy has is written in `api.artifacts.locations`.
 """
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -12,27 +12,30 @@ from api.artifacts.file_response import file_response
 from api.artifacts.locations import Place
 from api.artifacts.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
 from api.artifacts.verified_files import Uploaded
+from api.auth.permissions import Permission
 from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
+from api.responses import TypedResponse
 from api.routes.mlflow.model_version_files import is_of_version, version_entries
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer
 from api.schemas.mlflow.requests import NamedRun
-from api.strict_json import StrictRoute
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.tracking.run_data import check_run_active
 
 MAX_SMALL = 10 * 1024 * 1024
 
-router = APIRouter(tags=["mlflow"], route_class=StrictRoute)
+router = Router(tag="mlflow")
 
 
-@router.get("/mlflow/artifacts/list")
+@router.get("/mlflow/artifacts/list", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_artifacts(
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
     run_id: NamedRun,
     path: str = "",
-) -> Response:
+) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
     run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
@@ -40,8 +43,7 @@ def list_artifacts(
     return answer(root_uri=run.artifact_uri, files=files)
 
 
-@router.get("/mlflow/artifacts/get")
-@router.head("/mlflow/artifacts/get", include_in_schema=False)
+@router.get("/mlflow/artifacts/get", Permission.EXPERIMENTS_READ, produces="*/*", ranges=True, head=True)
 def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: NamedRun) -> Response:
     """FastTrackML's path; MLflow's is /get-artifact."""
     checked_path(path)
@@ -50,14 +52,14 @@ def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: Ru
     return artifact_response(artifacts, run.id, path, request)
 
 
-@router.get("/mlflow-artifacts/artifacts")
+@router.get("/mlflow-artifacts/artifacts", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_proxied(
     places: ArtifactPlacesOf,
     database: DatabaseOf,
     store: StoreOf,
     caller: CallerOf,
     path: str = "",
-) -> Response:
+) -> TypedResponse[responses.ProxiedFilesAnswer]:
     """Entries named relative to `path`, as the client of the proxy expects."""
     folder = checked_folder(path)
     if is_of_version(folder):
@@ -67,14 +69,24 @@ def list_proxied(
     return answer(files=[file_message(entry) for entry in found])
 
 
-@router.get("/mlflow-artifacts/artifacts/{artifact_path:path}")
-@router.head("/mlflow-artifacts/artifacts/{artifact_path:path}", include_in_schema=False)
+@router.get(
+    "/mlflow-artifacts/artifacts/{artifact_path:path}",
+    Permission.EXPERIMENTS_READ,
+    allows_jobs=True,
+    produces="*/*",
+    ranges=True,
+    head=True,
+)
 def download(artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
     return place_response(places.locate(checked_path(artifact_path), caller.organization), request)
 
 
-@router.put("/mlflow-artifacts/artifacts/{artifact_path:path}")
-async def upload(artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
+@router.put(
+    "/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True, streams_body=True
+)
+async def upload(
+    artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf
+) -> TypedResponse[responses.NothingAnswer]:
     place = await run_in_threadpool(places.locate, checked_path(artifact_path), caller.organization)
     place.check_writable()
     uploaded = await receive(request, place.artifacts, place.owner, place.path)
@@ -83,8 +95,8 @@ async def upload(artifact_path: str, request: Request, places: ArtifactPlacesOf,
     return response
 
 
-@router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}")
-def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
+@router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_DELETE)
+def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
     named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
     place = places.locate(checked_path(named), caller.organization)
@@ -93,14 +105,14 @@ def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> Re
     return answer()
 
 
-@router.post("/mlflow/upload-artifact")
+@router.post("/mlflow/upload-artifact", Permission.EXPERIMENTS_WRITE, streams_body=True)
 async def upload_small(
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
     run_uuid: str = "",
     path: str = "",
-) -> Response:
+) -> TypedResponse[responses.NothingAnswer]:
     """How the web UI uploads: the body is the file, of at most `MAX_SMALL` bytes."""
     for name, given in (("run_uuid", run_uuid), ("path", path)):
         if not given:

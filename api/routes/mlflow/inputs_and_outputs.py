@@ -4,20 +4,22 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
 from pydantic import Field
 
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, TrackingOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer, experiment_number
 from api.schemas.mlflow.requests import Message, OfRun, Required
-from api.strict_json import StrictRoute
 from resources.errors import invalid
 from resources.metadata.tracking.inputs import Dataset, DatasetInput, DatasetSummary
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import MAX_INT64
 
-router = APIRouter(prefix="/mlflow", tags=["mlflow"], route_class=StrictRoute)
-stock_paths = APIRouter(tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow", tag="mlflow")
+stock_paths = Router(tag="mlflow")
 """A slash is missing in MLflow's own definition of one path, so its clients ask there."""
 
 MANDATORY = frozenset({"artifact_path", "flavors", "utc_time_created", "run_id"})
@@ -37,8 +39,8 @@ class LogModel(OfRun):
     model_json: Required
 
 
-@router.post("/runs/outputs")
-def log_outputs(body: LogOutputs, tracking: TrackingOf) -> Response:
+@router.post("/runs/outputs", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def log_outputs(body: LogOutputs, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     for model in body.models:
         if not -MAX_INT64 - 1 <= model.step <= MAX_INT64:
             raise invalid("Invalid value for parameter 'step' supplied: it must be a 64-bit integer")
@@ -46,8 +48,8 @@ def log_outputs(body: LogOutputs, tracking: TrackingOf) -> Response:
     return answer()
 
 
-@router.post("/runs/log-model")
-def log_model(body: LogModel, tracking: TrackingOf) -> Response:
+@router.post("/runs/log-model", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def log_model(body: LogModel, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.model_history.append(body.run_id, history_entry(body.model_json))
     return answer()
 
@@ -111,18 +113,20 @@ class SearchDatasets(Message):
     experiment_ids: tuple[str, ...] = ()
 
 
-@router.post("/runs/log-inputs")
-def log_inputs(body: LogInputs, tracking: TrackingOf) -> Response:
+@router.post("/runs/log-inputs", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def log_inputs(body: LogInputs, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.inputs.log(
         body.run_id, [dataset.logged() for dataset in body.datasets], [model.model_id for model in body.models]
     )
     return answer()
 
 
-@stock_paths.post("/api/2.0mlflow/experiments/search-datasets")
-@stock_paths.post("/ajax-api/2.0mlflow/experiments/search-datasets")
-@router.post("/experiments/search-datasets")
-def search_datasets(body: SearchDatasets, tracking: TrackingOf, caller: CallerOf) -> Response:
+@stock_paths.post("/api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
+@stock_paths.post("/ajax-api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
+@router.post("/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
+def search_datasets(
+    body: SearchDatasets, tracking: TrackingOf, caller: CallerOf
+) -> TypedResponse[responses.DatasetSummariesAnswer]:
     found = dataset_summaries(tracking, body.experiment_ids, caller.organization)
     return answer(dataset_summaries=[summary_message(summary) for summary in found])
 

@@ -4,22 +4,25 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BeforeValidator, Field, StrictBool
 
 from api.artifacts.run_artifacts import checked_folder, checked_path
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.responses import TypedResponse
 from api.routes.mlflow.artifacts import artifact_response, file_message
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer, experiment_number, metric_message, pairs
 from api.schemas.mlflow.requests import Message, Required
-from api.strict_json import StrictRoute
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.filters.filter_language import Condition, parse_filter
 from resources.metadata.tracking.logged_model_search import LOGGED_MODEL_GRAMMAR, MeasuredOn, ModelOrder
 from resources.metadata.tracking.logged_model_states import ModelDetails, ModelMetric
 
-router = APIRouter(prefix="/mlflow/logged-models", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/logged-models", tag="mlflow")
 
 TO_MLFLOW = {
     "pending": "LOGGED_MODEL_PENDING",
@@ -84,8 +87,8 @@ class SearchLoggedModels(Message):
     """A list of models without their metrics is smaller: MLflow's own pages ask for it so."""
 
 
-@router.post("")
-def create(body: CreateLoggedModel, tracking: TrackingOf) -> Response:
+@router.post("", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def create(body: CreateLoggedModel, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
     made = tracking.logged_models.create(
         experiment_number(body.experiment_id),
         name=body.name,
@@ -97,8 +100,8 @@ def create(body: CreateLoggedModel, tracking: TrackingOf) -> Response:
     return answer(model=model_message(made))
 
 
-@router.post("/search")
-def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> Response:
+@router.post("/search", Permission.EXPERIMENTS_READ, read_only=True)
+def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.LoggedModelsAnswer]:
     if not all(dataset.dataset_name for dataset in body.datasets):
         raise invalid("`dataset_name` in the `datasets` clause must be specified.")
     page = tracking.logged_model_search.search(
@@ -124,14 +127,14 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
     return answer(models=models, next_page_token=page.next_page_token)
 
 
-@router.get("/{model_id}")
-def get(model_id: str, tracking: TrackingOf, allow_deleted: bool = False) -> Response:
+@router.get("/{model_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
+def get(model_id: str, tracking: TrackingOf, allow_deleted: bool = False) -> TypedResponse[responses.LoggedModelAnswer]:
     found = tracking.logged_models.get(model_id, allow_deleted=allow_deleted)
     return answer(model=model_message(tracking.logged_models.details(found)))
 
 
-@router.patch("/{model_id}")
-def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> Response:
+@router.patch("/{model_id}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
     if body.status not in FROM_MLFLOW:
         raise invalid(
             f"Invalid value {body.status!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}"
@@ -139,33 +142,33 @@ def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> 
     return answer(model=model_message(tracking.logged_models.finalize(model_id, FROM_MLFLOW[body.status])))
 
 
-@router.delete("/{model_id}")
-def delete(model_id: str, tracking: TrackingOf) -> Response:
+@router.delete("/{model_id}", Permission.EXPERIMENTS_DELETE)
+def delete(model_id: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete(model_id)
     return answer()
 
 
-@router.patch("/{model_id}/tags")
-def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingOf) -> Response:
+@router.patch("/{model_id}/tags", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
     return answer(model=model_message(tracking.logged_models.set_tags(model_id, values(body.tags))))
 
 
-@router.delete("/{model_id}/tags/{tag_key:path}")
-def delete_tag(model_id: str, tag_key: str, tracking: TrackingOf) -> Response:
+@router.delete("/{model_id}/tags/{tag_key:path}", Permission.EXPERIMENTS_WRITE)
+def delete_tag(model_id: str, tag_key: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete_tag(model_id, tag_key)
     return answer()
 
 
-@router.post("/{model_id}/params")
-def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> Response:
+@router.post("/{model_id}/params", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.log_params(model_id, values(body.params))
     return answer()
 
 
-@router.get("/{model_id}/artifacts/directories")
+@router.get("/{model_id}/artifacts/directories", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_artifacts(
     model_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf, artifact_directory_path: str = ""
-) -> Response:
+) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(artifact_directory_path)
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)
@@ -173,8 +176,7 @@ def list_artifacts(
     return answer(root_uri=model.artifact_uri, files=files)
 
 
-@router.get("/{model_id}/artifacts/files")
-@router.head("/{model_id}/artifacts/files", include_in_schema=False)
+@router.get("/{model_id}/artifacts/files", Permission.EXPERIMENTS_READ, produces="*/*", ranges=True, head=True)
 def download(
     model_id: str,
     request: Request,

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 
+from api.auth.permissions import Permission
 from api.dependencies import TrackingOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer, metric_message
 from api.schemas.mlflow.requests import Required
-from api.strict_json import StrictRoute
 from resources.errors import invalid
 from resources.metadata.tracking.metric_sampling import PointOfRun, Steps
 from resources.metadata.tracking_rules import MAX_INT64
@@ -18,10 +21,10 @@ MAX_POINTS = 25_000
 
 Step = Annotated[int, Query(ge=-MAX_INT64 - 1, le=MAX_INT64)]
 
-router = APIRouter(prefix="/mlflow/metrics", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/metrics", tag="mlflow")
 
 
-@router.get("/get-history-bulk-interval")
+@router.get("/get-history-bulk-interval", Permission.EXPERIMENTS_READ)
 def get_history_bulk_interval(
     tracking: TrackingOf,
     metric_key: Required,
@@ -29,7 +32,7 @@ def get_history_bulk_interval(
     start_step: Step | None = None,
     end_step: Step | None = None,
     max_results: int = MAX_POINTS_OF_RUN,
-) -> Response:
+) -> TypedResponse[responses.HistoryOfRunsAnswer]:
     """At most `max_results` points of each run. Runs that nobody knows have none."""
     if not run_ids:
         raise invalid("Missing value for required parameter 'run_ids'.")
@@ -41,13 +44,13 @@ def get_history_bulk_interval(
     return answer(metrics=[point_message(found) for found in points])
 
 
-@router.get("/get-history-bulk")
+@router.get("/get-history-bulk", Permission.EXPERIMENTS_READ)
 def get_history_bulk(
     tracking: TrackingOf,
     run_id: Annotated[tuple[str, ...], Query()] = (),
     metric_key: str | None = None,
     max_results: Annotated[int, Query(ge=1)] = MAX_POINTS,
-) -> Response:
+) -> TypedResponse[responses.HistoryOfRunsAnswer]:
     """The first points of all these runs together, as releases of MLflow before 2.3 asked for them."""
     if not run_id:
         raise invalid("GetMetricHistoryBulk request must specify at least one run_id.")

@@ -6,13 +6,14 @@ Read-only: a version's files never change. The listing shares its route with tha
 
 import re
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from api.artifacts.file_response import file_response
 from api.artifacts.run_artifacts import Entry, checked_path, entries_below, no_artifact
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, VerifiedFilesOf
-from api.strict_json import StrictRoute
+from api.routing import Router
 from recipes.manifest import Artifact
 from recipes.store import Store
 from resources.errors import not_found
@@ -23,7 +24,7 @@ from resources.metadata.registry.model_versions import ModelVersion
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.source_uris import is_stored
 
-router = APIRouter(prefix="/mlflow-artifacts/artifacts", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow-artifacts/artifacts", tag="mlflow")
 
 NUMBER = "[0-9]{1,19}"
 """Other words are none: `models/MODEL/artifacts` are a logged model's files, of an experiment at the root of the proxy."""
@@ -32,8 +33,14 @@ OF_VERSION = re.compile(rf"models/[^/]+/{NUMBER}(?:/.*)?", re.DOTALL)
 register_url_convertor("version", type("Version", (StringConvertor,), {"regex": NUMBER})())
 
 
-@router.get("/models/{name}/{number:version}/{path:path}")
-@router.head("/models/{name}/{number:version}/{path:path}", include_in_schema=False)
+@router.get(
+    "/models/{name}/{number:version}/{path:path}",
+    Permission.MODELS_READ,
+    allows_jobs=True,
+    produces="*/*",
+    ranges=True,
+    head=True,
+)
 def download(
     name: str,
     number: str,

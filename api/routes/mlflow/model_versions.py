@@ -5,14 +5,17 @@ What may be a version's source, and why, is written in `resources.metadata.regis
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from pydantic import Field, StrictBool
 
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer
 from api.schemas.mlflow.registry import ACTIVE, mlflow_stage, our_stages, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
-from api.strict_json import StrictRoute
 from resources.errors import invalid
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.registry.download_uri import download_uri
@@ -29,7 +32,7 @@ from resources.metadata.registry.registry_search import VERSION_GRAMMAR, Registr
 from resources.metadata.registry.source_uris import bad_source
 from resources.pointed_files import pointed_at
 
-router = APIRouter(prefix="/mlflow/model-versions", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/model-versions", tag="mlflow")
 
 
 class CreateVersion(Message):
@@ -76,8 +79,10 @@ class VersionTagKey(VersionName):
     key: Required
 
 
-@router.post("/create")
-def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+@router.post("/create", Permission.MODELS_REGISTER)
+def create(
+    body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf
+) -> TypedResponse[responses.VersionAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     # Before the source is looked for: who misspells the model is not to be told that its files are missing.
     RegisteredModels(database).get(caller.model(body.name))
@@ -102,19 +107,21 @@ def create(body: CreateVersion, database: DatabaseOf, store: StoreOf, caller: Ca
     return answer(model_version=version_message(Registry(database).create(caller.model(body.name), pointer)))
 
 
-@router.get("/get")
-def get(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/get", Permission.MODELS_READ, allows_jobs=True)
+def get(
+    query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.VersionAnswer]:
     return answer(model_version=version_message(Registry(database).read(caller.model(query.name), query.number)))
 
 
-@router.patch("/update")
-def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.patch("/update", Permission.MODELS_REGISTER)
+def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
     changed = ModelVersionEdits(database).describe(caller.model(body.name), body.number, body.description)
     return answer(model_version=version_message(changed))
 
 
-@router.post("/transition-stage")
-def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/transition-stage", Permission.MODELS_PROMOTE)
+def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
     """Into Production, the version that was there is always archived: a name has one at most (row O4)."""
     stage = mlflow_stage(body.stage)
     if body.archive_existing_versions and stage not in ACTIVE:
@@ -132,14 +139,16 @@ def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -
     return answer(model_version=version_message(moved))
 
 
-@router.delete("/delete")
-def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/delete", Permission.MODELS_ARCHIVE)
+def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete(caller.model(body.name), body.number)
     return answer()
 
 
-@router.get("/search")
-def search(query: Annotated[SearchVersions, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/search", Permission.MODELS_READ)
+def search(
+    query: Annotated[SearchVersions, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.VersionsAnswer]:
     page = RegistrySearch(database, caller.organization).versions(
         parse_filter(query.filter, VERSION_GRAMMAR),
         parse_orders(query.order_by, VERSION_GRAMMAR),
@@ -150,20 +159,22 @@ def search(query: Annotated[SearchVersions, Query()], database: DatabaseOf, call
     return answer(model_versions=found or None, next_page_token=page.next_page_token)
 
 
-@router.get("/get-download-uri")
-def get_download_uri(query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/get-download-uri", Permission.MODELS_READ, allows_jobs=True)
+def get_download_uri(
+    query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.VersionUriAnswer]:
     with database.read() as connection:
         version = Registry(database).get(caller.model(query.name), query.number, connection)
         return answer(artifact_uri=download_uri(connection, version))
 
 
-@router.post("/set-tag")
-def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/set-tag", Permission.MODELS_REGISTER)
+def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).set_tag(caller.model(body.name), body.number, body.key, body.value)
     return answer()
 
 
-@router.delete("/delete-tag")
-def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/delete-tag", Permission.MODELS_REGISTER)
+def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete_tag(caller.model(body.name), body.number, body.key)
     return answer()

@@ -11,20 +11,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Response
 from pydantic import Field
 
 from api.artifacts.locations import Place
 from api.artifacts.run_artifacts import checked_path
+from api.auth.permissions import Permission
 from api.dependencies import ArtifactPlacesOf, CallerOf, SignedTransfersOf, VerifiedFilesOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer
 from api.schemas.mlflow.requests import Message, Required
-from api.strict_json import StrictRoute
 from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
-router = APIRouter(prefix="/mlflow-artifacts", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow-artifacts", tag="mlflow")
 
 SEPARATOR = re.compile(r"[/\\]")
 """Of a path on the client's system, whichever that is."""
@@ -59,10 +61,10 @@ class AbortUpload(OfFile):
     upload_id: Required
 
 
-@router.post("/mpu/create/{artifact_path:path}")
+@router.post("/mpu/create/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def create(
     artifact_path: str, body: CreateUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
-) -> Response:
+) -> TypedResponse[responses.UploadAnswer]:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
     place.check_writable()
@@ -72,7 +74,7 @@ def create(
     return answer(upload_id=begun.id, credentials=parts)
 
 
-@router.post("/mpu/complete/{artifact_path:path}")
+@router.post("/mpu/complete/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def complete(
     artifact_path: str,
     body: CompleteUpload,
@@ -80,7 +82,7 @@ def complete(
     files: VerifiedFilesOf,
     transfers: SignedTransfersOf,
     caller: CallerOf,
-) -> Response:
+) -> TypedResponse[responses.NothingAnswer]:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
     place.check_writable()
@@ -99,10 +101,10 @@ def complete(
     return answer()
 
 
-@router.post("/mpu/abort/{artifact_path:path}")
+@router.post("/mpu/abort/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def abort(
     artifact_path: str, body: AbortUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
-) -> Response:
+) -> TypedResponse[responses.NothingAnswer]:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
     with suppress(FileNotFoundError):  # nothing is on its way, which is what was asked for
@@ -110,8 +112,10 @@ def abort(
     return answer()
 
 
-@router.get("/presigned/{artifact_path:path}")
-def download_url(artifact_path: str, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf) -> Response:
+@router.get("/presigned/{artifact_path:path}", Permission.EXPERIMENTS_READ)
+def download_url(
+    artifact_path: str, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+) -> TypedResponse[responses.DownloadUrlAnswer]:
     place = places.locate(checked_path(artifact_path), caller.organization)
     check_supported(transfers, "Multipart download")
     file = place.artifacts.open(place.owner, place.path)

@@ -3,19 +3,20 @@ client's own choice, and MLflow signs those with the server's rights. This serve
 files go through the artifact proxy (`multipart`): so every request is checked, and answered as MLflow answers a proxied one.
 """
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from api.artifacts.run_artifacts import checked_path
+from api.auth.permissions import Permission
 from api.dependencies import TrackingOf
+from api.routing import Router
 from api.schemas.mlflow.requests import Message, Required
-from api.strict_json import StrictRoute
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import PROXY, is_proxied
 
 MAX_SECONDS = 604_800
 """Seven days: no S3 server takes a signature for longer."""
 
-router = APIRouter(prefix="/mlflow/artifacts", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/artifacts", tag="mlflow")
 
 
 class UploadUrl(Message):
@@ -31,7 +32,7 @@ class DownloadUrl(Message):
     expiration: int = 300
 
 
-@router.post("/presigned-upload-url", status_code=501)
+@router.post("/presigned-upload-url", Permission.EXPERIMENTS_WRITE, status_code=501)
 def presigned_upload(body: UploadUrl, tracking: TrackingOf) -> Response:
     if bool(body.run_id) == bool(body.model_id):
         raise invalid("Exactly one of run_id and model_id must be provided.")
@@ -40,7 +41,7 @@ def presigned_upload(body: UploadUrl, tracking: TrackingOf) -> Response:
     raise unsupported("upload", found.artifact_uri, "proxied artifact storage", "direct cloud storage artifact URI")
 
 
-@router.post("/presigned-download-url", status_code=501)
+@router.post("/presigned-download-url", Permission.EXPERIMENTS_READ, read_only=True, status_code=501)
 def presigned_download(body: DownloadUrl, tracking: TrackingOf) -> Response:
     checked_path(body.path)
     if not 1 <= body.expiration <= MAX_SECONDS:

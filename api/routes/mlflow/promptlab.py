@@ -7,22 +7,23 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.checksums import Promised
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer, experiment_number
 from api.schemas.mlflow.requests import Message, Tag
 from api.schemas.mlflow.runs import run_message
-from api.strict_json import StrictRoute
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 
-router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/runs", tag="mlflow")
 
 TABLE = "eval_results_table.json"
 TAGS = {
@@ -60,8 +61,10 @@ class CreatePromptlabRun(Message):
     start_time: int | None = None
 
 
-@router.post("/create-promptlab-run")
-async def create(body: CreatePromptlabRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller: CallerOf) -> Response:
+@router.post("/create-promptlab-run", Permission.EXPERIMENTS_WRITE)
+async def create(
+    body: CreatePromptlabRun, tracking: TrackingOf, artifacts: RunArtifactsOf, caller: CallerOf
+) -> TypedResponse[responses.RunAnswer]:
     for name in REQUIRED:
         if not getattr(body, name):
             raise invalid(f"CreatePromptlabRun request must specify {name}.")

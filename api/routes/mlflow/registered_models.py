@@ -2,14 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from pydantic import Field
 
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer
 from api.schemas.mlflow.registry import latest_of, mlflow_stage, model_message, our_stages, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
-from api.strict_json import StrictRoute
 from resources.errors import invalid, not_found
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.registry.model_version_rules import LATEST, checked_alias, version_number
@@ -17,7 +20,7 @@ from resources.metadata.registry.registered_models import RegisteredModels
 from resources.metadata.registry.registry import Registry
 from resources.metadata.registry.registry_search import MODEL_GRAMMAR, RegistrySearch
 
-router = APIRouter(prefix="/mlflow/registered-models", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/registered-models", tag="mlflow")
 
 
 class ModelName(Message):
@@ -65,38 +68,40 @@ class Alias(AliasName):
     version: Required
 
 
-@router.post("/create")
-def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/create", Permission.MODELS_REGISTER, creates_model=True)
+def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
     return answer(registered_model=model_message(made))
 
 
-@router.get("/get")
-def get(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/get", Permission.MODELS_READ, allows_jobs=True)
+def get(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     return answer(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
 
 
-@router.patch("/update")
-def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.patch("/update", Permission.MODELS_REGISTER)
+def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
     return answer(registered_model=model_message(changed))
 
 
-@router.post("/rename")
-def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/rename", Permission.MODELS_ARCHIVE)
+def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
     return answer(registered_model=model_message(changed))
 
 
-@router.delete("/delete")
-def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/delete", Permission.MODELS_ARCHIVE)
+def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete(caller.model(body.name))
     return answer()
 
 
-@router.get("/search")
-def search(query: Annotated[SearchModels, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/search", Permission.MODELS_READ)
+def search(
+    query: Annotated[SearchModels, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.RegisteredModelsAnswer]:
     page = RegistrySearch(database, caller.organization).models(
         parse_filter(query.filter, MODEL_GRAMMAR),
         parse_orders(query.order_by, MODEL_GRAMMAR),
@@ -107,8 +112,10 @@ def search(query: Annotated[SearchModels, Query()], database: DatabaseOf, caller
     return answer(registered_models=found or None, next_page_token=page.next_page_token)
 
 
-@router.post("/get-latest-versions")
-def latest_versions(body: LatestVersions, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/get-latest-versions", Permission.MODELS_READ, read_only=True)
+def latest_versions(
+    body: LatestVersions, database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.LatestVersionsAnswer]:
     """The newest version of each stage asked for; of every stage where none is."""
     model = RegisteredModels(database).get(caller.model(body.name))
     wanted = {ours for stage in body.stages for ours in our_stages(mlflow_stage(stage))}
@@ -116,37 +123,39 @@ def latest_versions(body: LatestVersions, database: DatabaseOf, caller: CallerOf
     return answer(model_versions=[version_message(version) for version in found] or None)
 
 
-@router.get("/get-latest-versions")
-def latest_versions_by_query(query: Annotated[LatestVersions, Query()], database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/get-latest-versions", Permission.MODELS_READ)
+def latest_versions_by_query(
+    query: Annotated[LatestVersions, Query()], database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[responses.LatestVersionsAnswer]:
     return latest_versions(query, database, caller)
 
 
-@router.post("/set-tag")
-def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/set-tag", Permission.MODELS_REGISTER)
+def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
     return answer()
 
 
-@router.delete("/delete-tag")
-def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/delete-tag", Permission.MODELS_REGISTER)
+def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
     return answer()
 
 
-@router.post("/alias")
-def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("/alias", Permission.MODELS_PROMOTE)
+def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
     return answer()
 
 
-@router.delete("/alias")
-def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/alias", Permission.MODELS_PROMOTE)
+def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
     return answer()
 
 
-@router.get("/alias")
-def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.get("/alias", Permission.MODELS_READ, allows_jobs=True)
+def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
     """The version that an alias points at; `latest` is the newest of all. An unknown alias is a 400, as in MLflow."""
     checked_alias(alias)
     model = RegisteredModels(database).get(caller.model(name))

@@ -1,20 +1,25 @@
 """/mlflow/runs/*: runs, their params and tags, and finding them. Metrics and batches are in `metrics`."""
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends
 from pydantic import Field
 
 from api.auth.ownership import own_run
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, TrackingOf
+from api.fast_path.reads import FastQuery, FastSearch, parse_run
+from api.fast_path.writes import FastWrite, decode_log_parameter, decode_set_tag
 from api.idempotency import IdempotencyKey, run_of
+from api.responses import TypedResponse
+from api.routing import Audit, Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import VIEWS, answer, experiment_number
 from api.schemas.mlflow.requests import Message, NamedRun, OfRun, Required, Tag, View
 from api.schemas.mlflow.runs import Status, info_message, our_status, run_message, run_texts, translate
-from api.strict_json import StrictRoute
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.tracking.experiments import DEFAULT_ID
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 
-router = APIRouter(prefix="/mlflow/runs", tags=["mlflow"], route_class=StrictRoute)
+router = Router("/mlflow/runs", tag="mlflow")
 
 
 class CreateRun(Message):
@@ -52,8 +57,10 @@ class SetTag(KeyOfRun):
     value: str = ""
 
 
-@router.post("/create")
-def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> Response:
+@router.post("/create", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def create(
+    body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_key: IdempotencyKey = None
+) -> TypedResponse[responses.RunAnswer]:
     """Sent again with the same Idempotency-Key it answers with the run that was made, whatever the body says."""
     # What is answered is read before the commit: a run that its maker was told nothing of would be made once more.
     with tracking.write() as writer:
@@ -71,37 +78,37 @@ def create(body: CreateRun, tracking: TrackingOf, caller: CallerOf, idempotency_
     return answer(run=message)
 
 
-@router.get("/get")
+@router.get("/get", Permission.EXPERIMENTS_READ, allows_jobs=True, fast_path=FastQuery(parse_run))
 def get(
     tracking: TrackingOf,
     run_id: NamedRun,
-) -> Response:
+) -> TypedResponse[responses.RunAnswer]:
     with tracking.read() as reader:
         [text] = run_texts(tracking, reader, [tracking.runs.get(run_id, connection=reader)])
     return answer(run=text)
 
 
-@router.post("/update")
-def update(body: UpdateRun, tracking: TrackingOf) -> Response:
+@router.post("/update", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def update(body: UpdateRun, tracking: TrackingOf) -> TypedResponse[responses.RunInfoAnswer]:
     status = our_status(body.status) if body.status else None
     changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time, name=body.run_name)
     return answer(run_info=info_message(changed))
 
 
-@router.post("/delete")
-def delete(body: OfRun, tracking: TrackingOf) -> Response:
+@router.post("/delete", Permission.EXPERIMENTS_DELETE)
+def delete(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.delete(body.run_id)
     return answer()
 
 
-@router.post("/restore")
-def restore(body: OfRun, tracking: TrackingOf) -> Response:
+@router.post("/restore", Permission.EXPERIMENTS_DELETE)
+def restore(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.restore(body.run_id)
     return answer()
 
 
-@router.post("/search")
-def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response:
+@router.post("/search", Permission.EXPERIMENTS_READ, read_only=True, fast_path=FastSearch())
+def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[responses.RunsAnswer]:
     with tracking.read() as reader:
         page = tracking.run_search.find(
             [experiment_number(text) for text in body.experiment_ids],
@@ -117,19 +124,35 @@ def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> Response
     return answer(runs=found, next_page_token=page.next_page_token)
 
 
-@router.post("/log-parameter", dependencies=[Depends(own_run)])
-def log_parameter(body: LogParam, tracking: TrackingOf) -> Response:
+@router.post(
+    "/log-parameter",
+    Permission.EXPERIMENTS_WRITE,
+    audit=Audit.COUNTED,
+    allows_jobs=True,
+    checks_ownership=True,
+    fast_path=FastWrite(decode_log_parameter),
+    dependencies=[Depends(own_run)],
+)
+def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_param(body.run_id, body.key, body.value)
     return answer()
 
 
-@router.post("/set-tag", dependencies=[Depends(own_run)])
-def set_tag(body: SetTag, tracking: TrackingOf) -> Response:
+@router.post(
+    "/set-tag",
+    Permission.EXPERIMENTS_WRITE,
+    audit=Audit.COUNTED,
+    allows_jobs=True,
+    checks_ownership=True,
+    fast_path=FastWrite(decode_set_tag),
+    dependencies=[Depends(own_run)],
+)
+def set_tag(body: SetTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.set_tag(body.run_id, body.key, body.value)
     return answer()
 
 
-@router.post("/delete-tag")
-def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> Response:
+@router.post("/delete-tag", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
+def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.delete_tag(body.run_id, body.key)
     return answer()

@@ -1,18 +1,20 @@
 """What MLflow's clients ask about the server before they choose how to talk to it. Served below /api/3.0 too."""
 
-from fastapi import APIRouter, Response
-
+from api.auth.permissions import Permission
 from api.dependencies import SettingsOf
+from api.responses import TypedResponse
+from api.routing import Router
+from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import answer
 
-router = APIRouter(prefix="/mlflow", tags=["mlflow"])
+router = Router("/mlflow", tag="mlflow", strict=False)
 
 MLFLOW_API_VERSION = "3.17.2"
 """The release whose REST API this is: clients compare it with the releases that brought a feature."""
 
 
-@router.get("/server-info")
-def server_info(settings: SettingsOf) -> Response:
+@router.get("/server-info", Permission.SERVER_READ, allows_jobs=True)
+def server_info(settings: SettingsOf) -> TypedResponse[responses.ServerInfoAnswer]:
     return answer(
         store_type="SqlStore",
         workspaces_enabled=False,

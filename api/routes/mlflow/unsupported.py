@@ -5,13 +5,16 @@ then say that the server must be upgraded.
 """
 
 import re
+from collections.abc import Callable
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
+from api.auth.permissions import Permission
+from api.routing import Endpoint, Router
 from resources.errors import ErrorCode, HanzoError
 
-router = APIRouter(include_in_schema=False)
+router = Router(strict=False, include_in_schema=False)
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 SERVED = "of MLflow it has experiments, runs, models and their files"
@@ -50,19 +53,36 @@ for _version, _names in NOT_SERVED.items():
     register_url_convertor(f"not_served_{_version[0]}", type("Below", (StringConvertor,), _below)())
 
 
-@router.api_route("/api/2.0/mlflow/{unserved:not_served_2}", methods=METHODS)
-@router.api_route("/ajax-api/2.0/mlflow/{unserved:not_served_2}", methods=METHODS)
+def refuse(*paths: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare an endpoint for every method: it says the same to everybody, and reads nothing of what it is sent."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        for path in paths:
+            for method in METHODS:
+                router.route(
+                    method,
+                    path,
+                    Permission.SERVER_READ,
+                    read_only=True,
+                    allows_jobs=True,
+                    streams_body=True,
+                )(endpoint)
+        return endpoint
+
+    return register
+
+
+@refuse("/api/2.0/mlflow/{unserved:not_served_2}", "/ajax-api/2.0/mlflow/{unserved:not_served_2}")
 async def not_served_2(unserved: str) -> Response:
     raise not_served("2.0", unserved)
 
 
-@router.api_route("/api/3.0/mlflow/{unserved:not_served_3}", methods=METHODS)
-@router.api_route("/ajax-api/3.0/mlflow/{unserved:not_served_3}", methods=METHODS)
+@refuse("/api/3.0/mlflow/{unserved:not_served_3}", "/ajax-api/3.0/mlflow/{unserved:not_served_3}")
 async def not_served_3(unserved: str) -> Response:
     raise not_served("3.0", unserved)
 
 
-@router.post("/v1/traces")
+@router.post("/v1/traces", Permission.SERVER_READ, read_only=True, allows_jobs=True, streams_body=True)
 async def no_spans() -> Response:
     # In the words at which MLflow's client sends no more spans.
     raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"REST OTLP span logging is not supported by this server: {SERVED}")

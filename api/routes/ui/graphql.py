@@ -5,20 +5,22 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from api.artifacts.run_artifacts import RunArtifacts
 from api.auth.ownership import check_own
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
 from api.errors import told
 from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
 from api.routes.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
 from api.routes.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
+from api.routing import Router
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.schemas.mlflow.registry import version_message
 from api.schemas.mlflow.runs import run_message, translate
-from api.strict_json import Body, StrictRoute
+from api.strict_json import Body
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
@@ -28,7 +30,7 @@ from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
 from resources.metadata.tracking.tracking import Tracking
 
-router = APIRouter(include_in_schema=False, route_class=StrictRoute)
+router = Router(include_in_schema=False)
 
 MAX_FOUND = 1000
 """Of one page, whatever it asks for: the next page has more."""
@@ -42,8 +44,8 @@ class Query(Body):
     operationName: str | None = None
 
 
-@router.get("/graphql")
-@router.post("/graphql")
+@router.get("/graphql", Permission.EXPERIMENTS_READ, checks_ownership=True)
+@router.post("/graphql", Permission.EXPERIMENTS_READ, read_only=True, checks_ownership=True)
 def graphql(
     body: Query,
     request: Request,

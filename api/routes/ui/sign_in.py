@@ -11,13 +11,15 @@ import hashlib
 import re
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.datastructures import Headers
 
+from api.auth.permissions import Permission
+from api.routing import Router
 from resources.errors import invalid
 
-router = APIRouter(include_in_schema=False)
+router = Router(strict=False, include_in_schema=False)
 
 COOKIE = "hanzo-ml-token"
 MAX_COOKIE = 3800
@@ -25,12 +27,12 @@ MAX_COOKIE = 3800
 PAGE = Path(__file__).parent / "sign_in.html"
 
 
-@router.get("/login")
+@router.get("/login", Permission.SERVER_READ)
 def login_page() -> Response:
     return page(200)
 
 
-@router.post("/login", status_code=204)
+@router.post("/login", Permission.SERVER_READ, read_only=True, status_code=204)
 def login(request: Request) -> Response:
     """Keep the token, which the guard has verified, in the browser."""
     _, _, token = request.headers.get("authorization", "").partition(" ")
@@ -47,7 +49,7 @@ def login(request: Request) -> Response:
     return answer
 
 
-@router.post("/logout", status_code=204)
+@router.post("/logout", Permission.SERVER_READ, read_only=True, status_code=204)
 def logout() -> Response:
     """Forget the token."""
     answer = Response(status_code=204)

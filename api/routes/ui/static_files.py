@@ -3,12 +3,14 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 
+from api.auth.permissions import Permission
+from api.routing import Router
 from resources.errors import not_found
 
-router = APIRouter(include_in_schema=False)
+router = Router(strict=False, include_in_schema=False)
 
 MISSING = """Hanzo ML's tracking server. Its API is at /api/2.0/mlflow and /v1, described at /docs.
 
@@ -35,7 +37,7 @@ def build_folder() -> Path | None:
     return None
 
 
-@router.get("/")
+@router.get("/", Permission.SERVER_READ)
 def index() -> Response:
     folder = build_folder()
     if folder is None:
@@ -45,12 +47,12 @@ def index() -> Response:
     return HTMLResponse(page, headers=headers)
 
 
-@router.get(f"/{FIRST_VISIT}")
+@router.get(f"/{FIRST_VISIT}", Permission.SERVER_READ)
 def first_visit() -> Response:
     return FileResponse(Path(__file__).parent / FIRST_VISIT, headers={"Cache-Control": "no-cache"})
 
 
-@router.get("/static-files/{path:path}")
+@router.get("/static-files/{path:path}", Permission.SERVER_READ)
 def static_file(path: str) -> Response:
     folder = build_folder()
     file = file_below(folder, path) if folder else None

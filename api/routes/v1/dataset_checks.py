@@ -1,28 +1,66 @@
 """/v1/datasets/{id}/checks and /report: what was found of a version (rows B13, B17, D3-D5)."""
 
-from typing import Any
+from typing import Any, cast
 
-from fastapi import APIRouter, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import Response
+from fastapi.responses import HTMLResponse
+from typing_extensions import TypedDict
 
+from api.auth.permissions import Permission
 from api.dependencies import DatabaseOf, StoreOf
-from api.schemas.v1.datasets import find, reading
-from api.strict_json import StrictRoute
+from api.responses import TypedResponse, json_response
+from api.routing import Audit, Router
+from api.schemas.v1.datasets import CheckStatus, find, reading
 from recipes.manifest import Artifact
 from recipes.store import Store
-from recipes.validation.findings import STATISTICS, Statistics
+from recipes.validation.findings import STATISTICS, Drift, Leaks, Statistics, Violations
 from resources.errors import HanzoError, conflict
 from resources.metadata.database import Database
 from resources.metadata.dataset_problems import Problem, problems_of
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.outbox import emit
 from resources.metadata.validations import CHECK_REQUESTED, NOT_CHECKED, Validation, Validations
+from resources.validation.judge import Verdict
 
-router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=StrictRoute)
+
+class UncheckedDataset(TypedDict):
+    """`checks` and `blocked` are empty and `checked_at` is null until the version is checked.
+
+    `problem` is why it could not be checked or split when that was last tried, at `problem_at`.
+    """
+
+    dataset_id: str
+    name: str
+    version: int
+    problem: str
+    problem_at: int | None
+    status: CheckStatus
+    blocked: str
+    checks: list[Verdict]
+    checked_at: int | None
 
 
-@router.get("/{dataset_id}/checks")
-def checks(dataset_id: str, database: DatabaseOf) -> Response:
+class CheckedDataset(UncheckedDataset):
+    """`drift` is null where there was nothing to compare with, `leaks` until the version is split."""
+
+    violations: Violations
+    drift: Drift | None
+    leaks: Leaks | None
+    statistics: Artifact
+
+
+class CheckRequested(TypedDict):
+    """`event` is the `seq` of the event that asks for it."""
+
+    dataset_id: str
+    event: int
+
+
+router = Router("/v1/datasets", tag="v1")
+
+
+@router.get("/{dataset_id}/checks", Permission.DATASETS_READ, audit=Audit.EACH)
+def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedDataset | CheckedDataset]:
     """The verdicts, and what they stand on. `status` is pending, passed, failed (nothing is stopped by it) or blocked.
 
     `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
@@ -31,20 +69,20 @@ def checks(dataset_id: str, database: DatabaseOf) -> Response:
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)
         problem = problems_of(connection, [version.id]).get(version.id)
-    return JSONResponse(as_json(version, found, problem))
+    return json_response(checks_json(version, found, problem))
 
 
-@router.post("/{dataset_id}/checks", status_code=202)
-def check_again(dataset_id: str, database: DatabaseOf) -> Response:
+@router.post("/{dataset_id}/checks", Permission.DATASETS_WRITE, status_code=202)
+def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckRequested]:
     """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
     version = find(database, dataset_id)
     with database.write() as connection:
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
         event = emit(connection, "datasets", CHECK_REQUESTED, version.name, facts)
-    return JSONResponse({"dataset_id": version.id, "event": event}, 202)
+    return json_response({"dataset_id": version.id, "event": event}, 202)
 
 
-@router.get("/{dataset_id}/report", response_class=HTMLResponse)
+@router.get("/{dataset_id}/report", Permission.DATASETS_READ, audit=Audit.EACH, produces="text/html")
 def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Response:
     """One self-contained HTML page. 409 while the version was not checked yet."""
     # numpy and jinja2 are a part of a server's start that it need not wait for.
@@ -78,8 +116,10 @@ def statistics_of(store: Store, artifact: Artifact) -> Statistics:
     return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
 
 
-def as_json(version: DatasetVersion, found: Validation | None, problem: Problem | None) -> dict[str, Any]:
-    about = {
+def checks_json(
+    version: DatasetVersion, found: Validation | None, problem: Problem | None
+) -> UncheckedDataset | CheckedDataset:
+    about: dict[str, Any] = {
         "dataset_id": version.id,
         "name": version.name,
         "version": version.version,
@@ -87,14 +127,17 @@ def as_json(version: DatasetVersion, found: Validation | None, problem: Problem 
         "problem_at": problem.told_at if problem else None,
     }
     if found is None:
-        return {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None}
-    return {
-        **about,
-        **vars(found.standing),
-        "checks": [verdict.model_dump(mode="json") for verdict in found.verdicts],
-        "violations": found.facts.violations.model_dump(mode="json"),
-        "drift": found.facts.drift.model_dump(mode="json") if found.facts.drift is not None else None,
-        "leaks": found.leaks.model_dump(mode="json") if found.leaks is not None else None,
-        "statistics": found.statistics.model_dump(),
-        "checked_at": found.checked_at,
-    }
+        return cast(UncheckedDataset, {**about, **vars(NOT_CHECKED), "checks": [], "checked_at": None})
+    return cast(
+        CheckedDataset,
+        {
+            **about,
+            **vars(found.standing),
+            "checks": found.verdicts,
+            "violations": found.facts.violations,
+            "drift": found.facts.drift,
+            "leaks": found.leaks,
+            "statistics": found.statistics,
+            "checked_at": found.checked_at,
+        },
+    )

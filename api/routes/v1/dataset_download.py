@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.artifacts.file_response import SAFE, bounds, wanted_part
 from api.artifacts.signed_links import Link, link_key
 from api.artifacts.verified_files import VerifiedFile, broken
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, VerifiedFilesOf
-from api.schemas.v1.datasets import find
+from api.responses import TypedResponse
+from api.routing import PUBLIC, Audit, Router
+from api.schemas.v1.datasets import DatasetDownload, DatasetFile, find
 from recipes.chunks import chunk_uri
 from recipes.manifest import Artifact, FileRecord
 from recipes.store import BrokenArtifact, Store
@@ -35,14 +38,14 @@ from resources.settings import Settings
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/v1/datasets", tags=["v1"])
-links = APIRouter(prefix="/v1/dataset-files", tags=["v1"])
+router = Router("/v1/datasets", tag="v1", strict=False)
+links = Router("/v1/dataset-files", tag="v1", strict=False)
 
 Content = Literal["source", "records", "train", "validation", "test", "rejected"]
 JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
 
 
-@router.get("/{dataset_id}/download")
+@router.get("/{dataset_id}/download", Permission.DATASETS_READ, audit=Audit.EACH, allows_jobs=True)
 def download(
     dataset_id: str,
     request: Request,
@@ -52,7 +55,7 @@ def download(
     caller: CallerOf,
     content: Annotated[Content, Query(description="files as uploaded, as JSON lines, of a split, or rejects")] = "source",
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
-) -> Response:
+) -> TypedResponse[DatasetDownload]:
     """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
     version = find(database, dataset_id)
     artifact = artifact_of(database, store, version, content)
@@ -69,11 +72,11 @@ def download(
     parts = [part for file in files[:2] for part in file_json(artifact, file, address)["parts"]]
     only = parts[0]["url"] if len(parts) == 1 else None
     head = {"dataset": version.reference, "url": only, "expires_at": expires_at * 1000, "join": JOIN}
-    told = listing(head, (file_json(artifact, file, address) for file in files))
-    return Response(told, media_type="application/json")
+    text = listing(head, (file_json(artifact, file, address) for file in files))
+    return TypedResponse(text)
 
 
-@links.get("")
+@links.get("", PUBLIC, produces="application/octet-stream", ranges=True)
 def linked(
     request: Request,
     organization: str,
@@ -183,7 +186,7 @@ def listing(head: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> byte
     return b'%b, "files": [%b]}' % (json.dumps(head).encode().removesuffix(b"}"), written)
 
 
-def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str, FileRecord], str]) -> dict[str, Any]:
+def file_json(artifact: Artifact, file: FileRecord, address: Callable[[str, FileRecord], str]) -> DatasetFile:
     where = [(chunk_uri(artifact.uri, chunk.sha256), chunk.sha256, chunk.size) for chunk in file.chunks]
     parts = where or [(f"{artifact.uri}/{file.path}", file.sha256, file.size)]
     return {

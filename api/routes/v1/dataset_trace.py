@@ -2,19 +2,19 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
+from api.responses import json_response
+from api.routing import Audit, Router
 from api.schemas.v1.datasets import reading
-from api.strict_json import StrictRoute
 from recipes.store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
 
-router = APIRouter(prefix="/v1/datasets/trace", tags=["v1"], route_class=StrictRoute)
+router = Router("/v1/datasets/trace", tag="v1")
 
 SHOWN, MOST = 10, 100
 
@@ -29,7 +29,13 @@ class Question(BaseModel):
     limit: Annotated[int, Field(ge=1, le=MOST)] = SHOWN
 
 
-@router.post("")
+@router.post(
+    "",
+    Permission.DATASETS_READ,
+    read_only=True,
+    audit=Audit.EACH,
+    response="resources.lineage.trace:Trace | resources.lineage.match:Matches",
+)
 def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
     """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
     if (question.record is None) == (question.match is None):
@@ -37,7 +43,7 @@ def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: Call
     return answer(database, store, caller, question)
 
 
-@router.get("")
+@router.get("", Permission.DATASETS_READ, audit=Audit.EACH, response="resources.lineage.match:Matches")
 def trace_match(
     match: str,
     database: DatabaseOf,
@@ -60,4 +66,4 @@ def answer(database: Database, store: Store, caller: Caller, question: Question)
             found: BaseModel = tracer.trace(question.record)
         else:
             found = trace_matches(tracer, question.match or "", question.limit)
-    return JSONResponse(found.model_dump(mode="json"))
+    return json_response(found)

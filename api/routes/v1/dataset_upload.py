@@ -7,18 +7,19 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePosixPath
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, cast
 
-from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
-from fastapi.responses import JSONResponse
+from fastapi import File, Form, Query, Request, UploadFile
 from pydantic import JsonValue
 from starlette.concurrency import run_in_threadpool
 
 from api.artifacts.run_artifacts import check_storable
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.responses import TypedResponse, json_response
 from api.routes.v1.dataset_upload_form import UploadRoute
-from api.schemas.v1.datasets import version_json
+from api.routing import AlsoAnswers, Router
+from api.schemas.v1.datasets import KnownDatasetVersion, NewDatasetVersion, version_json
 from recipes.chunks import DATASETS
 from recipes.store import Store
 from resources.errors import invalid
@@ -29,10 +30,12 @@ from resources.ingest.remote import allowed_files
 from resources.ingest.sources import SourceFile
 from resources.metadata.database import Database
 
-router = APIRouter(prefix="/v1/datasets", tags=["v1"], route_class=UploadRoute)
+router = Router("/v1/datasets", tag="v1", route_class=UploadRoute)
+
+NEW_VERSION = AlsoAnswers(201, "a version that is new; 200 is the newest one, which holds the same", NewDatasetVersion)
 
 
-@router.post("")
+@router.post("", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
 def create(
     name: Annotated[str, Form()],
     database: DatabaseOf,
@@ -50,7 +53,7 @@ def create(
     format: Annotated[str, Form()] = "jsonl",
     tags: Annotated[list[str] | None, Form()] = None,
     metadata: Annotated[str, Form(description="a JSON object")] = "{}",
-) -> Response:
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     """Upload files as a new version, or have the server fetch them, or a query's rows. 201 with the version; 200 when this
     content is one, with what that does not say of what was said here as `not_taken`: PATCH sets its tags and metadata.
     """
@@ -69,7 +72,7 @@ def create(
     return answer(database, store, wanted, found)
 
 
-@router.post("/raw")
+@router.post("/raw", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
 async def create_from_body(
     request: Request,
     name: str,
@@ -80,7 +83,7 @@ async def create_from_body(
     format: str = "jsonl",
     tags: Annotated[list[str] | None, Query()] = None,
     metadata: Annotated[str, Query(description="a JSON object")] = "{}",
-) -> Response:
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     """As `POST /v1/datasets`, with one file as the body: what is streamed has no length and no form around it."""
     wanted = new_version(name, format, caller, tags, metadata)
     path = str(safe_name(file))
@@ -93,13 +96,17 @@ def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | No
     return NewVersion(name, format, caller.user_id, caller.organization, tuple(tags or ()), read_metadata(metadata))
 
 
-def answer(database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]) -> Response:
+def answer(
+    database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
+) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     # numpy is a part of a server's start that it need not wait for.
     from resources.ingest.create import create_from
 
     version, is_new = create_from(database, store, wanted, files)
-    told = {**version_json(database, version), "created": is_new}
-    return JSONResponse(told if is_new else {**told, "not_taken": not_taken(wanted, version)}, 201 if is_new else 200)
+    made: NewDatasetVersion = {**version_json(database, version), "created": is_new}
+    if is_new:
+        return json_response(made, 201)
+    return json_response(cast(KnownDatasetVersion, {**made, "not_taken": not_taken(wanted, version)}))
 
 
 async def keep(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:

@@ -1,16 +1,15 @@
 """/v1/hpo (rows K1-K7): start a sweep, look, cancel. What a sweep does next is a sensor's business."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi import Query
 from pydantic import ValidationError
 
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import IdempotencyKey, sweep_of
+from api.responses import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     allow_base_model,
     allow_image,
@@ -19,7 +18,9 @@ from api.routes.v1.job_submission import (
     refuse_no_time,
     refuse_unreadable_base,
 )
-from api.strict_json import StrictRoute
+from api.routing import Router
+from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
+from api.schemas.v1.sweeps import Sweeps as SweepsPage
 from recipes.first_problem import first_problem
 from recipes.schema import Schedule
 from resources.errors import HanzoError, invalid
@@ -29,17 +30,15 @@ from resources.hpo.advance import cancel as cancel_sweep
 from resources.hpo.config import SweepConfig, SweepRequest
 from resources.hpo.refusals import check_recipe, check_sweep
 from resources.hpo.space import Choice, Dimension, Params, Value
-from resources.hpo.trial import Trial, ranked
 from resources.hpo.trial_job import SANDBOX, schedule_of, trial_job
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 from resources.metadata.registry.model_version_rules import checked_model_name
-from resources.metadata.sweep_rows import JobState, Snapshot
 from resources.metadata.sweeps import MAX_PAGE, MAX_TRIALS, Sweeps
 from resources.quotas import gpus_of, refuse_sweep_beyond, refuse_what_never_fits, under_quota
 from resources.settings_sections import Hpo, Quota
 
-router = APIRouter(prefix="/v1/hpo", tags=["v1"], route_class=StrictRoute)
+router = Router("/v1/hpo", tag="v1")
 
 PROBES = (0.0, 0.37, 1.0)
 """Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
@@ -47,7 +46,7 @@ MOST_PROBES = 1000
 """Each is a recipe to be checked while the request waits: less than a millisecond."""
 
 
-@router.post("", status_code=201)
+@router.post("", Permission.HPO_CREATE, status_code=201)
 def start(
     body: SweepRequest,
     database: DatabaseOf,
@@ -55,7 +54,7 @@ def start(
     settings: SettingsOf,
     caller: CallerOf,
     idempotency_key: IdempotencyKey = None,
-) -> Response:
+) -> TypedResponse[Sweep]:
     """Start a sweep. Its dataset is pinned to the version of now. What could not be trained with is refused, and what a
     researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
     started, whatever the body says.
@@ -63,7 +62,7 @@ def start(
     key = idempotency_key and sweep_of(idempotency_key, caller)
     sweeps = Sweeps(database)
     if key and sweeps.is_there(key):
-        return JSONResponse(as_json(sweeps.snapshot(key)), 201)
+        return json_response(sweep_json(sweeps.snapshot(key)), 201)
     quota = settings.scheduler.quotas.get(caller.organization)
     config, version = pinned(checked(body, settings.hpo, quota), database, caller)
     config = scheduled(config, quota)
@@ -94,7 +93,7 @@ def start(
     if not caller.is_admin:  # his trials wait for each other where they do not fit together (rows W2, W3)
         refuse_sweep_beyond(quota, min(config.max_concurrent_trials, config.wanted_trials), gpus)
     found = sweeps.start(config, user=caller.user_id, organization=caller.organization, id=key)
-    return JSONResponse(as_json(sweeps.snapshot(found.id)), 201)
+    return json_response(sweep_json(sweeps.snapshot(found.id)), 201)
 
 
 def check_name(experiment: str) -> None:
@@ -152,80 +151,46 @@ def telling(dimension: Dimension) -> list[Value]:
     return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBES]
 
 
-@router.get("")
+@router.get("", Permission.HPO_READ)
 def list_sweeps(
     database: DatabaseOf,
     caller: CallerOf,
     status: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
-) -> Response:
+) -> TypedResponse[SweepsPage]:
     """The caller's organization's sweeps, newest first."""
     sweeps = Sweeps(database)
     found, token = sweeps.page(caller.organization, status, limit=limit, page_token=page_token)
-    following = {"next_page_token": token} if token else {}
-    return JSONResponse({"sweeps": [as_json(sweeps.snapshot(sweep.id)) for sweep in found], **following})
+    page: SweepsPage = {"sweeps": [sweep_json(sweeps.snapshot(sweep.id)) for sweep in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
 
 
-@router.get("/{sweep_id}")
-def get(sweep_id: str, database: DatabaseOf) -> Response:
+@router.get("/{sweep_id}", Permission.HPO_READ)
+def get(sweep_id: str, database: DatabaseOf) -> TypedResponse[Sweep]:
     """How a sweep stands, and its best trial."""
-    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
+    return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))
 
 
-@router.get("/{sweep_id}/trials")
+@router.get("/{sweep_id}/trials", Permission.HPO_READ)
 def trials(
     sweep_id: str,
     database: DatabaseOf,
     limit: Annotated[int, Query(ge=1, le=MAX_TRIALS)] = MAX_TRIALS,
     page_token: str | None = None,
-) -> Response:
+) -> TypedResponse[Trials]:
     """Trials, in their order."""
     found, token = Sweeps(database).trials(sweep_id, limit=limit, page_token=page_token)
-    following = {"next_page_token": token} if token else {}
-    return JSONResponse({"trials": [trial_json(trial, job) for trial, job in found], **following})
+    page: Trials = {"trials": [trial_json(trial, job) for trial, job in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
 
 
-@router.post("/{sweep_id}/cancel")
-def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+@router.post("/{sweep_id}/cancel", Permission.HPO_CANCEL)
+def cancel(sweep_id: str, database: DatabaseOf, store: StoreOf) -> TypedResponse[Sweep]:
     """End a sweep with the jobs of its trials. What has ended by then keeps its value."""
     cancel_sweep(database, store, sweep_id)
-    return JSONResponse(as_json(Sweeps(database).snapshot(sweep_id)))
-
-
-def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    sweep, told = snapshot.sweep, list(map(trial_json, snapshot.trials, snapshot.jobs))
-    best = next(iter(ranked(snapshot.trials, sweep.config.objective.direction)), None)
-    counts: dict[str, int] = {}
-    for trial in told:
-        counts[trial["status"]] = counts.get(trial["status"], 0) + 1
-    return {
-        "id": sweep.id,
-        "run_id": sweep.id,
-        "experiment": sweep.experiment,
-        "status": sweep.status,
-        "reason": sweep.reason,
-        "strategy": sweep.config.strategy,
-        "objective": sweep.config.objective.model_dump(),
-        "user_id": sweep.user_id,
-        "organization": sweep.organization,
-        "created_at": sweep.created_at,
-        "ended_at": sweep.ended_at,
-        "max_trials": sweep.config.wanted_trials,
-        "max_concurrent_trials": sweep.config.max_concurrent_trials,
-        "trials": counts,
-        "best_trial": told[best.number] if best else None,
-        "config": sweep.config.model_dump(mode="json"),
-    }
-
-
-def trial_json(trial: Trial, job: JobState) -> dict[str, Any]:
-    """A trial whose job waits still is queued."""
-    status, reason = job
-    return {
-        **asdict(trial),
-        "params": dict(trial.params),
-        "run_id": trial.job_id,
-        "status": "queued" if trial.status == "running" and status == "queued" else trial.status,
-        "reason": trial.reason or reason,
-    }
+    return json_response(sweep_json(Sweeps(database).snapshot(sweep_id)))

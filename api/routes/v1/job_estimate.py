@@ -1,13 +1,12 @@
 """POST /v1/jobs/estimate (rows D2, L8, Z26): what a job would need, from the body that would submit it."""
 
-from dataclasses import asdict
-from typing import Any
+from typing import Literal
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
+from api.responses import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     DEFAULT_RECIPE,
     SANDBOX,
@@ -17,11 +16,13 @@ from api.routes.v1.job_submission import (
     recipe_named,
     refuse_incomplete,
 )
-from api.strict_json import StrictRoute
+from api.routing import Router
 from recipes.checkpoint_size import disk_words
 from recipes.fit import Fit, hardware_words
+from recipes.memory import MemoryBudget
 from recipes.recipe import Recipe
 from recipes.store import BrokenArtifact, Store
+from recipes.throughput import Range
 from recipes.training.trainable import missing
 from resources.estimate.admission import admit, admit_dataset
 from resources.estimate.estimate import COMPUTE_OPTIMAL, DatasetTokens, Estimate, estimate
@@ -30,11 +31,64 @@ from resources.estimate.shapes import is_assumed, shape_of_base
 from resources.metadata.database import Database
 from resources.metadata.datasets import Datasets, DatasetVersion
 
-router = APIRouter(prefix="/v1/jobs", tags=["v1"], route_class=StrictRoute)
+
+class NeededMemory(TypedDict):
+    """On one GPU or of the host, as `where` says; `available` is null where nothing is known of the hardware."""
+
+    needed: float
+    available: float | None
+    where: str
+    parts: MemoryBudget
 
 
-@router.post("/estimate")
-def estimate_job(body: NewJob, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+class MeasuredRun(TypedDict):
+    run_id: str
+    tokens_per_second: float
+
+
+class SeedEstimate(TypedDict):
+    """What the recipe's file says; empty where it says nothing."""
+
+    time: str
+    cost: str
+
+
+class JobEstimate(TypedDict):
+    """`source` says what the hours stand on, `notes` what is not known or assumed. `tokens` of pairs are as many as those of
+    the dataset have; `tokens_per_step` is the most that a step may have. `disk` says how many checkpoints it must hold."""
+
+    recipe: str
+    method: Literal["full", "lora", "qlora"]
+    objective: str
+    base_model: str
+    hardware: str
+    gpus: int
+    steps: int
+    tokens: int
+    tokens_per_step: int
+    dataset: DatasetTokens | None
+    epochs: float | None
+    trained_parameters: int | None
+    tokens_per_parameter: float | None
+    compute_optimal_tokens_per_parameter: float
+    memory: NeededMemory | None
+    checkpoint_bytes: int | None
+    disk: str | None
+    hours: Range | None
+    dollars: Range | None
+    source: str
+    past_runs: list[MeasuredRun]
+    seed_estimate: SeedEstimate
+    notes: list[str]
+
+
+router = Router("/v1/jobs", tag="v1")
+
+
+@router.post("/estimate", Permission.JOBS_READ, read_only=True)
+def estimate_job(
+    body: NewJob, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+) -> TypedResponse[JobEstimate]:
     """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
     refuse_incomplete(body)
     body, notes = completed(body, database, caller)
@@ -59,7 +113,7 @@ def estimate_job(body: NewJob, database: DatabaseOf, store: StoreOf, settings: S
         prices=settings.prices.gpu_hour,
         notes=notes,
     )
-    return JSONResponse(as_json(found))
+    return json_response(estimate_json(found))
 
 
 def completed(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob, list[str]]:
@@ -84,7 +138,7 @@ def tokens_of(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetT
         return None
 
 
-def as_json(found: Estimate) -> dict[str, Any]:
+def estimate_json(found: Estimate) -> JobEstimate:
     """Sizes in bytes, `null` where too little is known."""
     recipe = found.recipe
     return {
@@ -97,7 +151,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "steps": found.steps,
         "tokens": found.tokens,
         "tokens_per_step": recipe.tokens_per_step,
-        "dataset": asdict(found.dataset) if found.dataset else None,
+        "dataset": found.dataset,
         "epochs": found.epochs,
         "trained_parameters": found.trained,
         "tokens_per_parameter": found.tokens_per_parameter,
@@ -105,8 +159,8 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "memory": memory_json(found.memory) if found.memory else None,
         "checkpoint_bytes": found.checkpoint,
         "disk": disk_words(recipe, found.checkpoint) if found.checkpoint is not None else None,
-        "hours": asdict(found.hours) if found.hours else None,
-        "dollars": asdict(found.dollars) if found.dollars else None,
+        "hours": found.hours,
+        "dollars": found.dollars,
         "source": found.source,
         "past_runs": [{"run_id": run.run_id, "tokens_per_second": run.tokens_per_second} for run in found.past_runs],
         "seed_estimate": {"time": recipe.estimated_time, "cost": recipe.estimated_cost},
@@ -114,10 +168,10 @@ def as_json(found: Estimate) -> dict[str, Any]:
     }
 
 
-def memory_json(found: Fit) -> dict[str, Any]:
+def memory_json(found: Fit) -> NeededMemory:
     return {
         "needed": found.needed,
         "available": found.available,
         "where": found.where,
-        "parts": asdict(found.budget),
+        "parts": found.budget,
     }

@@ -5,25 +5,31 @@ graph's business.
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import Discriminator, Tag
 
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobOfKey
+from api.responses import TypedResponse, json_response
 from api.routes.v1.job_log import events, last_lines, log_of
 from api.routes.v1.job_submission import NewJob, queued, refuse_no_time
+from api.routing import Router
+from api.schemas.v1.jobs import Job, JobWithLogs, job_json
+from api.schemas.v1.jobs import Jobs as JobsPage
+from api.schemas.v1.shared import Deleted
 from recipes.command.job import CommandJob
 from resources.command_jobs import submit_command
 from resources.errors import ErrorCode, HanzoError, invalid
-from resources.metadata.jobs import COMMAND, MAX_PAGE, JobRecord, Jobs
-from resources.metadata.told_config import MASK, told_config
+from resources.metadata.jobs import COMMAND, MAX_PAGE, Jobs
+from resources.metadata.told_config import MASK
 from resources.quotas import gpus_of, refuse_what_never_fits, under_quota
 from resources.resume import Wish, resume_job
 from resources.settings import Settings
 
-router = APIRouter(prefix="/v1/jobs", tags=["v1"])
+router = Router("/v1/jobs", tag="v1", strict=False)
 
 
 def kind_of(body: Any) -> str:
@@ -36,7 +42,7 @@ Submission = Annotated[
 """A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
 
 
-@router.post("", status_code=201)
+@router.post("", Permission.JOBS_SUBMIT, creates_model=True, status_code=201)
 def submit(
     body: Submission,
     database: DatabaseOf,
@@ -45,7 +51,7 @@ def submit(
     caller: CallerOf,
     from_own_user: FromOwnUser,
     job_of_key: JobOfKey,
-) -> Response:
+) -> TypedResponse[Job]:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
     one that its organization's quota has no room for, whatever else runs.
 
@@ -53,7 +59,7 @@ def submit(
     whatever the body says.
     """
     if known := Jobs(database).known(job_of_key):
-        return JSONResponse(as_json(known), 201)
+        return json_response(job_json(known), 201)
     if isinstance(body, CommandJob):
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
@@ -64,7 +70,7 @@ def submit(
         job = submit_command(database, store, body, caller.user_id, caller.organization, job_of_key)
     else:
         job = queued(body, database, store, settings, caller, job_of_key)
-    return JSONResponse(as_json(job), 201)
+    return json_response(job_json(job), 201)
 
 
 def allow_command(settings: Settings, from_own_user: bool) -> None:
@@ -93,33 +99,35 @@ def refuse_masks(env: Mapping[str, str]) -> None:
         raise invalid(f"env.{masked} is the mask that stands for a value in what this server tells of a job: give the value")
 
 
-@router.get("")
+@router.get("", Permission.JOBS_READ)
 def list_jobs(
     database: DatabaseOf,
     caller: CallerOf,
     status: str | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     page_token: str | None = None,
-) -> Response:
+) -> TypedResponse[JobsPage]:
     """The caller's organization's jobs, newest first."""
     found, token = Jobs(database).page(caller.organization, status, limit=limit, page_token=page_token)
-    following = {"next_page_token": token} if token else {}
-    return JSONResponse({"jobs": [as_json(job) for job in found], **following})
+    page: JobsPage = {"jobs": [job_json(job) for job in found]}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
 
 
-@router.get("/{job_id}")
-def get(job_id: str, database: DatabaseOf, settings: SettingsOf) -> Response:
+@router.get("/{job_id}", Permission.JOBS_READ)
+def get(job_id: str, database: DatabaseOf, settings: SettingsOf) -> TypedResponse[JobWithLogs]:
     """A job with the end of its program's log (row G1); all of it is at `/logs`."""
     job = Jobs(database).read(job_id)
-    return JSONResponse({**as_json(job), "logs": last_lines(log_of(job, settings))})
+    return json_response({**job_json(job), "logs": last_lines(log_of(job, settings))})
 
 
-@router.post("/{job_id}/cancel")
-def cancel(job_id: str, database: DatabaseOf) -> Response:
-    return JSONResponse(as_json(Jobs(database).cancel(job_id)))
+@router.post("/{job_id}/cancel", Permission.JOBS_CANCEL)
+def cancel(job_id: str, database: DatabaseOf) -> TypedResponse[Job]:
+    return json_response(job_json(Jobs(database).cancel(job_id)))
 
 
-@router.post("/{job_id}/resume")
+@router.post("/{job_id}/resume", Permission.JOBS_CANCEL)
 def resume(
     job_id: str,
     database: DatabaseOf,
@@ -128,23 +136,23 @@ def resume(
     caller: CallerOf,
     from_own_user: FromOwnUser,
     wish: Wish | None = None,
-) -> Response:
+) -> TypedResponse[Job]:
     """Go on with a job that failed or was cancelled: from a checkpoint of its run, on as many GPUs as are there."""
     job = Jobs(database).read(job_id)
     if job.type == COMMAND:
         allow_command(settings, from_own_user)
     quota = settings.scheduler.quotas.get(job.organization)
-    return JSONResponse(as_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id, quota)))
+    return json_response(job_json(resume_job(database, store, job_id, wish or Wish(), caller.user_id, quota)))
 
 
-@router.delete("/{job_id}")
-def delete(job_id: str, database: DatabaseOf) -> Response:
+@router.delete("/{job_id}", Permission.JOBS_DELETE)
+def delete(job_id: str, database: DatabaseOf) -> TypedResponse[Deleted]:
     """Take an ended job out of the list. What it made stays, with the job that it is traced back to."""
     Jobs(database).delete(job_id)
-    return JSONResponse({"deleted": job_id})
+    return json_response({"deleted": job_id})
 
 
-@router.get("/{job_id}/logs")
+@router.get("/{job_id}/logs", Permission.JOBS_READ, produces="text/event-stream")
 def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool = True) -> Response:
     """The log of the job's program as server-sent events, one line each; `end` with the job's status closes it.
 
@@ -152,8 +160,3 @@ def logs(job_id: str, database: DatabaseOf, settings: SettingsOf, follow: bool =
     """
     job = Jobs(database).read(job_id)
     return StreamingResponse(events(database, job.id, log_of(job, settings), follow), media_type="text/event-stream")
-
-
-def as_json(job: JobRecord) -> dict[str, Any]:
-    """`type` as it was submitted; a job with a command is told by its configuration, in which variables have no values."""
-    return {**vars(job), "type": job.config.get("type", job.type), "config": told_config(job.config)}

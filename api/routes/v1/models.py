@@ -3,34 +3,43 @@
 Two of the routes have a second name below /api/v1, and the stage takes PATCH and PUT (row Z7).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth.permissions import Caller
+from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.strict_json import StrictRoute
+from api.responses import TypedResponse, json_response
+from api.routing import Router
+from api.schemas.v1.models import (
+    CreatedModel,
+    Deployment,
+    EndedDeployments,
+    ModelVersion,
+    ModelVersions,
+    RegisteredModel,
+    RegisteredModels,
+    version_json,
+    versions_json,
+)
 from resources.engine.client import HttpEngine
 from resources.engine.errors import EngineError
-from resources.lineage.prove import prove
-from resources.lineage.training_data import training_data
+from resources.lineage.prove import Proof, prove
+from resources.lineage.training_data import TrainingData, training_data
 from resources.metadata.database import Database
-from resources.metadata.registry import deployments
 from resources.metadata.registry.model_version_rules import version_number
 from resources.metadata.registry.model_version_sources import check_source
-from resources.metadata.registry.registry import ModelVersion, Pointer, Registry
+from resources.metadata.registry.registry import ModelVersion as VersionRecord
+from resources.metadata.registry.registry import Pointer, Registry
 from resources.metadata.registry.registry_pages import MAX_PAGE, models_page, versions_page
 from resources.metadata.registry.source_uris import named_in
 from resources.metadata.registry.undeployment import undeploy
 from resources.pointed_files import pointed_at
 from resources.registration import register_run
 
-router = APIRouter(prefix="/v1/models", tags=["v1"], route_class=StrictRoute)
-aliases = APIRouter(prefix="/api/v1/models", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
+router = Router("/v1/models", tag="v1", alias_prefix="/api/v1/models")
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
@@ -70,24 +79,29 @@ class NewPointer(Body):
     tags: dict[str, str] = {}
 
 
-@router.get("")
-def list_models(database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None) -> Response:
+@router.get("", Permission.MODELS_READ)
+def list_models(
+    database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
+) -> TypedResponse[RegisteredModels]:
     """The caller's organization's models, by name."""
     found, token = models_page(database, caller.organization, limit=limit, page_token=page_token)
-    following = {"next_page_token": token} if token else {}
-    return JSONResponse({"models": found, **following})
+    page: RegisteredModels = {"models": cast(list[RegisteredModel], found)}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
 
 
-@router.post("", status_code=201)
-def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.post("", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
+def create_model(body: NewModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[CreatedModel]:
     with database.write() as connection:
         Registry(database).ensure_model(connection, caller.model(body.name))
-    return JSONResponse({"name": body.name}, 201)
+    return json_response({"name": body.name}, 201)
 
 
-@router.post("/register", status_code=201)
-@aliases.post("/register", status_code=201)
-def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+@router.post("/register", Permission.MODELS_REGISTER, creates_model=True, status_code=201, alias=True)
+def register_pointer(
+    body: NewPointer, database: DatabaseOf, store: StoreOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
     """Row O6: the model is made when it is missing; the files must be there."""
     named = named_in(body.artifact_uri)
     with database.read() as connection:
@@ -102,34 +116,39 @@ def register_pointer(body: NewPointer, database: DatabaseOf, store: StoreOf, cal
         registry.ensure_model(connection, model)
         made = registry.create(model, pointer, connection=connection)
         made = registry.promote(model, made.version, body.stage, user=caller.user_id, connection=connection)
-    return JSONResponse(as_json(made, database), 201)
+    return json_response(version_json(made, database), 201)
 
 
-@router.get("/{name}/versions")
+@router.get("/{name}/versions", Permission.MODELS_READ, allows_jobs=True)
 def list_versions(
     name: str, database: DatabaseOf, caller: CallerOf, limit: Limit = MAX_PAGE, page_token: str | None = None
-) -> Response:
+) -> TypedResponse[ModelVersions]:
     """The versions of a model, newest first."""
     found, token = versions_page(database, caller.model(name), limit=limit, page_token=page_token)
-    following = {"next_page_token": token} if token else {}
-    return JSONResponse({"versions": all_as_json(found, database), **following})
+    page: ModelVersions = {"versions": versions_json(found, database)}
+    if token:
+        page["next_page_token"] = token
+    return json_response(page)
 
 
-@router.post("/{name}/versions", status_code=201)
-def register(name: str, body: NewVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+@router.post("/{name}/versions", Permission.MODELS_REGISTER, creates_model=True, status_code=201)
+def register(
+    name: str, body: NewVersion, database: DatabaseOf, store: StoreOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
     version = register_run(database, store, name, body.run_id, body.artifact, caller.user_id, body.tags)
-    return JSONResponse(as_json(version, database), 201)
+    return json_response(version_json(version, database), 201)
 
 
-@router.get("/{name}/versions/{version}")
-def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> Response:
-    return JSONResponse(as_json(named_version(database, name, version, caller), database))
+@router.get("/{name}/versions/{version}", Permission.MODELS_READ, allows_jobs=True)
+def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[ModelVersion]:
+    return json_response(version_json(named_version(database, name, version, caller), database))
 
 
-@router.patch("/{name}/versions/{version}/stage")
-@router.put("/{name}/versions/{version}/stage")
-@aliases.put("/{name}/versions/{version}/stage")
-def set_stage(name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.patch("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE)
+@router.put("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE, alias=True)
+def set_stage(
+    name: str, version: str, body: NewStage, database: DatabaseOf, caller: CallerOf
+) -> TypedResponse[ModelVersion]:
     moved = Registry(database).promote(
         caller.model(name),
         number_of(database, name, version, caller),
@@ -139,29 +158,31 @@ def set_stage(name: str, version: str, body: NewStage, database: DatabaseOf, cal
         is_admin=caller.is_admin,
         traffic_percent=body.traffic_percent,
     )
-    return JSONResponse(as_json(moved, database))
+    return json_response(version_json(moved, database))
 
 
-@router.delete("/{name}/deployment", status_code=202)
-def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> Response:
+@router.delete("/{name}/deployment", Permission.MODELS_ARCHIVE, status_code=202)
+def end_serving(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[EndedDeployments]:
     """Take a model out of service: its version in production is archived, and the engine lets go of it soon after."""
     found = undeploy(database, caller.model(name), user=caller.user_id)
-    return JSONResponse({"name": name, "deployments": [vars(deployment) for deployment in found]}, 202)
+    return json_response({"name": name, "deployments": [cast(Deployment, vars(each)) for each in found]}, 202)
 
 
-@router.get("/{name}/versions/{version}/proof")
-def proof(name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf) -> Response:
+@router.get("/{name}/versions/{version}/proof", Permission.MODELS_READ)
+def proof(
+    name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
+) -> TypedResponse[Proof]:
     """Every edge from what is served back to the raw files, hashed again now."""
     found = named_version(database, name, version, caller)
     with database.read() as connection:
-        return JSONResponse(prove(connection, store, found, served_by(settings)).model_dump(mode="json"))
+        return json_response(prove(connection, store, found, served_by(settings)))
 
 
-@router.get("/{name}/versions/{version}/data")
-def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> Response:
+@router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
+def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[TrainingData]:
     """What data a version was trained on, and what is known of personal data in it."""
     found = named_version(database, name, version, caller)
-    return JSONResponse(training_data(database, store, found, caller.organization).model_dump(mode="json"))
+    return json_response(training_data(database, store, found, caller.organization))
 
 
 def number_of(database: Database, name: str, version: str, caller: Caller) -> int:
@@ -174,7 +195,7 @@ def number_of(database: Database, name: str, version: str, caller: Caller) -> in
     return version_number(version)
 
 
-def named_version(database: Database, name: str, version: str, caller: Caller) -> ModelVersion:
+def named_version(database: Database, name: str, version: str, caller: Caller) -> VersionRecord:
     return Registry(database).read(caller.model(name), number_of(database, name, version, caller))
 
 
@@ -190,26 +211,3 @@ def served_by(settings: SettingsOf) -> Any:
         return (Path(model.path), model.sha256) if model and model.status == "serving" else None
 
     return find
-
-
-def as_json(version: ModelVersion, database: Database) -> dict[str, Any]:
-    return all_as_json([version], database)[0]
-
-
-def all_as_json(versions: Sequence[ModelVersion], database: Database) -> list[dict[str, Any]]:
-    """Versions of one model, each with its newest deployment: the stage says what is wanted, the deployment what is served,
-    and `servable` whether there is anything that the engine can load. What is not known of one is null.
-    """
-    if not versions:
-        return []
-    with database.read() as connection:
-        deployed = deployments.newest_of(connection, versions[0].model, [version.version for version in versions])
-    return [
-        vars(version)
-        | {key: getattr(version, key) or None for key in ("architecture", "base_model", "method")}
-        | {
-            "servable": version.servable,
-            "deployment": vars(deployed[version.version]) if version.version in deployed else None,
-        }
-        for version in versions
-    ]

@@ -3,21 +3,20 @@
 `POST /v1/jobs` has more words. What is asked for here and cannot be done here is refused, with what can.
 """
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
 from api.idempotency import JobOfKey
+from api.responses import TypedResponse, json_response
 from api.routes.v1.job_submission import NewJob, queued
-from api.routes.v1.jobs import as_json
-from api.strict_json import StrictRoute
+from api.routing import Router
+from api.schemas.v1.jobs import PipelineRun, job_json
 from recipes.recipe import Recipe
 from resources.errors import invalid
 from resources.metadata.jobs import Jobs
 
-router = APIRouter(prefix="/v1/pipelines", tags=["v1"], route_class=StrictRoute)
-aliases = APIRouter(prefix="/api/v1/pipelines", tags=["v1"], route_class=StrictRoute, include_in_schema=False)
+router = Router("/v1/pipelines", tag="v1", alias_prefix="/api/v1/pipelines")
 
 
 class PipelineConfig(BaseModel):
@@ -38,8 +37,7 @@ class NewPipelineRun(BaseModel):
     config: PipelineConfig = PipelineConfig()
 
 
-@router.post("/runs", status_code=201)
-@aliases.post("/runs", status_code=201)
+@router.post("/runs", Permission.JOBS_SUBMIT, creates_model=True, status_code=201, alias=True)
 def run(
     body: NewPipelineRun,
     database: DatabaseOf,
@@ -47,13 +45,13 @@ def run(
     settings: SettingsOf,
     caller: CallerOf,
     job_of_key: JobOfKey,
-) -> Response:
+) -> TypedResponse[PipelineRun]:
     """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
     known = Jobs(database).known(job_of_key)
     job = known or queued(job_of(body), database, store, settings, caller, job_of_key)
-    return JSONResponse({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **as_json(job)}, 201)
+    return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
 
 
 def job_of(body: NewPipelineRun) -> NewJob:

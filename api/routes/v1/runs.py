@@ -1,22 +1,26 @@
 """/v1/runs (rows E7, E9)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import Query, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
+from typing_extensions import TypedDict
 
 from api.artifacts.run_artifacts import RunArtifacts, checked_path
 from api.auth.object_references import separated
+from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, SettingsOf, StoreOf, TrackingOf
 from api.idempotency import JobOfKey
+from api.responses import TypedResponse, json_response
 from api.routes.mlflow.artifacts import receive
 from api.routes.v1.artifact_upload_form import is_form, no_key, receive_form
-from api.routes.v1.jobs import as_json
+from api.routing import Audit, Router
 from api.schemas.mlflow.messages import experiment_number
-from api.schemas.v1.runs import comparison, run_json
-from api.strict_json import Body, Number, StrictRoute
+from api.schemas.mlflow.responses import NothingAnswer
+from api.schemas.v1.jobs import Job, job_json
+from api.schemas.v1.runs import Comparison, RunArtifact, RunWithArtifacts, StoredArtifact, comparison, run_json
+from api.strict_json import Body, Number
 from recipes.frozen import Name
 from resources.errors import invalid
 from resources.metadata.outbox import now_ms
@@ -26,12 +30,21 @@ from resources.metadata.tracking.run_states import Run
 from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import metric_point
 from resources.quotas import gpus_of, refuse_what_never_fits
+from resources.replay.environment import Difference
 from resources.replay.finished_run import read_finished
 from resources.replay.submit import submit_replay
-from resources.replay.verdict import read_verdict
+from resources.replay.verdict import Verdict, read_verdict
 from resources.services import SOURCE
 
-router = APIRouter(prefix="/v1/runs", tags=["v1"], route_class=StrictRoute)
+
+class Replay(TypedDict):
+    """The job that was queued, and in what its environment differs from the first run's."""
+
+    job: Job
+    environment: list[Difference]
+
+
+router = Router("/v1/runs", tag="v1")
 
 MAX_COMPARED = 100
 
@@ -69,8 +82,8 @@ class NewStatus(Body):
     end_time: int | None = None
 
 
-@router.post("", status_code=201)
-def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> Response:
+@router.post("", Permission.EXPERIMENTS_WRITE, status_code=201)
+def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> TypedResponse[RunWithArtifacts]:
     if (body.experiment_id is None) == (body.experiment_name is None):
         raise invalid("A run belongs to one experiment: give either experiment_id or experiment_name")
     with tracking.write() as connection:
@@ -83,35 +96,35 @@ def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> Response:
         )
         tracking.run_data.log_batch(run.id, params=as_texts(body.params), connection=connection)
         # Read before the commit, and without the store, where nothing can be yet: what was made is answered.
-        made = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
-    return JSONResponse(made, status_code=201)
+        made: RunWithArtifacts = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
+    return json_response(made, status_code=201)
 
 
-@router.get("/compare")  # before the run of that name
-def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> Response:
+@router.get("/compare", Permission.EXPERIMENTS_READ)  # before the run of that name
+def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> TypedResponse[Comparison]:
     """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
     wanted = separated(ids)
     if not 2 <= len(wanted) <= MAX_COMPARED:
         raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
     with tracking.read() as connection:
         found = [tracking.runs.get(run_id, connection=connection) for run_id in wanted]
-        return JSONResponse(comparison(load_logged(connection, found)))
+        return json_response(comparison(load_logged(connection, found)))
 
 
-@router.get("/{run_id}")
-def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
-    return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
+@router.get("/{run_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
+def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
+    return json_response(details(tracking, artifacts, tracking.runs.get(run_id)))
 
 
-@router.delete("/{run_id}")
-def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+@router.delete("/{run_id}", Permission.EXPERIMENTS_DELETE)
+def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
     """Hide a run; MLflow's `runs/restore` brings it back."""
     tracking.runs.delete(run_id)
-    return JSONResponse(details(tracking, artifacts, tracking.runs.get(run_id)))
+    return json_response(details(tracking, artifacts, tracking.runs.get(run_id)))
 
 
-@router.post("/{run_id}/metrics")
-def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> Response:
+@router.post("/{run_id}/metrics", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
+def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> TypedResponse[NothingAnswer]:
     now = now_ms()
     points = [
         metric_point(
@@ -124,23 +137,23 @@ def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> Response
         for index, new in enumerate(body.metrics)
     ]
     tracking.run_data.log_batch(run_id, points)
-    return JSONResponse({})
+    return json_response(NothingAnswer())
 
 
-@router.post("/{run_id}/params")
-def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> Response:
+@router.post("/{run_id}/params", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
+def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> TypedResponse[NothingAnswer]:
     tracking.run_data.log_batch(run_id, params=as_texts(body.params))
-    return JSONResponse({})
+    return json_response(NothingAnswer())
 
 
-@router.post("/{run_id}/artifacts", status_code=201)
+@router.post("/{run_id}/artifacts", Permission.EXPERIMENTS_WRITE, allows_jobs=True, streams_body=True, status_code=201)
 async def upload(
     run_id: str,
     request: Request,
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
     key: Annotated[str | None, Query(min_length=1, description="needed where the body is no form")] = None,
-) -> Response:
+) -> TypedResponse[StoredArtifact]:
     """The request body is the file, `key` its name in the run. Of a form (multipart/form-data) the file in it is stored:
     under `key`, else the form's field of that name, else its own name.
     """
@@ -152,17 +165,20 @@ async def upload(
         raise no_key()
     else:
         stored = await receive(request, artifacts, run.id, checked_path(key))
-    return JSONResponse({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
+    return json_response({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
 
 
-@router.patch("/{run_id}/status")
-def set_status(run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: RunArtifactsOf) -> Response:
+@router.patch("/{run_id}/status", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
+def set_status(
+    run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: RunArtifactsOf
+) -> TypedResponse[RunWithArtifacts]:
     run = tracking.runs.set_status(run_id, body.status, end_time=body.end_time)
-    return JSONResponse(details(tracking, artifacts, run))
+    return json_response(details(tracking, artifacts, run))
 
 
-def details(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> dict[str, Any]:
-    return {**run_json(tracking.run_search.get(run)), "artifacts": artifacts.keys(run.id)}
+def details(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> RunWithArtifacts:
+    keys = cast(list[RunArtifact], artifacts.keys(run.id))
+    return {**run_json(tracking.run_search.get(run)), "artifacts": keys}
 
 
 def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
@@ -172,10 +188,10 @@ def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in params.items()]
 
 
-@router.post("/{run_id}/replay", status_code=201)
+@router.post("/{run_id}/replay", Permission.JOBS_SUBMIT, status_code=201)
 def replay(
     run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobOfKey
-) -> Response:
+) -> TypedResponse[Replay]:
     """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
     Idempotency-Key it answers with the job that was queued.
     """
@@ -183,11 +199,10 @@ def replay(
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
     refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
     made = submit_replay(database, store, first, SOURCE, caller.user_id, job_of_key)
-    environment = [difference.model_dump() for difference in made.environment]
-    return JSONResponse({"job": as_json(made.job), "environment": environment}, 201)
+    return json_response(Replay(job=job_json(made.job), environment=list(made.environment)), 201)
 
 
-@router.get("/{run_id}/replay")
-def verdict(run_id: str, database: DatabaseOf, store: StoreOf) -> Response:
+@router.get("/{run_id}/replay", Permission.EXPERIMENTS_READ)
+def verdict(run_id: str, database: DatabaseOf, store: StoreOf) -> TypedResponse[Verdict]:
     """Of a completed replay: every loss and the final weights, held against the first run's."""
-    return JSONResponse(read_verdict(database, store, run_id).model_dump(mode="json"))
+    return json_response(read_verdict(database, store, run_id))

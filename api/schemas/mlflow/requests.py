@@ -25,6 +25,8 @@ Required = Annotated[str, Field(min_length=1)]
 """Text that must be there: in protobuf's JSON an empty text is an absent one."""
 RunId = Annotated[Required, Field(validation_alias=AliasChoices("run_id", "run_uuid"))]
 """Old clients send `run_uuid`, new ones both."""
+MAX_BATCH_BYTES = 1_000_000
+"""Of a log-batch, as MLflow documents it."""
 VIEW_NAMES = {"1": "ACTIVE_ONLY", "2": "DELETED_ONLY", "3": "ALL"}
 View = Annotated[
     Literal["ACTIVE_ONLY", "DELETED_ONLY", "ALL"],

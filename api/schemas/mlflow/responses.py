@@ -1,11 +1,8 @@
-"""The answers of MLflow's API, message by message, for the OpenAPI document. What makes them is in `api.mlflow`.
+"""Responses of MLflow's REST API, message by message. Unset fields are left out, as protobuf does."""
 
-Nothing is made of these classes: they are read when the document is asked for. A field with a default may be left out.
-"""
+from typing import Literal, NotRequired
 
-from typing import Literal
-
-import msgspec
+from typing_extensions import TypedDict
 
 State = Literal["active", "deleted"]
 RunStatus = Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
@@ -14,16 +11,12 @@ VersionStatus = Literal["PENDING_REGISTRATION", "FAILED_REGISTRATION", "READY"]
 Stage = Literal["None", "Staging", "Production", "Archived"]
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of every message."""
-
-
-class PairMessage(Message):
+class PairMessage(TypedDict):
     key: str
     value: str
 
 
-class PointMessage(Message):
+class PointMessage(TypedDict):
     key: str
     value: float | Literal["NaN"]
     timestamp: int
@@ -36,11 +29,11 @@ class PointOfRunMessage(PointMessage):
 
 class PointOfModelMessage(PointOfRunMessage):
     model_id: str
-    dataset_name: str = ""
-    dataset_digest: str = ""
+    dataset_name: NotRequired[str]
+    dataset_digest: NotRequired[str]
 
 
-class ExperimentMessage(Message):
+class ExperimentMessage(TypedDict):
     experiment_id: str
     name: str
     artifact_location: str
@@ -50,7 +43,7 @@ class ExperimentMessage(Message):
     tags: list[PairMessage]
 
 
-class RunInfoMessage(Message):
+class RunInfoMessage(TypedDict):
     run_id: str
     run_uuid: str
     run_name: str
@@ -59,31 +52,31 @@ class RunInfoMessage(Message):
     status: RunStatus
     artifact_uri: str
     lifecycle_stage: State
-    start_time: int = 0
-    end_time: int = 0
+    start_time: NotRequired[int]
+    end_time: NotRequired[int]
 
 
-class RunDataMessage(Message):
+class RunDataMessage(TypedDict):
     metrics: list[PointMessage]
     params: list[PairMessage]
     tags: list[PairMessage]
 
 
-class DatasetMessage(Message):
+class DatasetMessage(TypedDict):
     name: str
     digest: str
     source_type: str
     source: str
-    schema: str = ""
-    profile: str = ""
+    schema: NotRequired[str]
+    profile: NotRequired[str]
 
 
-class DatasetInputMessage(Message):
+class DatasetInputMessage(TypedDict):
     tags: list[PairMessage]
     dataset: DatasetMessage
 
 
-class ModelInputMessage(Message):
+class ModelInputMessage(TypedDict):
     model_id: str
 
 
@@ -91,41 +84,41 @@ class ModelOutputMessage(ModelInputMessage):
     step: int
 
 
-class RunInputsMessage(Message):
-    dataset_inputs: list[DatasetInputMessage] = []
-    model_inputs: list[ModelInputMessage] = []
+class RunInputsMessage(TypedDict):
+    dataset_inputs: NotRequired[list[DatasetInputMessage]]
+    model_inputs: NotRequired[list[ModelInputMessage]]
 
 
-class RunOutputsMessage(Message):
-    model_outputs: list[ModelOutputMessage] = []
+class RunOutputsMessage(TypedDict):
+    model_outputs: NotRequired[list[ModelOutputMessage]]
 
 
-class RunMessage(Message):
+class RunMessage(TypedDict):
     info: RunInfoMessage
     data: RunDataMessage
     inputs: RunInputsMessage
     outputs: RunOutputsMessage
 
 
-class FileMessage(Message):
+class FileMessage(TypedDict):
     path: str
     is_dir: bool
-    file_size: int = 0
+    file_size: NotRequired[int]
 
 
-class DatasetSummaryMessage(Message):
+class DatasetSummaryMessage(TypedDict):
     experiment_id: str
     name: str
     digest: str
-    context: str = ""
+    context: NotRequired[str]
 
 
-class RegistrationMessage(Message):
+class RegistrationMessage(TypedDict):
     name: str
     version: str
 
 
-class LoggedModelInfoMessage(Message):
+class LoggedModelInfoMessage(TypedDict):
     model_id: str
     experiment_id: str
     name: str
@@ -137,20 +130,20 @@ class LoggedModelInfoMessage(Message):
     source_run_id: str
     tags: list[PairMessage]
     registrations: list[RegistrationMessage]
-    status_message: str = ""
+    status_message: NotRequired[str]
 
 
-class LoggedModelDataMessage(Message):
+class LoggedModelDataMessage(TypedDict):
     params: list[PairMessage]
-    metrics: list[PointOfModelMessage] = []
+    metrics: NotRequired[list[PointOfModelMessage]]
 
 
-class LoggedModelMessage(Message):
+class LoggedModelMessage(TypedDict):
     info: LoggedModelInfoMessage
     data: LoggedModelDataMessage
 
 
-class VersionMessage(Message):
+class VersionMessage(TypedDict):
     name: str
     version: str
     creation_timestamp: int
@@ -162,73 +155,73 @@ class VersionMessage(Message):
     run_id: str
     run_link: str
     status: VersionStatus
-    status_message: str = ""
-    model_id: str = ""
-    tags: list[PairMessage] = []
-    aliases: list[str] = []
+    status_message: NotRequired[str]
+    model_id: NotRequired[str]
+    tags: NotRequired[list[PairMessage]]
+    aliases: NotRequired[list[str]]
 
 
-class AliasMessage(Message):
+class AliasMessage(TypedDict):
     alias: str
     version: str
 
 
-class RegisteredModelMessage(Message):
+class RegisteredModelMessage(TypedDict):
     name: str
     creation_timestamp: int
     last_updated_timestamp: int
-    description: str = ""
-    latest_versions: list[VersionMessage] = []
-    tags: list[PairMessage] = []
-    aliases: list[AliasMessage] = []
+    description: NotRequired[str]
+    latest_versions: NotRequired[list[VersionMessage]]
+    tags: NotRequired[list[PairMessage]]
+    aliases: NotRequired[list[AliasMessage]]
 
 
-class PartUrlMessage(Message):
+class PartUrlMessage(TypedDict):
     url: str
     part_number: int
     headers: dict[str, str]
 
 
-class NothingAnswer(Message):
+class NothingAnswer(TypedDict):
     """That it is done."""
 
 
-class ExperimentIdAnswer(Message):
+class ExperimentIdAnswer(TypedDict):
     experiment_id: str
 
 
-class ExperimentAnswer(Message):
+class ExperimentAnswer(TypedDict):
     experiment: ExperimentMessage
 
 
-class ExperimentsAnswer(Message):
+class ExperimentsAnswer(TypedDict):
     experiments: list[ExperimentMessage]
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
-class RunAnswer(Message):
+class RunAnswer(TypedDict):
     run: RunMessage
 
 
-class RunInfoAnswer(Message):
+class RunInfoAnswer(TypedDict):
     run_info: RunInfoMessage
 
 
-class RunsAnswer(Message):
+class RunsAnswer(TypedDict):
     runs: list[RunMessage]
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
-class HistoryAnswer(Message):
+class HistoryAnswer(TypedDict):
     metrics: list[PointMessage]
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
-class HistoryOfRunsAnswer(Message):
+class HistoryOfRunsAnswer(TypedDict):
     metrics: list[PointOfRunMessage]
 
 
-class ProxiedFilesAnswer(Message):
+class ProxiedFilesAnswer(TypedDict):
     files: list[FileMessage]
 
 
@@ -236,56 +229,56 @@ class FilesAnswer(ProxiedFilesAnswer):
     root_uri: str
 
 
-class UploadAnswer(Message):
+class UploadAnswer(TypedDict):
     upload_id: str
     credentials: list[PartUrlMessage]
 
 
-class DownloadUrlAnswer(Message):
+class DownloadUrlAnswer(TypedDict):
     url: str
     headers: dict[str, str]
     file_size: int
 
 
-class DatasetSummariesAnswer(Message):
+class DatasetSummariesAnswer(TypedDict):
     dataset_summaries: list[DatasetSummaryMessage]
 
 
-class LoggedModelAnswer(Message):
+class LoggedModelAnswer(TypedDict):
     model: LoggedModelMessage
 
 
-class LoggedModelsAnswer(Message):
+class LoggedModelsAnswer(TypedDict):
     models: list[LoggedModelMessage]
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
-class RegisteredModelAnswer(Message):
+class RegisteredModelAnswer(TypedDict):
     registered_model: RegisteredModelMessage
 
 
-class RegisteredModelsAnswer(Message):
-    registered_models: list[RegisteredModelMessage] = []
-    next_page_token: str = ""
+class RegisteredModelsAnswer(TypedDict):
+    registered_models: NotRequired[list[RegisteredModelMessage]]
+    next_page_token: NotRequired[str]
 
 
-class VersionAnswer(Message):
+class VersionAnswer(TypedDict):
     model_version: VersionMessage
 
 
-class LatestVersionsAnswer(Message):
-    model_versions: list[VersionMessage] = []
+class LatestVersionsAnswer(TypedDict):
+    model_versions: NotRequired[list[VersionMessage]]
 
 
 class VersionsAnswer(LatestVersionsAnswer):
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
-class VersionUriAnswer(Message):
+class VersionUriAnswer(TypedDict):
     artifact_uri: str
 
 
-class ServerInfoAnswer(Message):
+class ServerInfoAnswer(TypedDict):
     store_type: str
     workspaces_enabled: bool
     trace_archival_enabled: bool

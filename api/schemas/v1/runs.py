@@ -1,21 +1,125 @@
 """Our experiments and runs as the specification's JSON (rows E1-E5, E11). Times are milliseconds since 1970 UTC."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast
+
+from typing_extensions import TypedDict
 
 from api.schemas.mlflow.messages import metric_message
-from resources.metadata.tracking.experiments import Experiment
+from api.schemas.mlflow.responses import PointMessage, State
+from api.schemas.v1.shared import Status
+from resources.metadata.tracking.experiments import Experiment as ExperimentRecord
 from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_data import COMMIT_TAG
 
+MetricValue = float | Literal["NaN"]
+
+
+class Experiment(TypedDict):
+    """`gpu_hours` are those of all its runs."""
+
+    id: str
+    experiment_id: str
+    name: str
+    description: str
+    owner: str
+    organization: str
+    lifecycle_stage: State
+    created_at: int
+    updated_at: int
+    gpu_hours: float
+    tags: dict[str, str]
+
+
+class Experiments(TypedDict):
+    experiments: list[Experiment]
+    next_page_token: str | None
+
+
+class SystemMetrics(TypedDict):
+    """What the training container measured; null where nothing was logged."""
+
+    gpu_type: str | None
+    gpu_count: float | None
+    total_gpu_hours: float | None
+    peak_memory_gb: float | None
+    total_tokens_processed: float | None
+
+
+class Run(TypedDict):
+    """With the newest value of every metric."""
+
+    id: str
+    experiment_id: str
+    name: str
+    status: Status
+    start_time: int | None
+    end_time: int | None
+    started_at: int | None
+    ended_at: int | None
+    user_id: str
+    organization: str
+    artifact_uri: str
+    git_commit: str | None
+    lifecycle_stage: State
+    params: dict[str, str]
+    tags: dict[str, str]
+    metrics: list[PointMessage]
+    system_metrics: SystemMetrics
+
+
+class Runs(TypedDict):
+    runs: list[Run]
+    next_page_token: str | None
+
+
+class RunArtifact(TypedDict):
+    key: str
+    path: str
+    size: int
+
+
+class RunWithArtifacts(Run):
+    artifacts: list[RunArtifact]
+
+
+class StoredArtifact(RunArtifact):
+    """What was uploaded, as it was stored."""
+
+    sha256: str
+
+
+class ComparedRun(TypedDict):
+    id: str
+    name: str
+    experiment_id: str
+    status: Status
+    start_time: int | None
+    end_time: int | None
+    git_commit: str | None
+    params: dict[str, str]
+    duration_seconds: float | None
+    gpu_hours: float | None
+    metrics: dict[str, MetricValue]
+
+
+class Differences(TypedDict):
+    """By key the values of all runs, in their order, where they are not the same; null where a run has none."""
+
+    params: dict[str, list[str | None]]
+    metrics: dict[str, list[MetricValue | None]]
+
+
+class Comparison(TypedDict):
+    runs: list[ComparedRun]
+    differences: Differences
+
+
 DESCRIPTION_TAG = "mlflow.note.content"
 OWNER_TAG = "owner"
-SYSTEM = "system/"
-"""Prefix under which the training container logs what it measured of the machine."""
-SYSTEM_NUMBERS = ("gpu_count", "total_gpu_hours", "peak_memory_gb", "total_tokens_processed")
 
 
-def experiment_json(experiment: Experiment, gpu_hours: float) -> dict[str, Any]:
+def experiment_json(experiment: ExperimentRecord, gpu_hours: float) -> Experiment:
     """`gpu_hours` are those of all its runs (row E10)."""
     return {
         "id": str(experiment.id),
@@ -24,7 +128,7 @@ def experiment_json(experiment: Experiment, gpu_hours: float) -> dict[str, Any]:
         "description": experiment.tags.get(DESCRIPTION_TAG, ""),
         "owner": experiment.tags.get(OWNER_TAG, ""),
         "organization": experiment.organization,
-        "lifecycle_stage": experiment.lifecycle_stage,
+        "lifecycle_stage": cast(State, experiment.lifecycle_stage),
         "created_at": experiment.creation_time,
         "updated_at": experiment.last_update_time,
         "gpu_hours": gpu_hours,
@@ -32,14 +136,14 @@ def experiment_json(experiment: Experiment, gpu_hours: float) -> dict[str, Any]:
     }
 
 
-def run_json(logged: LoggedRun) -> dict[str, Any]:
+def run_json(logged: LoggedRun) -> Run:
     """A run with the newest value of every metric; the whole series is `metrics/get-history`."""
     run = logged.run
     return {
         "id": run.id,
         "experiment_id": str(run.experiment_id),
         "name": run.name,
-        "status": run.status,
+        "status": cast(Status, run.status),
         "start_time": run.start_time,
         "end_time": run.end_time,
         "started_at": run.start_time,
@@ -48,7 +152,7 @@ def run_json(logged: LoggedRun) -> dict[str, Any]:
         "organization": run.organization,
         "artifact_uri": run.artifact_uri,
         "git_commit": logged.tags.get(COMMIT_TAG),
-        "lifecycle_stage": run.lifecycle_stage,
+        "lifecycle_stage": cast(State, run.lifecycle_stage),
         "params": dict(logged.params),
         "tags": dict(logged.tags),
         "metrics": [metric_message(point) for point in logged.metrics],
@@ -56,28 +160,41 @@ def run_json(logged: LoggedRun) -> dict[str, Any]:
     }
 
 
-def system_metrics(logged: LoggedRun) -> dict[str, Any]:
+def system_metrics(logged: LoggedRun) -> SystemMetrics:
     """Row E5: the metrics `system/...` and the tag `system/gpu_type`; null where nothing was logged."""
     numbers = {point.key: None if point.is_nan else point.value for point in logged.metrics}
     return {
-        "gpu_type": logged.tags.get(SYSTEM + "gpu_type"),
-        **{name: numbers.get(SYSTEM + name) for name in SYSTEM_NUMBERS},
+        "gpu_type": logged.tags.get("system/gpu_type"),
+        "gpu_count": numbers.get("system/gpu_count"),
+        "total_gpu_hours": numbers.get("system/total_gpu_hours"),
+        "peak_memory_gb": numbers.get("system/peak_memory_gb"),
+        "total_tokens_processed": numbers.get("system/total_tokens_processed"),
     }
 
 
-SHOWN = ("id", "name", "experiment_id", "status", "start_time", "end_time", "git_commit", "params")
-
-
-def comparison(found: Sequence[LoggedRun]) -> dict[str, Any]:
+def comparison(found: Sequence[LoggedRun]) -> Comparison:
     """The runs in their order; and by key the values of all, where they are not the same: null where a run has none."""
-    runs = [side(logged) for logged in found]
-    return {"runs": runs, "differences": {kind: differing([run[kind] for run in runs]) for kind in ("params", "metrics")}}
+    runs = [compared_run(logged) for logged in found]
+    return {
+        "runs": runs,
+        "differences": {
+            "params": differing([run["params"] for run in runs]),
+            "metrics": differing([run["metrics"] for run in runs]),
+        },
+    }
 
 
-def side(logged: LoggedRun) -> dict[str, Any]:
+def compared_run(logged: LoggedRun) -> ComparedRun:
     run, document = logged.run, run_json(logged)
     return {
-        **{name: document[name] for name in SHOWN},
+        "id": document["id"],
+        "name": document["name"],
+        "experiment_id": document["experiment_id"],
+        "status": document["status"],
+        "start_time": document["start_time"],
+        "end_time": document["end_time"],
+        "git_commit": document["git_commit"],
+        "params": document["params"],
         "duration_seconds": None
         if run.start_time is None or run.end_time is None
         else (run.end_time - run.start_time) / 1000,
@@ -86,6 +203,8 @@ def side(logged: LoggedRun) -> dict[str, Any]:
     }
 
 
-def differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    rows = {key: [side.get(key) for side in sides] for key in sorted(set().union(*sides))}
+def differing(values_of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """By key the values of all runs, where they are not the same."""
+    keys = sorted(set().union(*values_of_runs))
+    rows = {key: [values.get(key) for values in values_of_runs] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}

@@ -1,40 +1,26 @@
-"""Jobs and runs of pipelines (rows G1, G6, G9)."""
+"""Jobs and runs of pipelines as JSON (rows G1, G6, G9)."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, cast
 
-from api.openapi.v1.artifacts import Artifact
-from api.openapi.v1.tracking import Status
-from api.schemas.mlflow.responses import Message
+from typing_extensions import TypedDict
+
+from api.schemas.v1.shared import Status
+from recipes.manifest import Artifact
+from recipes.results import EvaluationReport
+from resources.metadata.jobs import JobRecord
+from resources.metadata.told_config import told_config
 
 JobType = Literal["training", "eval", "conversion", "preprocessing", "preparation"]
 
 
-class GateVerdict(Message):
+class GateVerdict(TypedDict):
     """Whether the model may go to staging; `reasons` holds one line for each rule that it broke."""
 
     accepted: bool
     reasons: list[str]
 
 
-class ModelScores(Message):
-    """Null where not finite."""
-
-    loss: float | None
-    perplexity: float | None
-    accuracy: float
-
-
-class EvaluationReport(Message):
-    """Scores by model, and every question with each model's answer; `left_out` are records that cannot be asked."""
-
-    scores: dict[str, ModelScores]
-    num_records: int
-    left_out: int
-    samples: list[dict[str, Any]]
-    questions: list[dict[str, Any]]
-
-
-class Evaluation(Message):
+class Evaluation(TypedDict):
     """`report` is what the program evaluate found, `artifact` where it lies."""
 
     report: EvaluationReport
@@ -42,7 +28,7 @@ class Evaluation(Message):
     artifact: Artifact
 
 
-class Job(Message):
+class Job(TypedDict):
     """`config` is as it was submitted; of variables it has the names alone. `reason` is why it waits or failed."""
 
     id: str
@@ -66,9 +52,9 @@ class JobWithLogs(Job):
     logs: list[str]
 
 
-class Jobs(Message):
+class Jobs(TypedDict):
     jobs: list[Job]
-    next_page_token: str = ""
+    next_page_token: NotRequired[str]
 
 
 class PipelineRun(Job):
@@ -77,3 +63,8 @@ class PipelineRun(Job):
     run_id: str
     job_id: str
     pipeline_id: str
+
+
+def job_json(job: JobRecord) -> Job:
+    """`type` as it was submitted; variables of a job with a command have no values."""
+    return cast(Job, {**vars(job), "type": job.config.get("type", job.type), "config": told_config(job.config)})
