@@ -38,7 +38,6 @@ from api.routes.mlflow import (
     experiments,
     inputs_and_outputs,
     logged_models,
-    metric_sampling,
     metrics,
     model_version_files,
     model_versions,
@@ -46,6 +45,7 @@ from api.routes.mlflow import (
     presigned_urls,
     promptlab,
     registered_models,
+    run_logging,
     runs,
     server_info,
     unsupported,
@@ -83,6 +83,7 @@ log = logging.getLogger(__name__)
 MLFLOW_ROUTERS: tuple[Router, ...] = (
     experiments.router,
     runs.router,
+    run_logging.router,
     metrics.router,
     model_version_files.router,
     artifacts.router,
@@ -93,7 +94,6 @@ MLFLOW_ROUTERS: tuple[Router, ...] = (
     registered_models.router,
     model_versions.router,
     promptlab.router,
-    metric_sampling.router,
 )
 """Served below both of `MLFLOW_PREFIXES`."""
 

@@ -53,7 +53,7 @@ SCHEMA_NAMES = {
 REQUEST_SCHEMA_NAMES = {
     "Bounds": "ColumnBounds",  # of numbers in a column: an estimate's were published as Bounds first
     "api__routes__mlflow__logged_models__Pair": "api__mlflow__logged_models__Pair",
-    "api__routes__mlflow__metrics__Pair": "api__mlflow__metrics__Pair",
+    "api__routes__mlflow__run_logging__Pair": "api__mlflow__metrics__Pair",
 }
 """FastAPI's names of request types -> their public names."""
 

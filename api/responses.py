@@ -9,8 +9,15 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Response
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 T = TypeVar("T")
+
+
+class Deleted(TypedDict):
+    """`deleted` is what it was called."""
+
+    deleted: str
 
 
 class TypedResponse(Response, Generic[T]):

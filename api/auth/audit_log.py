@@ -103,6 +103,18 @@ class AuditTrail:
         self._waiting: list[tuple[AuditedCall, bool, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
+    async def record_call(self, call: Call, status: int) -> None:
+        """Record a call that is answered with a status, as its route declares."""
+        counted = call.audit is Audit.COUNTED
+        if call.is_counted:
+            return
+        # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
+        noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
+        if call.caller is None or noted:
+            self.count(call.audited(status))
+        else:
+            await self.record(call.audited(status, call.duration_ms), counted=counted)
+
     async def record(self, call: AuditedCall, *, counted: bool = False) -> None:
         """Write a call now, or count it now. Returns when that is committed: with it, in one transaction, what came in
         meanwhile."""

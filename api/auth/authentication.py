@@ -1,12 +1,15 @@
-"""What a request shows of who sends it. Whether that is true, `tokens` and `job_callers` say."""
+"""Authenticate requests: by a token of the sign-in server in a header or in the web UI's cookie, or by a job's own token."""
 
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 
+from api.auth.job_tokens import JobCallers, job_token
+from api.auth.permissions import Caller
 from api.routes.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
+from resources.metadata.database import Database
 from resources.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +25,20 @@ def token_verifier(settings: Settings) -> "Tokens | None":
     from api.auth.tokens import Tokens
 
     return Tokens(settings.auth, Keys(settings.auth))
+
+
+class Authenticator:
+    """Finds who sends a request."""
+
+    def __init__(self, tokens: "Tokens", database: Database) -> None:
+        self._tokens = tokens
+        self._jobs = JobCallers(database)
+
+    async def caller(self, headers: Headers, *, accepts_cookie: bool) -> Caller:
+        """Raises HanzoError: 401 where the request proves nothing, 403 without a role here, 503 if it can't be checked."""
+        header = authorization(headers) or (from_page(headers) if accepts_cookie else None)
+        token = job_token(header)
+        return await self._tokens.caller(header) if token is None else await self._jobs.caller(token)
 
 
 def authorization(headers: Headers) -> str | None:

@@ -8,9 +8,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from starlette.concurrency import run_in_threadpool
+
+from resources.metadata.database import Database
+from resources.metadata.tracking.experiments import DEFAULT_NAME, Experiments
+
 NAMES = ("experiment_id", "experiment_ids")
 CREATE_RUN = "/mlflow/runs/create"
 """Here, no experiment at all means 0."""
+
+
+class DefaultExperiments:
+    """The numbers of organizations' own default experiments, made where there are none."""
+
+    def __init__(self, database: Database) -> None:
+        self._experiments = Experiments(database)
+        self._numbers: dict[str, int] = {}
+
+    async def number(self, organization: str) -> int:
+        if organization not in self._numbers:
+            found = await run_in_threadpool(self._experiments.ensure, DEFAULT_NAME, organization)
+            self._numbers[organization] = found.id
+        return self._numbers[organization]
 
 
 def is_default(value: Any) -> bool:

@@ -21,9 +21,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.audit_log import AuditTrail, Call, call_of
-from api.auth.authentication import authorization, from_page
-from api.auth.default_experiment import body_with_own_default, names_default, query_with_own_default
-from api.auth.job_tokens import JobCallers, check_job_scope, in_place, job_token, named_by_job
+from api.auth.authentication import Authenticator
+from api.auth.default_experiment import DefaultExperiments, body_with_own_default, names_default, query_with_own_default
+from api.auth.job_tokens import check_job_scope, in_place, named_by_job
 from api.auth.object_references import references
 from api.auth.ownership import check_ownership
 from api.auth.permissions import LOCAL, OWN, Caller, Permission, required_permission
@@ -36,7 +36,7 @@ from api.routing import PUBLIC, Audit, Declaration
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
 from resources.metadata.database import Database
 from resources.metadata.scope import Reference
-from resources.metadata.tracking.experiments import DEFAULT_NAME, DEFAULT_ORGANIZATION, Experiments
+from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
 if TYPE_CHECKING:
     from api.auth.tokens import Tokens
@@ -63,12 +63,11 @@ class Guard:
     ) -> None:
         self._app = app
         self._routes = routes
-        self._tokens = tokens
+        self._authenticator = Authenticator(tokens, database) if tokens is not None else None
         self._database = database
         self._trail = trail
         self._max_body = max_body_bytes
-        self._jobs = JobCallers(database)
-        self._default_experiments: dict[str, int] = {}
+        self._default_experiments = DefaultExperiments(database)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -90,7 +89,7 @@ class Guard:
                 await too_large(bodies.too_large(self._max_body))(scope, receive, send)
                 return
         state = scope.setdefault("state", {})
-        if self._tokens is None:
+        if self._authenticator is None:
             state["caller"] = LOCAL
             if match is None or declared is None or declared.audit is Audit.NONE:
                 await self._app(scope, receive, send)
@@ -99,7 +98,7 @@ class Guard:
         elif declared is not None and declared.permission is PUBLIC:
             await self._app(scope, receive, send)
         else:
-            await self._guarded(self._tokens, match, declared, scope, receive, send)
+            await self._guarded(self._authenticator, match, declared, scope, receive, send)
 
     async def _locally(self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
@@ -123,7 +122,7 @@ class Guard:
 
     async def _guarded(
         self,
-        tokens: "Tokens",
+        authenticator: Authenticator,
         match: Match | None,
         declared: Declaration | None,
         scope: Scope,
@@ -133,8 +132,8 @@ class Guard:
         call, headers = call_of(scope, match), Headers(scope=scope)
         scope["state"]["call"] = call
         try:
-            header = authorization(headers) or (from_page(headers) if declared and not declared.writes else None)
-            call.caller = await self._caller(tokens, header)
+            accepts_cookie = declared is not None and not declared.writes
+            call.caller = await authenticator.caller(headers, accepts_cookie=accepts_cookie)
             if match is None:
                 raise no_such_route(scope["method"], scope["path"])
             if declared is None or not isinstance(declared.permission, Permission):
@@ -163,10 +162,6 @@ class Guard:
         else:
             await self._on_record(call, scope, receive, send)
 
-    async def _caller(self, tokens: "Tokens", header: str | None) -> Caller:
-        token = job_token(header)
-        return await tokens.caller(header) if token is None else await self._jobs.caller(token)
-
     async def _admit(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
         """Let the caller in, or raise. Returns what the endpoint will read its body from."""
         caller = call.caller
@@ -193,7 +188,7 @@ class Guard:
                 raise forbidden(caller, needed)
         query = query_of(scope)
         if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
-            number = await self._default_experiment(caller.organization)
+            number = await self._default_experiments.number(caller.organization)
             query_text = query_with_own_default(query, number)
             scope["query_string"] = query_text.encode()
             query = parse_qs(query_text, keep_blank_values=True)
@@ -222,13 +217,6 @@ class Guard:
             )
         return receive
 
-    async def _default_experiment(self, organization: str) -> int:
-        number = self._default_experiments.get(organization)
-        if number is None:
-            found = await run_in_threadpool(Experiments(self._database).ensure, DEFAULT_NAME, organization)
-            number = self._default_experiments[organization] = found.id
-        return number
-
     async def _refuse(
         self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -239,7 +227,7 @@ class Guard:
             if sign_in.wants_page(scope["method"], headers):
                 answer = sign_in.page(answer.status_code)
             answer.headers.update(CHALLENGE)
-        await self._record(call, answer.status_code)
+        await self._trail.record_call(call, answer.status_code)
         await answer(scope, receive, send)
 
     async def _on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,31 +238,20 @@ class Guard:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
-                await self._record(call, message["status"])
+                await self._trail.record_call(call, message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, recorded)
         except Exception:
             if not answered:
-                await self._record(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+                await self._trail.record_call(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
             raise
 
     async def _record_failed(self, call: Call, status: int) -> None:
         """A call that failed at this door, if it would be on record had it passed."""
         if call.audit is not Audit.NONE:
-            await self._record(call, status)
-
-    async def _record(self, call: Call, status: int) -> None:
-        counted = call.audit is Audit.COUNTED
-        if call.is_counted:
-            return
-        # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
-        noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
-        if call.caller is None or noted:
-            self._trail.count(call.audited(status))
-        else:
-            await self._trail.record(call.audited(status, call.duration_ms), counted=counted)
+            await self._trail.record_call(call, status)
 
 
 def query_of(scope: Scope) -> dict[str, list[str]]:

@@ -1,27 +1,25 @@
-"""Metrics over MLflow's API: one at a time, in batches with params and tags, and their history."""
+"""Histories of metrics: of one run, and of many runs at once, sampled for charts."""
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, Query, Request
+from fastapi import Query
 from fastapi.responses import StreamingResponse
-from pydantic import BeforeValidator
 
-from api.auth.ownership import own_run
 from api.auth.permissions import Permission
 from api.dependencies import TrackingOf
 from api.fast_path.reads import RUN, Arguments, FastQuery, parse_fields, with_run_id
-from api.fast_path.writes import FastWrite, decode_log_batch, decode_log_metric
 from api.responses import TypedResponse
-from api.routing import Audit, Router
+from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
-from api.schemas.mlflow.requests import MAX_BATCH_BYTES, MetricBody, NamedRun, OfRun, Required, Tag
+from api.schemas.mlflow.messages import answer, metric_message
+from api.schemas.mlflow.requests import NamedRun, Required
 from api.schemas.mlflow.runs import point_messages
 from resources.errors import invalid
+from resources.metadata.tracking.metric_sampling import PointOfRun, Steps
 from resources.metadata.tracking.metrics import HistoryPage, Metrics
+from resources.metadata.tracking_rules import MAX_INT64
 
 MAX_HISTORY = 25_000
 """Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
@@ -29,69 +27,6 @@ CHUNK = 5000
 """Points of what follows that are read and sent at once."""
 
 router = Router("/mlflow", tag="mlflow")
-
-
-class LogMetric(MetricBody, OfRun):
-    """One point of a run."""
-
-
-def as_text(value: Any) -> Any:
-    """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
-    if isinstance(value, float):
-        return str(value) if math.isfinite(value) else value
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class Pair(Tag):
-    """In a batch a number is a value too, as FastTrackML takes it. MLflow's server keeps an empty text in its place."""
-
-    key: Required
-    value: Annotated[str, BeforeValidator(as_text)] = ""
-
-
-class LogBatch(OfRun):
-    metrics: tuple[MetricBody, ...] = ()
-    params: tuple[Pair, ...] = ()
-    tags: tuple[Pair, ...] = ()
-
-
-async def batch_size(request: Request) -> None:
-    size = len(await request.body())
-    if size > MAX_BATCH_BYTES:
-        raise invalid(f"Batched logging API requests must be at most {MAX_BATCH_BYTES} bytes, got a request of size {size}.")
-
-
-@router.post(
-    "/runs/log-metric",
-    Permission.EXPERIMENTS_WRITE,
-    audit=Audit.COUNTED,
-    allows_jobs=True,
-    checks_ownership=True,
-    fast_path=FastWrite(decode_log_metric),
-    dependencies=[Depends(own_run)],
-)
-def log_metric(body: LogMetric, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.run_data.log_metric(body.run_id, body.point())
-    return answer()
-
-
-@router.post(
-    "/runs/log-batch",
-    Permission.EXPERIMENTS_WRITE,
-    audit=Audit.COUNTED,
-    allows_jobs=True,
-    checks_ownership=True,
-    fast_path=FastWrite(decode_log_batch),
-    dependencies=[Depends(batch_size), Depends(own_run)],
-)
-def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.run_data.log_batch(
-        body.run_id,
-        [metric.point(f"metrics[{index}]") for index, metric in enumerate(body.metrics)],
-        [(param.key, param.value) for param in body.params],
-        [(tag.key, tag.value) for tag in body.tags],
-    )
-    return answer()
 
 
 def parse_history(query: str) -> Arguments | None:
@@ -131,3 +66,66 @@ def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) ->
         yield b","
         page = metrics.history(run_id, key, CHUNK, page.next_page_token)
     yield b"]}"
+
+
+MAX_RUNS = 100
+MAX_POINTS_OF_RUN = 2500
+MAX_POINTS = 25_000
+
+Step = Annotated[int, Query(ge=-MAX_INT64 - 1, le=MAX_INT64)]
+
+
+@router.get("/metrics/get-history-bulk-interval", Permission.EXPERIMENTS_READ)
+def get_history_bulk_interval(
+    tracking: TrackingOf,
+    metric_key: Required,
+    run_ids: Annotated[tuple[str, ...], Query()] = (),
+    start_step: Step | None = None,
+    end_step: Step | None = None,
+    max_results: int = MAX_POINTS_OF_RUN,
+) -> TypedResponse[responses.HistoryOfRunsAnswer]:
+    """At most `max_results` points of each run. Runs that nobody knows have none."""
+    if not run_ids:
+        raise invalid("Missing value for required parameter 'run_ids'.")
+    check_count("GetMetricHistoryBulkInterval request must specify at most", len(run_ids))
+    if not 1 <= max_results <= MAX_POINTS_OF_RUN:
+        raise invalid(f"max_results must be between 1 and {MAX_POINTS_OF_RUN}.")
+    steps = interval(start_step, end_step)
+    points = tracking.metric_sampling.sample(run_ids, metric_key, max_results, steps)
+    return answer(metrics=[point_message(found) for found in points])
+
+
+@router.get("/metrics/get-history-bulk", Permission.EXPERIMENTS_READ)
+def get_history_bulk(
+    tracking: TrackingOf,
+    run_id: Annotated[tuple[str, ...], Query()] = (),
+    metric_key: str | None = None,
+    max_results: Annotated[int, Query(ge=1)] = MAX_POINTS,
+) -> TypedResponse[responses.HistoryOfRunsAnswer]:
+    """The first points of all these runs together, as releases of MLflow before 2.3 asked for them."""
+    if not run_id:
+        raise invalid("GetMetricHistoryBulk request must specify at least one run_id.")
+    check_count("GetMetricHistoryBulk request cannot specify more than", len(run_id))
+    if metric_key is None:
+        raise invalid("GetMetricHistoryBulk request must specify a metric_key.")
+    points = tracking.metric_sampling.first_points(run_id, metric_key, min(max_results, MAX_POINTS))
+    return answer(metrics=[point_message(found) for found in points])
+
+
+def check_count(refusal: str, runs: int) -> None:
+    if runs > MAX_RUNS:
+        raise invalid(f"{refusal} {MAX_RUNS} run_ids. Received {runs} run_ids.")
+
+
+def interval(start: int | None, end: int | None) -> Steps | None:
+    if start is None and end is None:
+        return None
+    if start is None or end is None:
+        raise invalid("If either start step or end step are specified, both must be specified.")
+    if start > end:
+        raise invalid(f"end_step must be greater than start_step. Found start_step={start} and end_step={end}.")
+    return Steps(start, end)
+
+
+def point_message(found: PointOfRun) -> dict[str, Any]:
+    return {**metric_message(found.point), "run_id": found.run_id}

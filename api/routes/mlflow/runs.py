@@ -1,19 +1,16 @@
-"""/mlflow/runs/*: runs, their params and tags, and finding them. Metrics and batches are in `metrics`."""
+"""/mlflow/runs/*: create, read, update, delete, restore and search runs. What is logged to them is in `run_logging`."""
 
-from fastapi import Depends
 from pydantic import Field
 
-from api.auth.ownership import own_run
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, TrackingOf
 from api.fast_path.reads import FastQuery, FastSearch, parse_run
-from api.fast_path.writes import FastWrite, decode_log_parameter, decode_set_tag
 from api.idempotency import IdempotencyKey, run_of
 from api.responses import TypedResponse
-from api.routing import Audit, Router
+from api.routing import Router
 from api.schemas.mlflow import responses
 from api.schemas.mlflow.messages import VIEWS, answer, experiment_number
-from api.schemas.mlflow.requests import Message, NamedRun, OfRun, Required, Tag, View
+from api.schemas.mlflow.requests import Message, NamedRun, OfRun, Tag, View
 from api.schemas.mlflow.runs import Status, info_message, our_status, run_message, run_texts, translate
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.tracking.experiments import DEFAULT_ID
@@ -43,18 +40,6 @@ class SearchRuns(Message):
     max_results: int = Field(1000, ge=1, le=50_000)
     order_by: tuple[str, ...] = ()
     page_token: str = ""
-
-
-class KeyOfRun(OfRun):
-    key: Required
-
-
-class LogParam(KeyOfRun):
-    value: str = ""
-
-
-class SetTag(KeyOfRun):
-    value: str = ""
 
 
 @router.post("/create", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
@@ -122,37 +107,3 @@ def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> TypedRes
         )
         found = run_texts(tracking, reader, page.runs)
     return answer(runs=found, next_page_token=page.next_page_token)
-
-
-@router.post(
-    "/log-parameter",
-    Permission.EXPERIMENTS_WRITE,
-    audit=Audit.COUNTED,
-    allows_jobs=True,
-    checks_ownership=True,
-    fast_path=FastWrite(decode_log_parameter),
-    dependencies=[Depends(own_run)],
-)
-def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.run_data.log_param(body.run_id, body.key, body.value)
-    return answer()
-
-
-@router.post(
-    "/set-tag",
-    Permission.EXPERIMENTS_WRITE,
-    audit=Audit.COUNTED,
-    allows_jobs=True,
-    checks_ownership=True,
-    fast_path=FastWrite(decode_set_tag),
-    dependencies=[Depends(own_run)],
-)
-def set_tag(body: SetTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.run_data.set_tag(body.run_id, body.key, body.value)
-    return answer()
-
-
-@router.post("/delete-tag", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
-def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.run_data.delete_tag(body.run_id, body.key)
-    return answer()

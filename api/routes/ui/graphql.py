@@ -14,8 +14,8 @@ from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
 from api.errors import told
 from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
-from api.routes.mlflow.metric_sampling import MAX_POINTS_OF_RUN, interval, point_message
-from api.routes.mlflow.metric_sampling import MAX_RUNS as MAX_SAMPLED
+from api.routes.mlflow.metrics import MAX_POINTS_OF_RUN, interval, point_message
+from api.routes.mlflow.metrics import MAX_RUNS as MAX_SAMPLED
 from api.routing import Router
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.schemas.mlflow.registry import version_message

@@ -12,11 +12,10 @@ from api.artifacts.file_response import SAFE
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.idempotency import JobOfKey
-from api.responses import TypedResponse, json_response
+from api.responses import Deleted, TypedResponse, json_response
 from api.routing import Audit, Router
 from api.schemas.v1.datasets import DatasetVersion, DatasetVersions, find, find_own, reading, version_json, versions_json
 from api.schemas.v1.jobs import Job
-from api.schemas.v1.shared import Deleted
 from api.strict_json import Body
 from recipes.parameters import PrepareParameters
 from recipes.preparation.tokenizer_reference import recipe_named

@@ -13,13 +13,12 @@ from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
 from api.idempotency import JobOfKey
-from api.responses import TypedResponse, json_response
+from api.responses import Deleted, TypedResponse, json_response
 from api.routes.v1.job_log import events, last_lines, log_of
 from api.routes.v1.job_submission import NewJob, queued, refuse_no_time
 from api.routing import Router
 from api.schemas.v1.jobs import Job, JobWithLogs, job_json
 from api.schemas.v1.jobs import Jobs as JobsPage
-from api.schemas.v1.shared import Deleted
 from recipes.command.job import CommandJob
 from resources.command_jobs import submit_command
 from resources.errors import ErrorCode, HanzoError, invalid

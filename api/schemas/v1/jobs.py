@@ -4,7 +4,7 @@ from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from api.schemas.v1.shared import Status
+from api.schemas.v1.runs import Status
 from recipes.manifest import Artifact
 from recipes.results import EvaluationReport
 from resources.metadata.jobs import JobRecord

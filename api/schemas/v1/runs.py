@@ -7,11 +7,11 @@ from typing_extensions import TypedDict
 
 from api.schemas.mlflow.messages import metric_message
 from api.schemas.mlflow.responses import PointMessage, State
-from api.schemas.v1.shared import Status
 from resources.metadata.tracking.experiments import Experiment as ExperimentRecord
 from resources.metadata.tracking.logged_runs import LoggedRun
 from resources.metadata.tracking.run_data import COMMIT_TAG
 
+Status = Literal["queued", "running", "completed", "failed", "cancelled"]
 MetricValue = float | Literal["NaN"]
 
 
