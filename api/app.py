@@ -17,22 +17,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api import errors, health
-from api.artifacts.locations import ArtifactPlaces
+from api.artifacts.locations import ArtifactLocations
 from api.artifacts.run_artifacts import RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
-from api.auth.audit_log import AuditTrail
+from api.auth.audit_log import AuditLog
 from api.auth.authentication import token_verifier
 from api.auth.route_matching import UNMATCHED, Routes, fast_calls
-from api.background_tasks import keep_in_background, remove_in_background
-from api.errors import AnswersUnexpected
+from api.background_tasks import start_table_analysis, start_upload_cleanup
+from api.errors import UnhandledErrors
 from api.fast_path.middleware import FastPathMiddleware, FastPathResources
-from api.middleware.access_control import Guard
-from api.middleware.host_validation import LOOPBACK_NAMES, HostGuard
+from api.middleware.access_control import AccessControl
+from api.middleware.host_validation import LOOPBACK_NAMES, HostValidation
 from api.middleware.read_only_pages import ReadOnlyPages
 from api.middleware.request_normalization import LeadingSlashes
 from api.openapi import DescribedApplication
 from api.prometheus.database_totals import DatabaseTotals
-from api.prometheus.request_durations import RequestHistogram, RequestTimes
+from api.prometheus.request_durations import RequestHistogram, RequestTiming
 from api.routes.mlflow import (
     artifacts,
     experiments,
@@ -99,7 +99,7 @@ MLFLOW_ROUTERS: tuple[Router, ...] = (
 
 ROUTERS: tuple[Router, ...] = (
     health.router,
-    inputs_and_outputs.stock_paths,
+    inputs_and_outputs.paths_without_slash,
     v1_experiments.router,
     v1_runs.router,
     events.router,
@@ -109,7 +109,7 @@ ROUTERS: tuple[Router, ...] = (
     datasets.router,
     datasets.edits,
     dataset_download.router,
-    dataset_download.links,
+    dataset_download.link_router,
     dataset_checks.router,
     features.router,
     jobs.router,
@@ -140,7 +140,7 @@ def create_app(settings: Settings) -> FastAPI:
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-    trail = AuditTrail(database)
+    trail = AuditLog(database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -151,8 +151,8 @@ def create_app(settings: Settings) -> FastAPI:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
         stopped = threading.Event()
-        remove_in_background(settings.store, settings.storage.variables, stopped)
-        keep_in_background(database, stopped)
+        start_upload_cleanup(settings.store, settings.storage.variables, stopped)
+        start_table_analysis(database, stopped)
         async with trail.running():
             yield
         stopped.set()
@@ -171,14 +171,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database_was_there = False
     app.state.store = store
     app.state.tracking = Tracking(database)
-    app.state.probes = health.probes_of(app, app.state.tracking, database, store)
+    app.state.probes = health.make_probes(app, app.state.tracking, database, store)
     app.state.verified_files = VerifiedFiles(store, ArtifactFiles(database), partial(organization_of, database))
     app.state.run_artifacts = RunArtifacts(app.state.verified_files)
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
     )
-    app.state.artifact_places = ArtifactPlaces(database, app.state.verified_files)
-    errors.install(app)
+    app.state.artifact_places = ArtifactLocations(database, app.state.verified_files)
+    errors.install_error_handlers(app)
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
             router.include_in(app, prefix)
@@ -197,7 +197,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTrail) -> None:
+def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditLog) -> None:
     """Put what every request passes in front of an application that has all its routes, the innermost first."""
     routes = app.state.routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
@@ -206,14 +206,14 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditTr
     histogram = app.state.request_histogram = RequestHistogram([*templates, UNMATCHED], settings.server.workers)
     registry.register(histogram)
     app.add_middleware(
-        Guard,
+        AccessControl,
         routes=routes,
         tokens=token_verifier(settings),
         database=database,
         trail=trail,
         max_body_bytes=settings.server.max_body_bytes,
     )
-    app.add_middleware(AnswersUnexpected)
-    app.add_middleware(HostGuard, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
-    app.add_middleware(RequestTimes, routes=routes, histogram=histogram)
+    app.add_middleware(UnhandledErrors)
+    app.add_middleware(HostValidation, allowed={*LOOPBACK_NAMES, settings.server.host, *settings.server.allowed_hosts})
+    app.add_middleware(RequestTiming, routes=routes, histogram=histogram)
     app.add_middleware(LeadingSlashes)

@@ -24,28 +24,28 @@ PLANNER_CHECK_SECONDS = 5.0
 """A check reads one row for each table: half a millisecond."""
 
 
-def remove_in_background(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
+def start_upload_cleanup(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
     """Until `stopped`. Trainers are killed while a server runs for months, and each may leave a part of a checkpoint."""
 
     def each_day() -> None:
         while not stopped.is_set():
-            _remove(address, variables)
+            _remove_abandoned(address, variables)
             stopped.wait(DAY)
 
     threading.Thread(target=each_day, daemon=True).start()
 
 
-def _remove(address: StoreAddress, variables: Mapping[str, str]) -> None:
+def _remove_abandoned(address: StoreAddress, variables: Mapping[str, str]) -> None:
     try:
         on_s3 = local_root(address) is None
-        removed = _remove_in_a_process(address, variables) if on_s3 else remove_abandoned(address)
+        removed = _remove_in_subprocess(address, variables) if on_s3 else remove_abandoned(address)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("what is left of broken uploads could not be removed: %s", error)
     else:
         log.info("removed %d uploads that killed programs left unfinished", removed)
 
 
-def _remove_in_a_process(address: StoreAddress, variables: Mapping[str, str]) -> int:
+def _remove_in_subprocess(address: StoreAddress, variables: Mapping[str, str]) -> int:
     command = [sys.executable, "-m", "recipes.abandoned_uploads", address.model_dump_json()]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -53,13 +53,13 @@ def _remove_in_a_process(address: StoreAddress, variables: Mapping[str, str]) ->
     return int(done.stdout)
 
 
-def keep_in_background(database: Database, stopped: threading.Event) -> None:
+def start_table_analysis(database: Database, stopped: threading.Event) -> None:
     """Look again and again until `stopped`. There is nothing to do where the database is SQLite."""
     if database.engine.dialect.name == "postgresql":
-        threading.Thread(target=_keep, args=(database, stopped), daemon=True).start()
+        threading.Thread(target=_analyze_until_stopped, args=(database, stopped), daemon=True).start()
 
 
-def _keep(database: Database, stopped: threading.Event) -> None:
+def _analyze_until_stopped(database: Database, stopped: threading.Event) -> None:
     while not stopped.wait(PLANNER_CHECK_SECONDS):
         try:
             if grown := analyze_what_has_grown(database):

@@ -8,14 +8,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
-class CorkedHttp(HttpToolsProtocol):
+class CoalescingHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol over a corked transport."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport, self.loop))
+        super().connection_made(CoalescingTransport(transport, self.loop))
 
 
-class Corked(asyncio.Transport):
+class CoalescingTransport(asyncio.Transport):
     """Holds one write until the next, but not beyond this turn of the event loop. It has what an HTTP protocol uses."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

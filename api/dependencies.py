@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.artifacts.locations import ArtifactPlaces
+from api.artifacts.locations import ArtifactLocations
 from api.artifacts.run_artifacts import RunArtifacts
 from api.artifacts.verified_files import VerifiedFiles
 from api.auth.local_peer import is_own_user
@@ -44,8 +44,8 @@ async def run_artifacts(request: Request) -> RunArtifacts:
     return found
 
 
-async def artifact_places(request: Request) -> ArtifactPlaces:
-    found: ArtifactPlaces = request.app.state.artifact_places
+async def artifact_locations(request: Request) -> ArtifactLocations:
+    found: ArtifactLocations = request.app.state.artifact_places
     return found
 
 
@@ -75,7 +75,7 @@ StoreOf = Annotated[Store, Depends(store)]
 TrackingOf = Annotated[Tracking, Depends(tracking)]
 VerifiedFilesOf = Annotated[VerifiedFiles, Depends(verified_files)]
 RunArtifactsOf = Annotated[RunArtifacts, Depends(run_artifacts)]
-ArtifactPlacesOf = Annotated[ArtifactPlaces, Depends(artifact_places)]
+ArtifactLocationsOf = Annotated[ArtifactLocations, Depends(artifact_locations)]
 SignedTransfersOf = Annotated[SignedTransfers, Depends(signed_transfers)]
 CallerOf = Annotated[Caller, Depends(caller)]
 FromOwnUser = Annotated[bool, Depends(from_own_user)]

@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 router = Router(tag="health", strict=False)
 
-WAIT_SECONDS = 4.0
+PROBE_TIMEOUT_SECONDS = 4.0
 """Kubernetes waits for 5 s, as `deploy/` has it."""
-LOST_SECONDS = 60.0
+ABANDON_SECONDS = 60.0
 """After which a question is given up that nothing came of: what it hangs on may be gone, and its successor be well."""
 
 
@@ -53,7 +53,7 @@ class Probe:
         ask: whether it answers; what it raises, `answers` raises.
     """
 
-    def __init__(self, ask: Callable[[], bool], wait: float = WAIT_SECONDS) -> None:
+    def __init__(self, ask: Callable[[], bool], wait: float = PROBE_TIMEOUT_SECONDS) -> None:
         self._ask = ask
         self._wait = wait
         self._asked: Future[bool] | None = None
@@ -61,16 +61,16 @@ class Probe:
 
     async def answers(self) -> bool:
         """False also where it did not say so in time."""
-        if self._asked is None or self._asked.done() or time.monotonic() > self._asked_at + LOST_SECONDS:
+        if self._asked is None or self._asked.done() or time.monotonic() > self._asked_at + ABANDON_SECONDS:
             self._asked, self._asked_at = Future(), time.monotonic()
             # A daemon: the end of the process waits for no answer.
-            Thread(target=_answer, args=(self._ask, self._asked), name="probe", daemon=True).start()
+            Thread(target=_run_check, args=(self._ask, self._asked), name="probe", daemon=True).start()
         asked = asyncio.wrap_future(self._asked)
         done, _ = await asyncio.wait([asked], timeout=self._wait)
         return asked in done and asked.result()
 
 
-def _answer(ask: Callable[[], bool], answer: "Future[bool]") -> None:
+def _run_check(ask: Callable[[], bool], answer: "Future[bool]") -> None:
     try:
         answer.set_result(ask())
     except Exception as error:
@@ -105,18 +105,18 @@ def version() -> PlainTextResponse:
     return PlainTextResponse(MLFLOW_API_VERSION)
 
 
-def probes_of(app: FastAPI, tracking: Tracking, database: Database, store: Store) -> dict[str, Probe]:
+def make_probes(app: FastAPI, tracking: Tracking, database: Database, store: Store) -> dict[str, Probe]:
     """What `/ready` asks. The application remembers whether its database was ever there."""
 
     def ask_database() -> bool:
-        answers = database_answers(tracking, database, is_new=not app.state.database_was_there)
+        answers = is_database_ready(tracking, database, is_new=not app.state.database_was_there)
         app.state.database_was_there |= answers
         return answers
 
-    return {"database": Probe(ask_database), "storage": Probe(partial(storage_answers, store))}
+    return {"database": Probe(ask_database), "storage": Probe(partial(is_storage_ready, store))}
 
 
-def database_answers(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
+def is_database_ready(tracking: Tracking, database: Database, *, is_new: bool) -> bool:
     """One that this server has not seen yet gets its tables, where it has none. One that lost them is not to look whole."""
     try:
         try:
@@ -131,7 +131,7 @@ def database_answers(tracking: Tracking, database: Database, *, is_new: bool) ->
     return True
 
 
-def storage_answers(store: Store) -> bool:
+def is_storage_ready(store: Store) -> bool:
     problem = store_problem(store)
     if problem:
         log.warning("not ready: the object store: %s", problem)

@@ -29,20 +29,20 @@ IdempotencyKey = Annotated[
 ]
 
 
-def run_of(key: str, caller: Caller) -> str:
+def run_id_from_key(key: str, caller: Caller) -> str:
     """The id of the run that a caller makes with a key. Nobody else has it, and nobody can choose it."""
     return hashlib.sha256(repr((caller.organization, caller.user_id, key)).encode()).hexdigest()[:32]
 
 
-def sweep_of(key: str, caller: Caller) -> str:
+def sweep_id_from_key(key: str, caller: Caller) -> str:
     """The same of a sweep, whose key may be that of a run too."""
-    return run_of(f"sweep {key}", caller)
+    return run_id_from_key(f"sweep {key}", caller)
 
 
-async def job_of(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
+async def job_id_from_key(request: Request, caller: CallerOf, idempotency_key: IdempotencyKey = None) -> str | None:
     """The same of a job, whose key may be that of a call to another path too; None without one."""
-    return run_of(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
+    return run_id_from_key(f"{request.url.path} {idempotency_key}", caller) if idempotency_key else None
 
 
-JobOfKey = Annotated[str | None, Depends(job_of)]
+JobIdFromKey = Annotated[str | None, Depends(job_id_from_key)]
 """The id that a job has which a call starts; any where it is None."""

@@ -63,11 +63,11 @@ class DescribedApplication(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            complete(self, super().openapi())
+            complete_document(self, super().openapi())
         return self.openapi_schema or {}
 
 
-def complete(app: FastAPI, document: dict[str, Any]) -> None:
+def complete_document(app: FastAPI, document: dict[str, Any]) -> None:
     """Add to a document of FastAPI's, in place, what each route answers."""
     rename_request_schemas(document)
     described = list(described_routes(app, document))
@@ -75,7 +75,7 @@ def complete(app: FastAPI, document: dict[str, Any]) -> None:
     schemas, components = schemas_of([*types, *(declared.also.type for _, _, declared in described if declared.also)])
     document["components"]["schemas"] |= components
     for responses, kinds, declared in described:
-        describe(responses, kinds, declared, schemas)
+        describe_responses(responses, kinds, declared, schemas)
 
 
 def described_routes(
@@ -99,7 +99,7 @@ def without_convertors(template: str) -> str:
 def response_types(route: Any, declared: Declaration) -> tuple[Any, ...]:
     """What an endpoint is annotated to answer with as JSON: nothing, a type, or one of several."""
     if declared.response is not None:
-        return tuple(map(imported, declared.response.split(" | ")))
+        return tuple(map(import_type, declared.response.split(" | ")))
     returned = get_type_hints(route.endpoint).get("return")
     for each in get_args(returned) if is_union(returned) else (returned,):
         if get_origin(each) is TypedResponse:
@@ -112,12 +112,12 @@ def is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, UnionType)
 
 
-def imported(name: str) -> Any:
+def import_type(name: str) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
-def describe(
+def describe_responses(
     responses: dict[str, Any], kinds: tuple[Any, ...], declared: Declaration, schemas: dict[Any, dict[str, Any]]
 ) -> None:
     """Complete what one route answers."""
@@ -203,13 +203,13 @@ class ResponseSchemas(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        return closed(super().typed_dict_schema(schema), schema.get("cls"))
+        return closed_object(super().typed_dict_schema(schema), schema.get("cls"))
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        return closed(super().dataclass_schema(schema), schema["cls"])
+        return closed_object(super().dataclass_schema(schema), schema["cls"])
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        return closed(super().model_schema(schema), schema["cls"])
+        return closed_object(super().model_schema(schema), schema["cls"])
 
     def typed_dict_field_schema(self, schema: core_schema.TypedDictField) -> JsonSchemaValue:
         """A field that may be left out is empty then, as in protobuf's JSON."""
@@ -227,7 +227,7 @@ class ResponseSchemas(GenerateJsonSchema):
         return {"enum": [member.value for member in schema["members"]]}
 
 
-def closed(schema: JsonSchemaValue, kind: type | None) -> JsonSchemaValue:
+def closed_object(schema: JsonSchemaValue, kind: type | None) -> JsonSchemaValue:
     """An object with the fields of its type alone, under its public name."""
     if kind is None:
         return schema

@@ -175,16 +175,16 @@ class Router:
 
         def register(endpoint: Endpoint) -> Endpoint:
             if head:
-                add(self._main, path, endpoint, declaration, methods=["HEAD"], include_in_schema=False, **options)
-            add(self._main, path, endpoint, declaration, methods=[method], **options)
+                add_route(self._main, path, endpoint, declaration, methods=["HEAD"], include_in_schema=False, **options)
+            add_route(self._main, path, endpoint, declaration, methods=[method], **options)
             if alias:
-                add(self._aliases, path, endpoint, declaration, methods=[method], **options)
+                add_route(self._aliases, path, endpoint, declaration, methods=[method], **options)
             return endpoint
 
         return register
 
 
-def add(router: APIRouter, path: str, endpoint: Endpoint, declaration: Declaration, **options: Any) -> None:
+def add_route(router: APIRouter, path: str, endpoint: Endpoint, declaration: Declaration, **options: Any) -> None:
     router.add_api_route(path, endpoint, **options)
     vars(router.routes[-1])["declaration"] = declaration
 

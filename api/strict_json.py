@@ -19,7 +19,7 @@ Number = Annotated[float, Strict()] | NumberText
 """A double: a JSON number, or a string where JSON has no number (`"NaN"`, `"Infinity"`). Never `true`."""
 
 
-CAPITAL = re.compile("[A-Z]")
+CAPITAL_LETTER = re.compile("[A-Z]")
 
 
 class Body(BaseModel):
@@ -28,7 +28,7 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-def json_of(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """The JSON of a body. Old clients encode theirs twice: a text is decoded once more, as in MLflow's own server.
 
     Raises:
@@ -46,18 +46,20 @@ def proto_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for given, value in message.items():
-        name = given if given.islower() else CAPITAL.sub(lambda found: f"_{found[0].lower()}", given)
+        name = given if given.islower() else CAPITAL_LETTER.sub(lambda found: f"_{found[0].lower()}", given)
         if name in fields:
             raise invalid(f"Request specifies {name[:100]!r} in both of its spellings; provide only one of them.")
         fields[name] = value
     return fields
 
 
-def proto_names(value: Any) -> Any:
+def with_proto_names(value: Any) -> Any:
     """The same with all messages in it."""
     if isinstance(value, list):
-        return [proto_names(each) for each in value]
-    return {name: proto_names(given) for name, given in proto_fields(value).items()} if isinstance(value, dict) else value
+        return [with_proto_names(each) for each in value]
+    return (
+        {name: with_proto_names(given) for name, given in proto_fields(value).items()} if isinstance(value, dict) else value
+    )
 
 
 class StrictRequest(Request):
@@ -66,7 +68,7 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return json_of(body)
+            return parse_json(body)
         except (ValueError, RecursionError) as error:
             raise json.JSONDecodeError(str(error)[:200], "", 0) from None
 
@@ -83,15 +85,15 @@ class StrictRequest(Request):
         return asked if isinstance(asked, dict) else {}
 
 
-def query_of(body: Mapping[str, Any]) -> bytes:
+def as_query_string(body: Mapping[str, Any]) -> bytes:
     """The same question as a query string."""
     plain = {name: value for name, value in body.items() if value is not None}
-    return urlencode({name: in_query(value) for name, value in plain.items()}, doseq=True).encode()
+    return urlencode({name: query_value(value) for name, value in plain.items()}, doseq=True).encode()
 
 
-def in_query(value: Any) -> Any:
+def query_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [in_query(each) for each in value]
+        return [query_value(each) for each in value]
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -104,7 +106,7 @@ class StrictRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             if request.method == "GET" and not request.scope["query_string"]:
-                strict.scope["query_string"] = query_of(await strict.body_of_question())
+                strict.scope["query_string"] = as_query_string(await strict.body_of_question())
             return await handle(strict)
 
         return handle_strictly

@@ -14,7 +14,7 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 1.0
+RESTART_PAUSE_SECONDS = 1.0
 """Before a worker is replaced: one that dies at its start must not be forked as fast as the machine can."""
 
 
@@ -36,22 +36,22 @@ def run_workers(count: int, serve: Callable[[int], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     for place in range(count):
-        workers[_forked(place, serve, alive, held)] = place
+        workers[_fork_worker(place, serve, alive, held)] = place
     while workers:
         pid, status = os.wait()
         place = workers.pop(pid)
         if not ending:
             log.error("worker %d (process %d) ended with status %d and is replaced", place, pid, status)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(RESTART_PAUSE_SECONDS)
         if not ending:
-            workers[_forked(place, serve, alive, held)] = place
+            workers[_fork_worker(place, serve, alive, held)] = place
             if ending:  # the signal came while the new one was not on the list
                 end(signal.SIGTERM, None)
     os.close(alive)
     os.close(held)
 
 
-def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> int:
+def _fork_worker(place: int, serve: Callable[[int], None], alive: int, held: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -60,7 +60,7 @@ def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> 
         os.close(held)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=_end_without_parent, args=(alive,), name="parent", daemon=True).start()
+        threading.Thread(target=_exit_without_parent, args=(alive,), name="parent", daemon=True).start()
         serve(place)
         status = 0
     except BaseException:
@@ -72,7 +72,7 @@ def _forked(place: int, serve: Callable[[int], None], alive: int, held: int) -> 
         os._exit(status)
 
 
-def _end_without_parent(alive: int) -> None:
+def _exit_without_parent(alive: int) -> None:
     """Nobody writes to the pipe: it can be read when its other end, which the parent alone holds, is closed."""
     os.read(alive, 1)
     os.kill(os.getpid(), signal.SIGTERM)

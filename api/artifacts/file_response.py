@@ -10,16 +10,16 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.artifacts.checksums import HEADER
+from api.artifacts.checksums import SHA256_HEADER
 from api.artifacts.run_artifacts import is_logged_image
-from api.artifacts.verified_files import VerifiedFile, replaced
+from api.artifacts.verified_files import VerifiedFile, replaced_while_read
 
-SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
-TOKEN = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)
+SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox; default-src 'none'"}
+TOKEN_NAME = re.compile(r"[\w!#$&+.^`|~-]+", re.ASCII)
 """A name that needs neither quotes nor an encoding in a header; clients that know no other form read it (RFC 6266)."""
-QUOTABLE = re.compile(r"[ !#$&-\[\]-~]+")
+QUOTABLE_NAME = re.compile(r"[ !#$&-\[\]-~]+")
 """A name that means itself between quotes: printable ASCII but the quote, the backslash and the percent sign."""
-TEXT = frozenset(
+TEXT_EXTENSIONS = frozenset(
     {"txt", "log", "err", "cfg", "conf", "cnf", "cf", "ini", "properties", "prop", "hocon", "toml", "yaml", "yml", "xml"}
     | {"json", "js", "py", "py3", "csv", "tsv", "md", "rst", "ipynb", "MLmodel", "mlproject"}
 )
@@ -30,19 +30,19 @@ RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
     etag = f'"{file.sha256}"'
     headers = {
-        **SAFE,
-        "Content-Disposition": f"attachment; {named(name)}",
+        **SAFE_HEADERS,
+        "Content-Disposition": f"attachment; {filename_parameter(name)}",
         # Here and not as `media_type`, which would have a charset added that nobody knows.
         "Content-Type": content_type(name),
         "Accept-Ranges": "bytes",
         "ETag": etag,
-        HEADER: file.sha256,
+        SHA256_HEADER: file.sha256,
     }
     # A part of what the client had of another content is no part of this one.
-    asked = wanted_part(request.headers.get("range", "")) if request.headers.get("if-range", etag) == etag else None
+    asked = parse_range(request.headers.get("range", "")) if request.headers.get("if-range", etag) == etag else None
     start, stop, status = 0, file.size, 200
     if asked is not None:
-        start, stop = bounds(asked, file.size)
+        start, stop = range_bounds(asked, file.size)
         if start >= stop:
             return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{file.size}"})
         status = 206
@@ -53,26 +53,26 @@ def file_response(file: VerifiedFile, name: str, request: Request) -> Response:
     try:
         chunks = file.chunks(start, stop)
     except FileNotFoundError:
-        raise replaced() from None
+        raise replaced_while_read() from None
     return StreamingResponse(chunks, status_code=status, headers=headers)
 
 
-def named(name: str) -> str:
+def filename_parameter(name: str) -> str:
     """A percent sign is plain in MLflow's own names alone: elsewhere some browsers decode it."""
     plain = name.replace("%", "") if is_logged_image(name) else name
-    if TOKEN.fullmatch(plain):
+    if TOKEN_NAME.fullmatch(plain):
         return f"filename={name}"
-    return f'filename="{name}"' if QUOTABLE.fullmatch(name) else f"filename*=UTF-8''{quote(name, safe='')}"
+    return f'filename="{name}"' if QUOTABLE_NAME.fullmatch(name) else f"filename*=UTF-8''{quote(name, safe='')}"
 
 
 def content_type(name: str) -> str:
     _, dot, extension = name.rpartition(".")
-    if (extension if dot else name) in TEXT:
+    if (extension if dot else name) in TEXT_EXTENSIONS:
         return "text/plain"
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def wanted_part(header: str) -> tuple[int | None, int | None] | None:
+def parse_range(header: str) -> tuple[int | None, int | None] | None:
     """First and last byte of a single range; of "the last 10" only (None, 10). Everything else is ignored, as the standard
     allows: then it is the whole file.
     """
@@ -85,7 +85,7 @@ def wanted_part(header: str) -> tuple[int | None, int | None] | None:
     return None if first is not None and last is not None and last < first else (first, last)
 
 
-def bounds(part: tuple[int | None, int | None], size: int) -> tuple[int, int]:
+def range_bounds(part: tuple[int | None, int | None], size: int) -> tuple[int, int]:
     """The first byte of a range and the one behind its last; no byte is between them where it lies outside of the file."""
     first, last = part
     if first is None:

@@ -22,7 +22,7 @@ from resources.metadata.tracking.run_data import check_run_active
 
 
 @dataclass(frozen=True)
-class Place:
+class ArtifactLocation:
     """A path below the files of a run, of a logged model or of an organization ("" for all of them)."""
 
     artifacts: OwnedArtifacts
@@ -38,7 +38,7 @@ class Place:
         check_run_active(self.owner, self.lifecycle_stage)
 
 
-class ArtifactPlaces:
+class ArtifactLocations:
     """The paths of the artifact proxy."""
 
     def __init__(self, database: Database, files: VerifiedFiles) -> None:
@@ -46,7 +46,7 @@ class ArtifactPlaces:
         self._of_runs = RunArtifacts(files)
         self._free = OwnedArtifacts(files, organization_folder)
 
-    def locate(self, proxied: str, organization: str) -> Place:
+    def locate(self, proxied: str, organization: str) -> ArtifactLocation:
         """What a checked path ("" for the root) is to a caller of an organization.
 
         Raises:
@@ -57,8 +57,8 @@ class ArtifactPlaces:
         if place is not None:
             return place
         if is_reserved(proxied):
-            raise nowhere()
-        return Place(self._free, organization, proxied)
+            raise no_such_location()
+        return ArtifactLocation(self._free, organization, proxied)
 
     def entries(self, proxied: str, organization: str) -> list[Entry]:
         """What lies directly below a checked path, by name; each path is relative to it.
@@ -68,20 +68,20 @@ class ArtifactPlaces:
         """
         place = self._owned(proxied, organization)
         if place is not None:
-            return relative(place.artifacts.entries(place.owner, place.path))
+            return relative_entries(place.artifacts.entries(place.owner, place.path))
         with self._database.read() as connection:
             folders = folders_above(connection, proxied, organization)
         if folders is None and is_reserved(proxied):
-            raise nowhere()
-        free = [] if is_reserved(proxied) else relative(self._free.entries(organization, proxied))
+            raise no_such_location()
+        free = [] if is_reserved(proxied) else relative_entries(self._free.entries(organization, proxied))
         return sorted([*free, *(Entry(name, True) for name in folders or ())], key=lambda entry: entry.path)
 
-    def _owned(self, proxied: str, organization: str) -> Place | None:
+    def _owned(self, proxied: str, organization: str) -> ArtifactLocation | None:
         with self._database.read() as connection:
             found = files_owner(connection, proxied)
         if found is None or found.organization != organization:
             return None
-        return Place(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
+        return ArtifactLocation(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
 
 
 def is_reserved(proxied: str) -> bool:
@@ -90,11 +90,11 @@ def is_reserved(proxied: str) -> bool:
     return first == VERSIONS or RESERVED.fullmatch(first) is not None
 
 
-def relative(entries: list[Entry]) -> list[Entry]:
+def relative_entries(entries: list[Entry]) -> list[Entry]:
     return [replace(entry, path=entry.path.rpartition("/")[2]) for entry in entries]
 
 
-def nowhere() -> HanzoError:
+def no_such_location() -> HanzoError:
     return not_found(
         "There is no such artifact location: it must be EXPERIMENT_ID/RUN_ID/artifacts/PATH or "
         "EXPERIMENT_ID/models/MODEL_ID/artifacts/PATH of an experiment that exists, or begin with another name"

@@ -13,11 +13,11 @@ from typing import Any
 from recipes.retention import from_the_best, standing_of
 from recipes.store import MANIFEST, Store
 
-ARTIFACTS = "artifacts"
+UPLOADS_FOLDER = "artifacts"
 """The folder, beside what was published, of what was uploaded."""
-WAY = re.compile(r"checkpoint((?:/from-\d+)*)")
+REWIND_PATH = re.compile(r"checkpoint((?:/from-\d+)*)")
 """What came after the run was sent back to a step lies below `from-STEP` (`recipes.sent_back`)."""
-OF_CHECKPOINT = re.compile(WAY.pattern + r"/step-(\d+)((?:/.+)?)", re.DOTALL)
+CHECKPOINT_PATH = re.compile(REWIND_PATH.pattern + r"/step-(\d+)((?:/.+)?)", re.DOTALL)
 
 
 def published_uri(store: Store, run_id: str, path: str) -> str | None:
@@ -25,32 +25,32 @@ def published_uri(store: Store, run_id: str, path: str) -> str | None:
 
     Of a checkpoint that has no manifest, which is on its way or half deleted, nothing does.
     """
-    if path.partition("/")[0] == ARTIFACTS or WAY.fullmatch(path):
+    if path.partition("/")[0] == UPLOADS_FOLDER or REWIND_PATH.fullmatch(path):
         return None
-    found = OF_CHECKPOINT.fullmatch(path)
+    found = CHECKPOINT_PATH.fullmatch(path)
     if found is None:
-        return f"{run_place(run_id)}/{path}".rstrip("/")
+        return f"{run_uri(run_id)}/{path}".rstrip("/")
     way, step, below = found.groups()
-    place = f"{checkpoints_place(run_id)}{way}/{step}"
-    return place + below if is_whole(store, place) else None
+    place = f"{checkpoints_uri(run_id)}{way}/{step}"
+    return place + below if has_manifest(store, place) else None
 
 
 def published_folders(store: Store, run_id: str, folder: str) -> list[str] | None:
     """The names in a folder of checkpoints; None where `folder` is none."""
-    found = WAY.fullmatch(folder)
+    found = REWIND_PATH.fullmatch(folder)
     if found is None:
         return None
     names = []
-    for place in store.below(f"{checkpoints_place(run_id)}{found.group(1)}")[1]:
+    for place in store.below(f"{checkpoints_uri(run_id)}{found.group(1)}")[1]:
         name = place.rpartition("/")[2]
         if re.fullmatch(r"from-\d+", name):
             names.append(name)
-        elif name.isdecimal() and is_whole(store, place):
+        elif name.isdecimal() and has_manifest(store, place):
             names.append(f"step-{name}")
     return names
 
 
-def is_whole(store: Store, place: str) -> bool:
+def has_manifest(store: Store, place: str) -> bool:
     try:
         store.size(f"{place}/{MANIFEST}")
     except FileNotFoundError:
@@ -58,19 +58,22 @@ def is_whole(store: Store, place: str) -> bool:
     return True
 
 
-def keys_of(store: Store, run_id: str) -> list[dict[str, Any]]:
+def list_keys(store: Store, run_id: str) -> list[dict[str, Any]]:
     """Everything that a run has in the store, uploads among it, as the specification's {key, path} (row E4) and its size; an
     artifact with a manifest is one.
     """
-    root = run_place(run_id)
-    found = [(uri.removeprefix(f"{root}/").removeprefix(f"{ARTIFACTS}/"), uri, size) for uri, size in below(store, root)]
-    found += checkpoints(store, checkpoints_place(run_id))
+    root = run_uri(run_id)
+    found = [
+        (uri.removeprefix(f"{root}/").removeprefix(f"{UPLOADS_FOLDER}/"), uri, size)
+        for uri, size in list_artifacts(store, root)
+    ]
+    found += kept_checkpoints(store, checkpoints_uri(run_id))
     return [{"key": key.rstrip("/"), "path": uri, "size": size} for key, uri, size in found]
 
 
-def checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
+def kept_checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
     """Those that training keeps, by their steps, and the best of them by a name of its own (row I7)."""
-    places = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in below(store, root)]
+    places = [(uri.removeprefix(f"{root}/").rstrip("/").split("/"), uri, size) for uri, size in list_artifacts(store, root)]
     saved = sorted((int(step), way, uri, size) for (*way, step), uri, size in places if step.isdecimal())
     losses = {}
     for place, (_, _, uri, _) in enumerate(saved):
@@ -82,7 +85,7 @@ def checkpoints(store: Store, root: str) -> Iterator[tuple[str, str, int]]:
         yield (f"best_model_step_{saved[place][0]}", *saved[place][2:])
 
 
-def below(store: Store, root: str) -> list[tuple[str, int]]:
+def list_artifacts(store: Store, root: str) -> list[tuple[str, int]]:
     """Artifacts with a manifest, and files of none, by their names; with their sizes."""
     entries = store.entries(root)
     artifacts = {entry.uri.removesuffix(MANIFEST) for entry in entries if entry.uri.endswith("/" + MANIFEST)}
@@ -94,9 +97,9 @@ def below(store: Store, root: str) -> list[tuple[str, int]]:
     return sorted(sizes.items())
 
 
-def run_place(run_id: str) -> str:
+def run_uri(run_id: str) -> str:
     return f"s3://hanzo-ml/runs/{run_id}"
 
 
-def checkpoints_place(run_id: str) -> str:
+def checkpoints_uri(run_id: str) -> str:
     return f"s3://hanzo-ml/checkpoints/{run_id}"

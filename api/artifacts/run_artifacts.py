@@ -3,7 +3,7 @@
 The product names a run's or a logged model's `s3://hanzo-ml/runs/{run or model}/artifacts/NAME`, wherever its experiment
 keeps its files (an id names one thing, whatever it is), and those at a free path of the artifact proxy
 `s3://hanzo-ml/artifacts/@{organization}/NAME`: so no free path is a run's file, a dataset or a checkpoint, or another
-organization's. What belongs here: that mapping, and what may be a name. What does not: whose a path is (`artifact_places`).
+organization's. What belongs here: that mapping, and what may be a name. What does not: whose a path is (`locations`).
 """
 
 import re
@@ -14,13 +14,13 @@ from urllib.parse import quote, unquote
 
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.checksums import Promised
-from api.artifacts.published_files import ARTIFACTS, keys_of, published_folders, published_uri, run_place
-from api.artifacts.verified_files import Uploaded, VerifiedFile, VerifiedFiles
+from api.artifacts.checksums import ExpectedChecksums
+from api.artifacts.published_files import UPLOADS_FOLDER, list_keys, published_folders, published_uri, run_uri
+from api.artifacts.verified_files import UploadedFile, VerifiedFile, VerifiedFiles
 from recipes.store import Store
 from resources.errors import ErrorCode, HanzoError, invalid, not_found
 
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
+FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\\#?\ud800-\udfff\ufffd]")
 """Characters that some URI, shell or decoder reads as structure; U+FFFD is what bytes that are no UTF-8 are decoded to."""
 LOGGED_IMAGE = re.compile(r"[^/%]+%step%\d+%timestamp%\d+%[a-zA-Z0-9-]+(%compressed)?\.[a-z]+", re.ASCII)
 """What MLflow's older clients call what `log_image(image, key=..., step=100)` writes: "%10" is no encoding there."""
@@ -50,7 +50,7 @@ def checked_path(path: str) -> str:
     parts = path.split("/")
     # What can be decoded once more would be another name to whoever does; a percent sign alone ("50 %") is one.
     plain = "/".join(parts[:-1]) if is_logged_image(parts[-1]) else path
-    if FORBIDDEN.search(path) or unquote(plain) != plain or any(part in ("", ".", "..") for part in parts):
+    if FORBIDDEN_CHARACTERS.search(path) or unquote(plain) != plain or any(part in ("", ".", "..") for part in parts):
         raise invalid("Invalid path")  # literally: MLflow's clients and tests compare it
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise invalid(f"Invalid artifact path: at most {MAX_NAME_BYTES} bytes in a name, {MAX_PATH_BYTES} in all")
@@ -90,8 +90,8 @@ class OwnedArtifacts:
         return self._folder_of(owner) + (f"/{path}" if path else "")
 
     async def receive(
-        self, owner: str, path: str, body: AsyncIterator[bytes], promised: Promised, declared_size: int | None
-    ) -> Uploaded:
+        self, owner: str, path: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None
+    ) -> UploadedFile:
         """Store a body under `path`, whole or not at all."""
         uri = self.uri(owner, checked_path(path))
         await run_in_threadpool(self.check_free, owner, path)
@@ -110,7 +110,7 @@ class OwnedArtifacts:
         try:
             return self._files.open(uri, owner)
         except FileNotFoundError:
-            raise (is_folder(path) if any(self._store.below(uri)) else no_artifact(path)) from None
+            raise (not_a_file(path) if any(self._store.below(uri)) else no_artifact(path)) from None
 
     def delete(self, owner: str, path: str) -> None:
         """Delete a file, or everything below a folder ("" for all). Where there is none nothing happens."""
@@ -145,7 +145,7 @@ class RunArtifacts(OwnedArtifacts):
 
     def keys(self, owner: str) -> list[dict[str, Any]]:
         """Everything that a run has in the store, for `/v1`."""
-        return keys_of(self._store, owner)
+        return list_keys(self._store, owner)
 
     def entries(self, owner: str, folder: str) -> list[Entry]:
         folder = checked_folder(folder)
@@ -182,23 +182,23 @@ class RunArtifacts(OwnedArtifacts):
         if folder:
             return found
         at_root = [Entry("checkpoint", True)] if published_folders(self._store, owner, "checkpoint") else []
-        return [*at_root, *(entry for entry in found if entry.path != ARTIFACTS)]
+        return [*at_root, *(entry for entry in found if entry.path != UPLOADS_FOLDER)]
 
 
 def entries_below(store: Store, root: str, prefix: str) -> list[Entry]:
     """Files and folders directly below a URI, by name; `prefix` goes before each."""
     files, folders = store.below(root)
-    found = [Entry(prefix + name_of(file.uri), False, file.size) for file in files]
-    found += [Entry(prefix + name_of(folder), True) for folder in folders]
+    found = [Entry(prefix + file_name(file.uri), False, file.size) for file in files]
+    found += [Entry(prefix + file_name(folder), True) for folder in folders]
     return sorted(found, key=lambda entry: entry.path)
 
 
-def name_of(uri: str) -> str:
+def file_name(uri: str) -> str:
     return uri.rpartition("/")[2]
 
 
 def run_folder(run_id: str) -> str:
-    return f"{run_place(run_id)}/{ARTIFACTS}"
+    return f"{run_uri(run_id)}/{UPLOADS_FOLDER}"
 
 
 def organization_folder(organization: str) -> str:
@@ -206,7 +206,7 @@ def organization_folder(organization: str) -> str:
     return f"s3://hanzo-ml/artifacts/@{quote(organization, safe='')}"
 
 
-def is_folder(path: str) -> HanzoError:
+def not_a_file(path: str) -> HanzoError:
     return invalid(f"Artifact path refers to a directory, not a file: '{path}'")
 
 

@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Link:
+class SignedLink:
     """`expires_at` in seconds since 1970 UTC."""
 
     organization: str

@@ -1,7 +1,7 @@
 """Files that are hashed as they come in, and again before they go out (row X7).
 
 What belongs here: object store and records of hashes, kept in step. What does not: what a file may be called
-(`run_artifacts`), and HTTP (`file_response`).
+(`run_artifacts`), and HTTP (`artifacts.file_response`).
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.checksums import Promised, Running
+from api.artifacts.checksums import ExpectedChecksums, RunningChecksums
 from recipes.buckets import StoreUnavailable
 from recipes.chunks import hash_in_name
 from recipes.manifest import Artifact, Manifest
@@ -21,14 +21,14 @@ from recipes.stored_object import StoredObject
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.artifacts.artifact_files import UNSEEN, ArtifactFiles, Recorded
 
-PIECE = 1 << 20
-SMALL = 4 << 20
+CHUNK_BYTES = 1 << 20
+MAX_BYTES_IN_MEMORY = 4 << 20
 """Up to here a file is read once and kept until it is sent; a larger one is read twice."""
-TRIES = 5
+MAX_READ_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Uploaded:
+class UploadedFile:
     uri: str
     sha256: str
     size: int
@@ -65,18 +65,18 @@ class VerifiedFiles:
         self._organization_of = organization_of
 
     async def receive(
-        self, uri: str, body: AsyncIterator[bytes], promised: Promised, declared_size: int | None = None
-    ) -> Uploaded:
+        self, uri: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None = None
+    ) -> UploadedFile:
         """Store a body, whole or not at all; what lay there before is replaced.
 
         Raises:
             HanzoError: 400 where the bytes are not those that were promised.
         """
-        running = Running(promised)
+        running = RunningChecksums(promised)
         arrivals = []
 
         async def hashed() -> AsyncIterator[bytes]:
-            async for piece in in_pieces(body):
+            async for piece in in_chunks(body):
                 await run_in_threadpool(running.update, piece)
                 yield piece
             running.check()
@@ -85,9 +85,9 @@ class VerifiedFiles:
 
         await self.store.put_stream(uri, hashed(), declared_size)
         await run_in_threadpool(self._records.stored, arrivals[0])
-        return Uploaded(uri, running.sha256, running.size)
+        return UploadedFile(uri, running.sha256, running.size)
 
-    def adopt(self, uri: str, complete: Callable[[], None]) -> Uploaded:
+    def adopt(self, uri: str, complete: Callable[[], None]) -> UploadedFile:
         """Record what a client put into the store by itself: `complete` makes it visible at `uri`, then it is hashed.
 
         Raises:
@@ -104,7 +104,7 @@ class VerifiedFiles:
         stored = self.store.open(uri)
         sha256 = stored.sha256()
         self._records.seen(arrival, sha256, stored.size)
-        return Uploaded(uri, sha256, stored.size)
+        return UploadedFile(uri, sha256, stored.size)
 
     def open(self, uri: str, owner: str, artifact: Artifact | None = None) -> VerifiedFile:
         """The file at `uri`, hashed from its first byte to its last before one of them is given away: so a broken file is
@@ -118,10 +118,10 @@ class VerifiedFiles:
             FileNotFoundError: nothing lies there.
             HanzoError: 409 where its bytes are not the recorded ones.
         """
-        for _ in range(TRIES):
+        for _ in range(MAX_READ_ATTEMPTS):
             stored = self.store.open(uri)
             try:
-                content = b"".join(stored.chunks()) if stored.size <= SMALL else None
+                content = b"".join(stored.chunks()) if stored.size <= MAX_BYTES_IN_MEMORY else None
                 found = stored.sha256() if content is None else hashlib.sha256(content).hexdigest()
             except FileNotFoundError:  # another upload took its place
                 continue
@@ -136,8 +136,8 @@ class VerifiedFiles:
                 return VerifiedFile(stored, found, content)
             if self.store.open(uri).version == stored.version:
                 self._records.report_broken(uri, owner, self._organization_of(uri), sorted(expected), found)
-                raise broken(uri)
-        raise replaced()
+                raise corrupted_artifact(uri)
+        raise replaced_while_read()
 
     def delete(self, uri: str) -> None:
         """Delete the file at `uri`, or everything below it."""
@@ -176,7 +176,7 @@ class VerifiedFiles:
             where = f"{artifact.uri}/{MANIFEST}"
             found = self._hash_or_nothing(where)
             self._records.report_broken(where, owner, self._organization_of(where), [artifact.digest], found)
-            raise broken(where) from None
+            raise corrupted_artifact(where) from None
 
     def _hash_or_nothing(self, uri: str) -> str:
         try:
@@ -189,7 +189,7 @@ class VerifiedFiles:
         return {file.sha256 for file in manifest.files if f"{folder}/{file.path}" == uri}
 
 
-def broken(uri: str) -> HanzoError:
+def corrupted_artifact(uri: str) -> HanzoError:
     # Not 500 as in MLflow: its client would try five times, and then hide the message.
     name = uri.rpartition("/")[2]
     return HanzoError(
@@ -198,18 +198,18 @@ def broken(uri: str) -> HanzoError:
     )
 
 
-def replaced() -> HanzoError:
+def replaced_while_read() -> HanzoError:
     return HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, "The artifact was replaced while it was read: try again")
 
 
-async def in_pieces(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def in_chunks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in pieces large enough that a thread for each is worth it."""
     waiting: list[bytes] = []
     length = 0
     async for chunk in body:
         waiting.append(chunk)
         length += len(chunk)
-        if length >= PIECE:
+        if length >= CHUNK_BYTES:
             yield b"".join(waiting)
             waiting, length = [], 0
     if length:

@@ -79,7 +79,7 @@ class Call:
         return tuple(nsmallest(MAX_OBJECTS, {*map(str, self.references), *run})) if self.references else run
 
 
-def call_of(scope: Scope, match: Match | None) -> Call:
+def begin_call(scope: Scope, match: Match | None) -> Call:
     client = scope["client"][0] if scope.get("client") else ""
     route = match.route.template if match else ""
     return Call(scope["method"], route, client, time.perf_counter(), state=scope["state"])
@@ -88,12 +88,12 @@ def call_of(scope: Scope, match: Match | None) -> Call:
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 3.0
-PATIENCE_SECONDS = 60.0
+DATABASE_OUTAGE_SECONDS = 60.0
 RETRY_SECONDS = 0.2
-MAX_KINDS = 10_000
+MAX_DISTINCT_CALLS = 10_000
 
 
-class AuditTrail:
+class AuditLog:
     """Records calls. Loses none that has changed something; others as its module says. `now` in milliseconds."""
 
     def __init__(self, database: Database, now: Callable[[], int] = now_ms) -> None:
@@ -138,7 +138,7 @@ class AuditTrail:
 
     async def _write_patiently(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
         """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + DATABASE_OUTAGE_SECONDS
         while not await run_in_threadpool(self._write, each, counted):
             if time.monotonic() > end:
                 # They have happened and their answers are true: the log of the server keeps what the database could not.
@@ -148,7 +148,7 @@ class AuditTrail:
 
     def count(self, call: AuditedCall) -> None:
         """Add a call that changed nothing to its equals, to be written soon."""
-        if call not in self._counts and len(self._counts) >= MAX_KINDS:
+        if call not in self._counts and len(self._counts) >= MAX_DISTINCT_CALLS:
             # Whoever forges this many different calls is told apart no longer.
             call = structs.replace(call, client="", objects=())
         self._counts[call] += 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 
-from api.auth.job_tokens import JobCallers, job_token
+from api.auth.job_tokens import JobTokens, job_token
 from api.auth.permissions import Caller
 from api.routes.ui import sign_in
 from resources.errors import ErrorCode, HanzoError
@@ -21,10 +21,10 @@ def token_verifier(settings: Settings) -> "Tokens | None":
     if not settings.auth.verify_tokens:
         return None
     # The cryptography behind it costs a laptop, which needs none of it, a tenth of a second at every start.
-    from api.auth.jwks import Keys
+    from api.auth.jwks import SigningKeys
     from api.auth.tokens import Tokens
 
-    return Tokens(settings.auth, Keys(settings.auth))
+    return Tokens(settings.auth, SigningKeys(settings.auth))
 
 
 class Authenticator:
@@ -32,16 +32,16 @@ class Authenticator:
 
     def __init__(self, tokens: "Tokens", database: Database) -> None:
         self._tokens = tokens
-        self._jobs = JobCallers(database)
+        self._jobs = JobTokens(database)
 
     async def caller(self, headers: Headers, *, accepts_cookie: bool) -> Caller:
         """Raises HanzoError: 401 where the request proves nothing, 403 without a role here, 503 if it can't be checked."""
-        header = authorization(headers) or (from_page(headers) if accepts_cookie else None)
+        header = authorization_header(headers) or (cookie_authorization(headers) if accepts_cookie else None)
         token = job_token(header)
         return await self._tokens.caller(header) if token is None else await self._jobs.caller(token)
 
 
-def authorization(headers: Headers) -> str | None:
+def authorization_header(headers: Headers) -> str | None:
     """The one `Authorization` header: with two, a proxy and this server could each believe another."""
     given = headers.getlist("authorization")
     if len(given) > 1:
@@ -49,7 +49,7 @@ def authorization(headers: Headers) -> str | None:
     return given[0] if given else None
 
 
-def from_page(headers: Headers) -> str | None:
+def cookie_authorization(headers: Headers) -> str | None:
     """The token that the web UI keeps in its cookie, as a header: for reads alone, and for pages of this server alone."""
     token = cookie_parser(headers.get("cookie", "")).get(sign_in.COOKIE)
     own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")

@@ -1,6 +1,6 @@
 """A job's token as a caller, and the little that it may reach: its run, what the run made, and what it works with.
 
-What belongs here: which objects. Which routes there are for jobs is `api.auth.table`.
+What belongs here: which objects. Which routes are for jobs, they declare (`allows_jobs`).
 """
 
 import time
@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
-from api.auth.object_references import PROXY_LIST, references
-from api.auth.ownership import missing
+from api.auth.object_references import PROXY_LISTING_ROUTE, references
+from api.auth.ownership import missing_object
 from api.auth.permissions import JOB, Caller
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.database import Database
@@ -20,32 +20,32 @@ from resources.metadata.job_tokens import PREFIX, JobGrant, digest, grant_of
 from resources.metadata.scope import Kind, Reference, stored_id
 from resources.metadata.tables import dataset_versions, logged_models, run_tags
 
-FRESH_SECONDS = 5.0
+CACHE_SECONDS = 5.0
 """How long a look at the database holds: a training loop asks often, and a revoked token ends within this time."""
-REMEMBERED = 2048
+MAX_CACHED = 2048
 PARENT_TAG = "mlflow.parentRunId"
 MAX_DEPTH = 8
 """Of runs within runs."""
-CREATES_A_RUN = "/mlflow/runs/create"
+CREATE_RUN_PATH = "/mlflow/runs/create"
 
 
 @dataclass(frozen=True)
-class Seen:
+class CachedCaller:
     caller: Caller
     at: float
 
 
-class JobCallers:
+class JobTokens:
     """Tells which job a token is of."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, CachedCaller] = {}
 
     async def caller(self, token: str) -> Caller:
         """Raises 401 where the token is unknown, expired or revoked."""
         known = self._seen.get(digest(token))
-        if known is not None and time.monotonic() - known.at < FRESH_SECONDS:
+        if known is not None and time.monotonic() - known.at < CACHE_SECONDS:
             return known.caller
         grant = await run_in_threadpool(self._look_up, token)
         if grant is None:
@@ -54,9 +54,9 @@ class JobCallers:
                 ErrorCode.UNAUTHENTICATED, "The token is refused: it is of a job that has ended or was restarted"
             )
         caller = Caller(user_id=grant.user_id, organization=grant.organization, roles=frozenset({JOB}), job=grant)
-        if len(self._seen) >= REMEMBERED:
+        if len(self._seen) >= MAX_CACHED:
             self._seen.clear()
-        self._seen[digest(token)] = Seen(caller, time.monotonic())
+        self._seen[digest(token)] = CachedCaller(caller, time.monotonic())
         return caller
 
     def _look_up(self, token: str) -> JobGrant | None:
@@ -71,19 +71,19 @@ def job_token(authorization: str | None) -> str | None:
     return token if scheme.lower() == "bearer" and token.startswith(PREFIX) else None
 
 
-def in_place(
+def acted_on_references(
     route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], named: frozenset[Reference]
 ) -> frozenset[Reference]:
     """What a request acts on: through the artifact proxy what its path says, whatever it names beside it."""
     if "artifact_path" in path:
         return references(route, {"artifact_path": path["artifact_path"]}, {})
-    return references(route, {}, {"path": query.get("path", ())}) if PROXY_LIST.search(route) else named
+    return references(route, {}, {"path": query.get("path", ())}) if PROXY_LISTING_ROUTE.search(route) else named
 
 
-def named_by_job(route: str, acted_on: Iterable[Reference], body: Any) -> frozenset[Reference]:
+def job_references(route: str, acted_on: Iterable[Reference], body: Any) -> frozenset[Reference]:
     """What a job's request names: a run that it makes is named by the parent that it gets, and by nothing else."""
     named = set(acted_on)
-    if route.endswith(CREATES_A_RUN):
+    if route.endswith(CREATE_RUN_PATH):
         named = {reference for reference in named if reference.kind is not Kind.RUN}
         tags = body.get("tags") if isinstance(body, dict) else None
         for tag in tags if isinstance(tags, list) else ():
@@ -110,22 +110,22 @@ def check_job_scope(database: Database, grant: JobGrant, named: frozenset[Refere
         return
     with database.read() as connection:
         for reference in others:
-            if not is_own(connection, grant, reference):
-                raise missing(reference)
+            if not belongs_to_job(connection, grant, reference):
+                raise missing_object(reference)
 
 
-def is_own(connection: Connection, grant: JobGrant, reference: Reference) -> bool:
+def belongs_to_job(connection: Connection, grant: JobGrant, reference: Reference) -> bool:
     if stored_id(reference) is None:
         return False
     match reference.kind:
         case Kind.RUN:
-            return descends(connection, reference.id, grant.run_id)
+            return is_descendant(connection, reference.id, grant.run_id)
         case Kind.EXPERIMENT:
             return reference.id == str(grant.experiment_id)
         case Kind.LOGGED_MODEL:
             query = select(logged_models.c.source_run_id).where(logged_models.c.id == reference.id)
             source = connection.execute(query).scalar()
-            return source is not None and descends(connection, source, grant.run_id)
+            return source is not None and is_descendant(connection, source, grant.run_id)
         case Kind.DATASET:
             row = connection.execute(select(dataset_versions).where(dataset_versions.c.id == reference.id)).first()
             if row is None or row.organization != grant.organization:
@@ -139,7 +139,7 @@ def is_own(connection: Connection, grant: JobGrant, reference: Reference) -> boo
             return False
 
 
-def descends(connection: Connection, run_id: str, ancestor: str) -> bool:
+def is_descendant(connection: Connection, run_id: str, ancestor: str) -> bool:
     """Whether a run is another one, or was started below it."""
     for _ in range(MAX_DEPTH):
         if run_id == ancestor:

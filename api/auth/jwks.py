@@ -24,7 +24,7 @@ JWKS_PATH = "/.well-known/jwks.json"
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 1 << 20
 MIN_RSA_BITS = 2048
-UNREADABLE = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+FETCH_ERRORS = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What an address that answers nothing, or no JWKS, raises on the way to its keys."""
 ALGORITHMS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 """Type and curve of a key -> the one algorithm that it verifies. The token's own choice never counts, so that no public key
@@ -63,7 +63,7 @@ def verifying_key(entry: Mapping[str, Any]) -> VerifyingKey | None:
     return VerifyingKey(kid, algorithm, key)
 
 
-class Keys:
+class SigningKeys:
     """The keys of one IAM. All waiting is on the network, in a thread, and never longer than its timeout."""
 
     def __init__(self, auth: Auth, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,14 +108,14 @@ class Keys:
                 return
             self._tried_at = self._clock()
             try:
-                keys = await asyncio.to_thread(fetch, self._auth.issuer + JWKS_PATH)
-            except UNREADABLE as error:
+                keys = await asyncio.to_thread(fetch_keys, self._auth.issuer + JWKS_PATH)
+            except FETCH_ERRORS as error:
                 log.warning("the keys of the IAM cannot be read, the old ones stay: %s", type(error).__name__)
                 return
             self._keys, self._fetched_at = keys, self._clock()
 
 
-def fetch(url: str) -> dict[str, VerifyingKey]:
+def fetch_keys(url: str) -> dict[str, VerifyingKey]:
     """One request; a redirect is a failure, because it would let another host say who may sign."""
     with httpx.stream("GET", url, timeout=TIMEOUT_SECONDS, follow_redirects=False) as response:
         if response.status_code != 200:

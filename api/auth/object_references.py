@@ -14,7 +14,7 @@ from resources.metadata.registry.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
-NAMES: Mapping[str, Kind] = {
+KIND_OF_PARAMETER: Mapping[str, Kind] = {
     "experiment_id": Kind.EXPERIMENT,
     "run_id": Kind.RUN,
     "run_uuid": Kind.RUN,
@@ -28,11 +28,11 @@ NAMES: Mapping[str, Kind] = {
     "sweep_id": Kind.SWEEP,
     "pipeline_id": Kind.REGISTERED_MODEL,
 }
-REGISTRY = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
+REGISTRY_ROUTE = re.compile(r" .*(/registered-models/|/model-versions/|/v1/models(/|$)|/artifacts/models/)")
 """Routes whose `name` is a registered model."""
-PROXY_LIST = re.compile(r" .*/mlflow-artifacts/artifacts$")
+PROXY_LISTING_ROUTE = re.compile(r" .*/mlflow-artifacts/artifacts$")
 """The listing of the artifact proxy, whose `path` is what its other routes have in their path."""
-SUBMIT = ("POST /v1/jobs", "POST /api/v1/jobs")
+SUBMIT_ROUTES = ("POST /v1/jobs", "POST /api/v1/jobs")
 """A job's model is registered under the name of its definition, or under the job's own in the sandbox."""
 SANDBOX = "sandbox"
 
@@ -40,9 +40,9 @@ SANDBOX = "sandbox"
 def references(
     route: str, path: Mapping[str, str], query: Mapping[str, Sequence[str]], body: Any = None
 ) -> frozenset[Reference]:
-    """Everything that a request names, on a route as `api.auth.table` knows it."""
+    """Everything that a request names, on a route of that shape (`route_matching.shape`)."""
     fields = [*path.items(), *((name, value) for name, values in query.items() for value in values), *body_fields(body)]
-    return frozenset(reference for name, value in fields for reference in named(route, name, value))
+    return frozenset(reference for name, value in fields for reference in parameter_references(route, name, value))
 
 
 def body_fields(body: Any) -> Iterator[tuple[str, Any]]:
@@ -55,31 +55,31 @@ def body_fields(body: Any) -> Iterator[tuple[str, Any]]:
                     yield from item.items()
 
 
-def named(route: str, name: str, value: Any) -> Iterator[Reference]:
+def parameter_references(route: str, name: str, value: Any) -> Iterator[Reference]:
     values = value if isinstance(value, list) else [value]
     texts = [str(each) for each in values if isinstance(each, str | int) and not isinstance(each, bool) and each != ""]
     if name == "ids":
-        yield from (Reference(Kind.RUN, run_id) for run_id in separated(texts))
-    elif name in NAMES:
-        yield from (Reference(NAMES[name], text) for text in texts)
-    elif name == "name" and REGISTRY.search(route):
+        yield from (Reference(Kind.RUN, run_id) for run_id in split_ids(texts))
+    elif name in KIND_OF_PARAMETER:
+        yield from (Reference(KIND_OF_PARAMETER[name], text) for text in texts)
+    elif name == "name" and REGISTRY_ROUTE.search(route):
         yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts)
-    elif name in ("name", "model") and route in SUBMIT:
+    elif name in ("name", "model") and route in SUBMIT_ROUTES:
         yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts if text != SANDBOX)
-    elif name == "artifact_path" or (name == "path" and PROXY_LIST.search(route)):
+    elif name == "artifact_path" or (name == "path" and PROXY_LISTING_ROUTE.search(route)):
         for text in texts:
-            yield from in_proxy_path(text)
-    elif name in ("source", "artifact_uri") and REGISTRY.search(route):
+            yield from proxy_path_references(text)
+    elif name in ("source", "artifact_uri") and REGISTRY_ROUTE.search(route):
         for text in texts:
-            yield from in_uri(text)
+            yield from uri_references(text)
 
 
-def separated(texts: Sequence[str]) -> list[str]:
+def split_ids(texts: Sequence[str]) -> list[str]:
     """The ids of `ids=A,B&ids=C`, each once, as the guard and the endpoint both read them."""
     return list(dict.fromkeys(part for text in texts for part in text.split(",") if part))
 
 
-def in_proxy_path(path: str) -> Iterator[Reference]:
+def proxy_path_references(path: str) -> Iterator[Reference]:
     """`EXPERIMENT/RUN/...`, `EXPERIMENT/models/LOGGED_MODEL/...` or `models/REGISTERED_MODEL/VERSION/...`.
 
     What begins with another name is a place of the caller's own organization, whatever it is (`api.artifacts.locations`).
@@ -97,7 +97,7 @@ def in_proxy_path(path: str) -> Iterator[Reference]:
         yield from (Reference(Kind.RUN, run) for run in parts[1:2])
 
 
-def in_uri(uri: str) -> Iterator[Reference]:
+def uri_references(uri: str) -> Iterator[Reference]:
     """What a model's source names: a run's files, a logged model, another registered model, a place in the object store."""
     scheme, _, rest = uri.partition(":")
     path = rest.lstrip("/")
@@ -111,14 +111,16 @@ def in_uri(uri: str) -> Iterator[Reference]:
     elif scheme == "models":
         yield Reference(Kind.REGISTERED_MODEL, parts[0].partition("@")[0])
     elif scheme == "mlflow-artifacts":
-        yield from in_proxy_path("/".join(parts[1:] if rest.startswith("//") and not rest.startswith("///") else parts))
+        yield from proxy_path_references(
+            "/".join(parts[1:] if rest.startswith("//") and not rest.startswith("///") else parts)
+        )
     elif "/mlflow-artifacts/artifacts/" in rest:
-        yield from in_proxy_path(rest.partition("/mlflow-artifacts/artifacts/")[2])
+        yield from proxy_path_references(rest.partition("/mlflow-artifacts/artifacts/")[2])
     elif scheme.lower() == "s3":
-        yield in_store(parts)
+        yield store_reference(parts)
 
 
-def in_store(parts: Sequence[str]) -> Reference:
+def store_reference(parts: Sequence[str]) -> Reference:
     """Whose a place in the object store is (a dataset's: `resources.ingest.place`), nobody's if it cannot be told."""
     match parts:
         case ["hanzo-ml", "runs" | "checkpoints", run, *_]:

@@ -53,7 +53,7 @@ ROLES: dict[str, frozenset[Permission]] = {
 JOB = "job"
 GRANTS = ROLES | {JOB: frozenset({P.SERVER_READ, P.EXPERIMENTS_READ, P.EXPERIMENTS_WRITE, P.DATASETS_READ, P.MODELS_READ})}
 """With the role of a job's own token, which no IAM can give. `allows_jobs` and `job_tokens` limit it further."""
-OWN = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
+OWN_ONLY = {P.JOBS_CANCEL: P.JOBS_CANCEL_OWN}
 """A permission -> the one that holds for what the caller made, where it lacks the first."""
 
 

@@ -44,7 +44,7 @@ class Routes:
     """The routes of an application that is complete."""
 
     def __init__(self, app: FastAPI) -> None:
-        self.all = listed(app)
+        self.all = list_routes(app)
         self._fixed: dict[tuple[str, str], Match] = {}
         by_method: dict[str, list[Route]] = {}
         for route in self.all:
@@ -52,13 +52,13 @@ class Routes:
         for method, routes in by_method.items():
             for route in routes:
                 # What takes a path without parameters is known beforehand, and looked up.
-                if "{" not in route.template and (found := first(routes, route.template)) is not None:
+                if "{" not in route.template and (found := first_match(routes, route.template)) is not None:
                     self._fixed[method, route.template] = found
         self._open = {method: [route for route in routes if "{" in route.template] for method, routes in by_method.items()}
 
     def match(self, method: str, path: str) -> Match | None:
         """The first route that takes the request; None where the application has none."""
-        return self._fixed.get((method, path)) or first(self._open.get(method, ()), path)
+        return self._fixed.get((method, path)) or first_match(self._open.get(method, ()), path)
 
     def methods_of(self, path: str) -> list[str]:
         """What the routes at a path take, for who asked with something else."""
@@ -70,7 +70,7 @@ def fast_calls(app: FastAPI, resources: FastPathResources) -> dict[tuple[str, st
     """The fast path of every route that declares one, by method and path."""
     return {
         (route.method, route.template): route.declaration.fast_path.bind(route.endpoint, resources)
-        for route in listed(app)
+        for route in list_routes(app)
         if route.declaration is not None and route.declaration.fast_path is not None and route.endpoint is not None
     }
 
@@ -80,14 +80,14 @@ def shape(route: str) -> str:
     return re.sub(r"\{[^}]*\}", "{}", route)
 
 
-def first(routes: Sequence[Route], path: str) -> Match | None:
+def first_match(routes: Sequence[Route], path: str) -> Match | None:
     for route in routes:
         if found := route.pattern.match(path):
             return Match(route, found.groupdict())
     return None
 
 
-def listed(app: FastAPI) -> list[Route]:
+def list_routes(app: FastAPI) -> list[Route]:
     """Every route in the order in which the application tries them, one entry for each method."""
     routes: list[Route] = []
     for context in iter_route_contexts(app.routes):

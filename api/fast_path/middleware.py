@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.permissions import Caller
-from api.errors import answer_to
+from api.errors import response_to_error
 from api.middleware.request_headers import header
 from resources.errors import ErrorCode, HanzoError
 from resources.metadata.tracking.tracking import Tracking
@@ -67,7 +67,7 @@ class FastPathMiddleware:
         try:
             response = await call(scope, receive, self._app)
         except Exception as error:
-            response = answer_to(error, Request(scope))
+            response = response_to_error(error, Request(scope))
         if response is not None:
             await response(scope, receive, send)
 

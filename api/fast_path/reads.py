@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope
 
 from api.fast_path.middleware import FastCall, FastPathResources, caller, is_json, whole_body, with_body
 from api.middleware.request_headers import header
-from api.strict_json import Body, json_of
+from api.strict_json import Body, parse_json
 
 Arguments = dict[str, Any]
 ParseQuery = Callable[[str], Arguments | None]
@@ -81,7 +81,7 @@ class SearchCall:
         body = await whole_body(await receive(), receive)
         if body is None:
             return None
-        sent = decoded(self._model, body)
+        sent = decode_body(self._model, body)
         return with_body(body, route) if sent is None else await self._endpoint(scope, {"body": sent})
 
 
@@ -112,9 +112,9 @@ def parse_fields(query: str, known: Collection[str], may_be_empty: Collection[st
     return given if all(value or name in may_be_empty for name, value in pairs) else None
 
 
-def decoded(model: type[Body], body: bytes) -> Body | None:
+def decode_body(model: type[Body], body: bytes) -> Body | None:
     """The body as the route reads it, or None where the route would refuse it."""
     try:
-        return model.model_validate(json_of(body))
+        return model.model_validate(parse_json(body))
     except (ValueError, RecursionError):
         return None

@@ -181,10 +181,10 @@ class WriteCall:
                     scope["state"]["run_id"] = write.run_id
                     await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
                     call.is_counted = True
-                    return _stored
+                    return _respond_stored
         return with_body(body, route)
 
 
-async def _stored(_: Scope, __: Receive, send: Send) -> None:
+async def _respond_stored(_: Scope, __: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": _OK, "headers": _HEADERS})
     await send(_BODY)

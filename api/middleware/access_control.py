@@ -1,4 +1,4 @@
-"""The one door to every route: who calls, may he, is everything that he names his organization's. Refuses by default.
+"""Control access to every route: who is calling, may they, is everything they name their organization's. Refuses by default.
 
 An endpoint finds its caller in `scope["state"]["caller"]` (`api.dependencies.CallerOf`). One that is declared with
 `checks_ownership` leaves the id of its run in `scope["state"]["run_id"]` for the audit log.
@@ -20,17 +20,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.audit_log import AuditTrail, Call, call_of
+from api.auth.audit_log import AuditLog, Call, begin_call
 from api.auth.authentication import Authenticator
-from api.auth.default_experiment import DefaultExperiments, body_with_own_default, names_default, query_with_own_default
-from api.auth.job_tokens import check_job_scope, in_place, named_by_job
+from api.auth.default_experiment import DefaultExperiments, replace_in_body, replace_in_query, requests_default
+from api.auth.job_tokens import acted_on_references, check_job_scope, job_references
 from api.auth.object_references import references
 from api.auth.ownership import check_ownership
-from api.auth.permissions import LOCAL, OWN, Caller, Permission, required_permission
+from api.auth.permissions import LOCAL, OWN_ONLY, Caller, Permission, required_permission
 from api.auth.route_matching import Match, Routes
-from api.errors import error_response, no_such_route, not_allowed
+from api.errors import error_response, method_not_allowed, no_such_route
 from api.middleware import request_body as bodies
-from api.middleware.request_normalization import head
+from api.middleware.request_normalization import respond_to_head
 from api.routes.ui import sign_in
 from api.routing import PUBLIC, Audit, Declaration
 from resources.errors import HTTP_STATUS, ErrorCode, HanzoError
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SMALL_BODY = 64 << 10
+MAX_REFUSED_BODY_BYTES = 64 << 10
 """Bytes of a body that is read of a call that is refused all the same."""
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-class Guard:
+class AccessControl:
     """ASGI middleware. `tokens` is None where there is no sign-in."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Guard:
         routes: Routes,
         tokens: "Tokens | None",
         database: Database,
-        trail: AuditTrail,
+        trail: AuditLog,
         max_body_bytes: int,
     ) -> None:
         self._app = app
@@ -78,13 +78,13 @@ class Guard:
             return
         match = self._routes.match(scope["method"], scope["path"])
         if match is None and scope["method"] == "HEAD" and self._routes.match("GET", scope["path"]):
-            await head(self, scope, receive, send)
+            await respond_to_head(self, scope, receive, send)
             return
         declared = match.route.declaration if match else None
         if declared is None or not declared.streams_body:
             length = bodies.declared_length(scope)
             if length is None:
-                receive = bodies.limited(receive, self._max_body)
+                receive = bodies.limit_body(receive, self._max_body)
             elif length > self._max_body:
                 await too_large(bodies.too_large(self._max_body))(scope, receive, send)
                 return
@@ -102,21 +102,21 @@ class Guard:
 
     async def _locally(self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
-        call = scope["state"]["call"] = call_of(scope, match)
+        call = scope["state"]["call"] = begin_call(scope, match)
         call.caller, call.audit = LOCAL, declared.audit
         if not declared.checks_ownership:
             body: Any = None
             if not declared.streams_body and bodies.declared_length(scope) != 0:
                 try:
-                    raw = await bodies.read(receive)
+                    raw = await bodies.read_body(receive)
                 except HTTPException as refusal:
                     await too_large(refusal)(scope, receive, send)
                     return
                 except HanzoError:
                     return  # the client went away: there is nobody to answer, and nothing was done
-                receive = bodies.replay(raw, receive)
+                receive = bodies.resend_body(raw, receive)
                 with suppress(HanzoError):  # the endpoint says what is wrong with it
-                    body = bodies.parsed(raw, scope["path"])
+                    body = bodies.parse_body(raw, scope["path"])
             call.references = references(match.route.shape, match.parameters, query_of(scope), body)
         await self._on_record(call, scope, receive, send)
 
@@ -129,7 +129,7 @@ class Guard:
         receive: Receive,
         send: Send,
     ) -> None:
-        call, headers = call_of(scope, match), Headers(scope=scope)
+        call, headers = begin_call(scope, match), Headers(scope=scope)
         scope["state"]["call"] = call
         try:
             accepts_cookie = declared is not None and not declared.writes
@@ -168,39 +168,39 @@ class Guard:
         assert caller is not None
         permission = declared.permission
         assert isinstance(permission, Permission)
-        own = OWN.get(permission)
+        own = OWN_ONLY.get(permission)
         if not caller.may(permission) and not (own and caller.may(own)):
-            call.references = await wanted(match, declared, scope, receive)
+            call.references = await refused_references(match, declared, scope, receive)
             raise forbidden(caller, permission)
         if caller.job is not None and not declared.allows_jobs:
-            call.references = await wanted(match, declared, scope, receive)
+            call.references = await refused_references(match, declared, scope, receive)
             raise HanzoError(ErrorCode.PERMISSION_DENIED, "A job's token is good for its own run only: not for this call")
         if declared.checks_ownership and caller.job is None:
             return receive
         body: Any = None
         if not declared.streams_body and bodies.declared_length(scope) != 0:
-            raw = await bodies.read(receive)
-            body = bodies.parsed(raw, scope["path"])
-            receive = bodies.replay(raw, receive)
+            raw = await bodies.read_body(receive)
+            body = bodies.parse_body(raw, scope["path"])
+            receive = bodies.resend_body(raw, receive)
             needed = required_permission(permission, body)
             if needed is not permission and not caller.may(needed):
                 call.references = references(match.route.shape, match.parameters, query_of(scope), body)
                 raise forbidden(caller, needed)
         query = query_of(scope)
-        if caller.organization != DEFAULT_ORGANIZATION and names_default(call.route, query, body):
+        if caller.organization != DEFAULT_ORGANIZATION and requests_default(call.route, query, body):
             number = await self._default_experiments.number(caller.organization)
-            query_text = query_with_own_default(query, number)
+            query_text = replace_in_query(query, number)
             scope["query_string"] = query_text.encode()
             query = parse_qs(query_text, keep_blank_values=True)
             if isinstance(body, dict):
-                body = body_with_own_default(call.route, body, number)
+                body = replace_in_body(call.route, body, number)
                 raw = json.dumps(body).encode()
-                scope["headers"] = bodies.with_length(scope["headers"], len(raw))
-                receive = bodies.replay(raw, receive)
+                scope["headers"] = bodies.with_content_length(scope["headers"], len(raw))
+                receive = bodies.resend_body(raw, receive)
         call.references = references(match.route.shape, match.parameters, query, body)
         if caller.job is not None:
-            acted_on = in_place(match.route.shape, match.parameters, query, call.references)
-            call.references = named_by_job(match.route.template, acted_on, body)
+            acted_on = acted_on_references(match.route.shape, match.parameters, query, call.references)
+            call.references = job_references(match.route.template, acted_on, body)
             lists = permission is not Permission.SERVER_READ
             await run_in_threadpool(
                 check_job_scope, self._database, caller.job, call.references, writes=declared.writes, lists=lists
@@ -222,7 +222,7 @@ class Guard:
     ) -> None:
         answer: Response = error_response(refusal.code, refusal.message)
         if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.methods_of(scope["path"])):
-            answer = not_allowed(refusal.message, methods)
+            answer = method_not_allowed(refusal.message, methods)
         if refusal.code is ErrorCode.UNAUTHENTICATED:
             if sign_in.wants_page(scope["method"], headers):
                 answer = sign_in.page(answer.status_code)
@@ -258,16 +258,16 @@ def query_of(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
-async def wanted(match: Match, declared: Declaration, scope: Scope, receive: Receive) -> frozenset[Reference]:
+async def refused_references(match: Match, declared: Declaration, scope: Scope, receive: Receive) -> frozenset[Reference]:
     """What somebody names who may not call at all, for the record: nothing is looked up, and no long body is read for it."""
     body: Any = None
     if (
         not declared.streams_body
         and not declared.checks_ownership
-        and 0 < (bodies.declared_length(scope) or 0) <= SMALL_BODY
+        and 0 < (bodies.declared_length(scope) or 0) <= MAX_REFUSED_BODY_BYTES
     ):
         with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
-            body = bodies.parsed(await bodies.read(receive), scope["path"])
+            body = bodies.parse_body(await bodies.read_body(receive), scope["path"])
     return references(match.route.shape, match.parameters, query_of(scope), body)
 
 

@@ -17,14 +17,14 @@ from resources.errors import ErrorCode
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PROBES = frozenset({"/alive", "/ready", "/health"})
-MARKS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAMEORIGIN"))
+SECURITY_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"SAMEORIGIN"))
 """On every answer, as in MLflow. What the policy of a page forbids besides (`routes.ui.static_files`) stays forbidden."""
-MARKED = frozenset(name for name, _ in MARKS)
+SECURITY_HEADER_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
 REFUSALS = {"Host": "Invalid Host header", "Origin": "Cross-origin request blocked"}
 """How MLflow's refusals begin: its clients and test suites look for the words."""
 
 
-class HostGuard:
+class HostValidation:
     """ASGI middleware: refuses a request whose Host or Origin is none of `allowed`, and marks every answer."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
@@ -35,7 +35,7 @@ class HostGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        marked = marking(send)
+        marked = with_security_headers(send)
         host, origin = header(scope, b"host") or b"", header(scope, b"origin")
         if scope["path"] not in PROBES and host_name(f"//{host.decode('latin-1')}") not in self._allowed:
             await self._refuse("Host", scope, receive, marked)
@@ -50,10 +50,13 @@ class HostGuard:
         await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
 
 
-def marking(send: Send) -> Send:
+def with_security_headers(send: Send) -> Send:
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*(pair for pair in message.get("headers", ()) if pair[0] not in MARKED), *MARKS]
+            message["headers"] = [
+                *(pair for pair in message.get("headers", ()) if pair[0] not in SECURITY_HEADER_NAMES),
+                *SECURITY_HEADERS,
+            ]
         await send(message)
 
     return marked

@@ -12,7 +12,7 @@ from api.errors import error_response
 from api.middleware.request_headers import header
 from resources.errors import ErrorCode
 
-QUESTION = re.compile(
+READ_PATHS = re.compile(
     r"/(ajax-)?api/\d\.\d/?mlflow/([a-z-]+/)+(search|search-datasets|get-latest-versions)"
     r"|/graphql"
     r"|/ajax-api/\d\.\d/mlflow/(ui-telemetry|gateway-proxy)"
@@ -20,7 +20,7 @@ QUESTION = re.compile(
 """Paths of what only asks, though by POST. All of a path: what ended so was taken for a question, as an artifact of the name
 `search` that was deleted.
 """
-SIGN_IN = ("/login", "/logout")
+SIGN_IN_PATHS = ("/login", "/logout")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -31,17 +31,17 @@ class ReadOnlyPages:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and writes(scope["method"], scope["path"]) and from_a_page(scope):
+        if scope["type"] == "http" and changes_something(scope["method"], scope["path"]) and is_from_page(scope):
             message = "The web UI is read-only: use MLflow's client, the REST API or `hanzo-ml` to change something"
             await error_response(ErrorCode.PERMISSION_DENIED, message)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def writes(method: str, path: str) -> bool:
-    asks = method == "POST" and (QUESTION.fullmatch(path) is not None or path in SIGN_IN)
+def changes_something(method: str, path: str) -> bool:
+    asks = method == "POST" and (READ_PATHS.fullmatch(path) is not None or path in SIGN_IN_PATHS)
     return method not in SAFE_METHODS and not asks
 
 
-def from_a_page(scope: Scope) -> bool:
+def is_from_page(scope: Scope) -> bool:
     return header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") is not None

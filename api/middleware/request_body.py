@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 from api.middleware.request_headers import header
-from api.strict_json import json_of, proto_names
+from api.strict_json import parse_json, with_proto_names
 from resources.errors import invalid
 
 
@@ -23,7 +23,7 @@ def declared_length(scope: Scope) -> int | None:
     return None if header(scope, b"transfer-encoding") is not None else 0
 
 
-def limited(receive: Receive, limit: int) -> Receive:
+def limit_body(receive: Receive, limit: int) -> Receive:
     """A body of unknown length that ends with a 413 as soon as it is too long."""
     taken = 0
 
@@ -38,7 +38,7 @@ def limited(receive: Receive, limit: int) -> Receive:
     return counted
 
 
-async def read(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """The whole body."""
     chunks: list[bytes] = []
     while True:
@@ -50,7 +50,7 @@ async def read(receive: Receive) -> bytes:
             return b"".join(chunks)
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
+def resend_body(body: bytes, receive: Receive) -> Receive:
     """The body once more for the endpoint, then whatever the client sends next."""
     sent = False
 
@@ -64,11 +64,11 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-MLFLOW = "mlflow"
+MLFLOW_PATH = "mlflow"
 """In the path of every route whose body is a message of MLflow's protocol: of runs, of models, of artifacts in parts."""
 
 
-def parsed(body: bytes, path: str) -> Any:
+def parse_body(body: bytes, path: str) -> Any:
     """The JSON of a body that is sent to `path`, None where there is none.
 
     What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
@@ -76,12 +76,12 @@ def parsed(body: bytes, path: str) -> Any:
     if not body:
         return None
     try:
-        found = json_of(body)
+        found = parse_json(body)
     except (ValueError, RecursionError) as error:
         raise invalid(f"Malformed JSON in the request body: {str(error)[:200]}") from None
-    return proto_names(found) if MLFLOW in path else found
+    return with_proto_names(found) if MLFLOW_PATH in path else found
 
 
-def with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+def with_content_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
     return [*kept, (b"content-length", str(length).encode())]

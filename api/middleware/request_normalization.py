@@ -1,20 +1,20 @@
-"""`//api/2.0/...` as `/api/2.0/...`: a script asks so whose tracking URI ends with a slash, and MLflow's server answers."""
+"""Normalize requests: leading slashes of a path, and HEAD as a GET without its body."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Enough(OSError):
+class HeadersSent(OSError):
     """Ends an answer whose body nobody wants, as a connection that the client has cut would: a log never ends by itself."""
 
 
-async def head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Ask the application as if it were a GET."""
+async def respond_to_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD on a route that has GET and no answer of its own to HEAD: as GET, without the body."""
     answered = False
 
     async def begin(message: Message) -> None:
         nonlocal answered
         if answered:
-            raise Enough
+            raise HeadersSent
         await send(message)
         if message["type"] == "http.response.start":
             answered = True
@@ -23,13 +23,16 @@ async def head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None
     try:
         await app({**scope, "method": "GET"}, receive, begin)
     except Exception:
-        # Once it has answered, what comes is `Enough`, as whatever it became on its way through the application.
+        # Once it has answered, what comes is `HeadersSent`, as whatever it became on its way through the application.
         if not answered:
             raise
 
 
 class LeadingSlashes:
-    """ASGI middleware, in front of whatever decides by the path. Slashes further in mean what they say: they are names."""
+    """ASGI middleware: `//api/2.0/...` becomes `/api/2.0/...`, before anything decides by the path.
+
+    A script whose tracking URI ends with a slash asks so, and MLflow's server answers. Slashes further in are names.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -16,7 +16,7 @@ from resources.metadata.totals import DURATION_BUCKETS, Durations, Labels, Total
 
 log = logging.getLogger(__name__)
 
-FRESH_SECONDS = 5.0
+CACHE_SECONDS = 5.0
 """Several readers, or an impatient one, cost the database no more than one."""
 
 
@@ -35,7 +35,7 @@ class DatabaseTotals(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._fresh()
         if totals is not None:
-            yield from families(totals, self._buckets, self._installed_gpus())
+            yield from metric_families(totals, self._buckets, self._installed_gpus())
 
     def _installed_gpus(self) -> Mapping[str, int]:
         """Looked for once: a machine's GPUs do not change while it runs."""
@@ -50,7 +50,7 @@ class DatabaseTotals(Collector):
 
     def _fresh(self) -> Totals | None:
         with self._one_at_a_time:
-            if time.monotonic() - self._read_at > FRESH_SECONDS:
+            if time.monotonic() - self._read_at > CACHE_SECONDS:
                 try:
                     with self._database.read() as connection:
                         self._totals = read_totals(connection)
@@ -61,7 +61,7 @@ class DatabaseTotals(Collector):
             return self._totals
 
 
-def families(totals: Totals, buckets: Mapping[str, str], installed: Mapping[str, int]) -> Iterator[Metric]:
+def metric_families(totals: Totals, buckets: Mapping[str, str], installed: Mapping[str, int]) -> Iterator[Metric]:
     yield counter("hanzo_ml_jobs", "Jobs that reached a status", ["type", "status", "org"], totals.jobs)
     yield counter("hanzo_ml_gpu_hours", "GPU hours consumed", ["gpu_type", "org"], totals.gpu_hours)
     yield counter("hanzo_ml_datasets_created", "Dataset versions created", ["org"], totals.datasets)

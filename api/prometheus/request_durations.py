@@ -15,17 +15,17 @@ from api.auth.route_matching import UNMATCHED, Routes
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper ends in seconds; one more bucket has no end."""
-CELLS = len(BUCKETS) + 2
+CELLS_PER_ENDPOINT = len(BUCKETS) + 2
 """Of an endpoint: the calls in each bucket, and the sum of their seconds."""
-BOUNDS = [*map(floatToGoString, BUCKETS), "+Inf"]
+BUCKET_LABELS = [*map(floatToGoString, BUCKETS), "+Inf"]
 
 
 class RequestHistogram(Collector):
     """Seconds by endpoint. Make it before the workers are forked; each calls `count_as` with its place first."""
 
     def __init__(self, endpoints: Iterable[str], workers: int) -> None:
-        self._places = {endpoint: place * CELLS for place, endpoint in enumerate(sorted(set(endpoints)))}
-        self._size = len(self._places) * CELLS
+        self._places = {endpoint: place * CELLS_PER_ENDPOINT for place, endpoint in enumerate(sorted(set(endpoints)))}
+        self._size = len(self._places) * CELLS_PER_ENDPOINT
         self._cells = memoryview(mmap.mmap(-1, workers * self._size * 8)).cast("d")
         self._own = self._cells[: self._size]
 
@@ -36,7 +36,7 @@ class RequestHistogram(Collector):
     def observe(self, endpoint: str, seconds: float) -> None:
         start = self._places[endpoint]
         self._own[start + bisect_left(BUCKETS, seconds)] += 1
-        self._own[start + CELLS - 1] += seconds
+        self._own[start + CELLS_PER_ENDPOINT - 1] += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The endpoints that were called."""
@@ -46,14 +46,14 @@ class RequestHistogram(Collector):
             labels=["endpoint"],
         )
         for endpoint, start in self._places.items():
-            parts = [self._cells[first : first + CELLS] for first in range(start, len(self._cells), self._size)]
+            parts = [self._cells[first : first + CELLS_PER_ENDPOINT] for first in range(start, len(self._cells), self._size)]
             *counts, total = (sum(cells) for cells in zip(*parts, strict=True))
             if any(counts):
-                family.add_metric([endpoint], list(zip(BOUNDS, accumulate(counts), strict=True)), total)
+                family.add_metric([endpoint], list(zip(BUCKET_LABELS, accumulate(counts), strict=True)), total)
         yield family
 
 
-class RequestTimes:
+class RequestTiming:
     """ASGI middleware: observes the time until the answer begins, because a log that is followed never ends."""
 
     def __init__(self, app: ASGIApp, routes: Routes, histogram: RequestHistogram) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvloop
 
-from api.coalesced_writes import Corked
+from api.coalesced_writes import CoalescingTransport
 from tests.api.server_process import ServerProcess
 
 DATA_SEGS_IN = 152
@@ -40,7 +40,7 @@ def test_an_answer_is_one_packet(server: ServerProcess, path: str) -> None:
         assert len(set(connections)) == 1
 
 
-async def corked(serve: Callable[[Corked, asyncio.Transport], Awaitable[None]]) -> bytes:
+async def corked(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable[None]]) -> bytes:
     """All that the other end of a connection receives. What the event loop had to catch must be nothing."""
     loop = asyncio.get_running_loop()
     caught: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ async def corked(serve: Callable[[Corked, asyncio.Transport], Awaitable[None]]) 
     with others:
         others.setblocking(False)
         transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, own)
-        await serve(Corked(transport, loop), transport)
+        await serve(CoalescingTransport(transport, loop), transport)
         parts = []
         async with asyncio.timeout(30):
             while part := await loop.sock_recv(others, 1000):
@@ -58,14 +58,14 @@ async def corked(serve: Callable[[Corked, asyncio.Transport], Awaitable[None]]) 
     return b"".join(parts)
 
 
-def received(serve: Callable[[Corked, asyncio.Transport], Awaitable[None]]) -> bytes:
+def received(serve: Callable[[CoalescingTransport, asyncio.Transport], Awaitable[None]]) -> bytes:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(corked(serve))
 
 
 @pytest.mark.parametrize("pieces", range(1, 6))
 def test_what_is_written_in_one_turn_comes_whole_and_in_its_order(pieces: int) -> None:
-    async def serve(cork: Corked, transport: asyncio.Transport) -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         for turn in range(3):
             for piece in range(pieces):
                 cork.write(f"{turn}{piece} ".encode())
@@ -76,7 +76,7 @@ def test_what_is_written_in_one_turn_comes_whole_and_in_its_order(pieces: int) -
 
 
 def test_what_nothing_follows_leaves_with_the_turn() -> None:
-    async def serve(cork: Corked, transport: asyncio.Transport) -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         cork.write(b"alone")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -86,7 +86,7 @@ def test_what_nothing_follows_leaves_with_the_turn() -> None:
 
 
 def test_what_is_held_leaves_before_the_connection_closes() -> None:
-    async def serve(cork: Corked, transport: asyncio.Transport) -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         cork.write(b"last")
         cork.close()
         assert cork.is_closing()
@@ -95,7 +95,7 @@ def test_what_is_held_leaves_before_the_connection_closes() -> None:
 
 
 def test_what_is_written_to_a_connection_that_was_lost_disturbs_nobody() -> None:
-    async def serve(cork: Corked, transport: asyncio.Transport) -> None:
+    async def serve(cork: CoalescingTransport, transport: asyncio.Transport) -> None:
         transport.abort()
         cork.write(b"too late")
         await asyncio.sleep(0)

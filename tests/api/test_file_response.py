@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.artifacts.file_response import content_type, named
+from api.artifacts.file_response import content_type, filename_parameter
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_the_type_is_what_mlflow_says_of_that_name(name: str, expected: str) -> 
 )
 def test_the_name_is_plain_where_it_can_be_and_in_quotes_where_those_do(name: str, expected: str) -> None:
     """As MLflow's server writes it: clients that read `filename` alone know no other form."""
-    assert named(name) == expected
+    assert filename_parameter(name) == expected

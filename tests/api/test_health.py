@@ -183,7 +183,7 @@ def test_a_probe_that_was_lost_is_asked_anew(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(1)
         return len(asked) > 1 or hangs.wait(60)
 
-    monkeypatch.setattr("api.health.LOST_SECONDS", 0.0)
+    monkeypatch.setattr("api.health.ABANDON_SECONDS", 0.0)
     probe = Probe(ask, wait=0.05)
     assert asyncio.run(probe.answers()) is False
     assert comes_back(probe)

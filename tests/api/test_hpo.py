@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.auth.permissions import LOCAL
-from api.idempotency import sweep_of
+from api.idempotency import sweep_id_from_key
 from hanzo_ml.cli import hpo
 from recipes import objective_names
 from recipes.recipe import Recipe
@@ -174,7 +174,7 @@ def test_a_sweep_whose_answer_was_lost_is_started_once_by_its_key(
 ) -> None:
     """Sent again it was a second one, whose trials trained besides. Also where it is sent before the first call is done."""
     database = Database(request.getfixturevalue(backend))
-    asked, there = SweepConfig.model_validate(small()), sweep_of("k", LOCAL)
+    asked, there = SweepConfig.model_validate(small()), sweep_id_from_key("k", LOCAL)
 
     def start(_: int) -> str:
         return Sweeps(database).start(asked, user="ann", organization="default", id=there).id

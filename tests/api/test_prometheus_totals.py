@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from api.prometheus.database_totals import families
+from api.prometheus.database_totals import metric_families
 from resources.metadata.totals import DURATION_BUCKETS, Durations, Totals
 
 TOTALS = Totals(
@@ -22,7 +22,7 @@ TOTALS = Totals(
 
 class Told(Collector):
     def collect(self) -> list[Metric]:
-        return [*families(TOTALS, {"datasets": "hanzo-datasets"}, {"nvidia-h100-80gb": 40})]
+        return [*metric_families(TOTALS, {"datasets": "hanzo-datasets"}, {"nvidia-h100-80gb": 40})]
 
 
 def test_the_page_has_what_is_known() -> None:

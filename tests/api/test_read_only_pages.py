@@ -6,7 +6,7 @@ import pytest
 
 from api.app import create_app
 from api.auth.route_matching import Routes
-from api.middleware.read_only_pages import writes
+from api.middleware.read_only_pages import changes_something
 from resources.settings import Settings
 
 NAMES = ("search", "search-datasets", "get-latest-versions", "graphql", "ui-telemetry", "login")
@@ -28,7 +28,7 @@ def writing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: str) -> None:
     """`DELETE .../artifacts/search` was, and any other of an object of such a name."""
     requests = [PARAMETER.sub(name, route).split(" ", 1) for route in writing]
-    assert [(method, path) for method, path in requests if not writes(method, path)] == []
+    assert [(method, path) for method, path in requests if not changes_something(method, path)] == []
     assert len(writing) > 100
     assert any(PARAMETER.search(route) for route in writing)
 
@@ -48,5 +48,5 @@ def test_no_route_that_writes_is_taken_for_a_question(writing: list[str], name: 
     ],
 )
 def test_a_question_is_none_by_another_method(path: str) -> None:
-    assert not writes("POST", path)
-    assert [method for method in ("PUT", "PATCH", "DELETE") if not writes(method, path)] == []
+    assert not changes_something("POST", path)
+    assert [method for method in ("PUT", "PATCH", "DELETE") if not changes_something(method, path)] == []

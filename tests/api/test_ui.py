@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param
 from mlflow.server.graphql.graphql_schema_extensions import schema as mlflow_schema
 
-from api.routes.ui.graphql_execution import schema, too_much
+from api.routes.ui.graphql_execution import exceeded_limit, schema
 from resources.metadata.database import Database
 from resources.metadata.tracking.run_search import RunSearch
 from tests.api.server_process import ServerProcess
@@ -170,7 +170,7 @@ def aliased(first: str, count: int) -> str:
     ],
 )
 def test_a_document_that_asks_for_too_much_is_not_answered(document: str, refusal: str | None) -> None:
-    found = too_much(parse(document))
+    found = exceeded_limit(parse(document))
     assert (found is None) if refusal is None else refusal in str(found)
 
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import pytest
 
-from api.artifacts.file_response import SAFE
-from api.artifacts.signed_links import Link
+from api.artifacts.file_response import SAFE_HEADERS
+from api.artifacts.signed_links import SignedLink
 from recipes.chunks import chunk_folder, chunk_uri
 from recipes.manifest import Artifact
 from recipes.record_lines import record_lines
@@ -96,7 +96,7 @@ def test_what_a_user_uploaded_runs_nothing_in_a_browser(server: ServerProcess, h
             http.get(link, headers={"Range": "bytes=99-"}),
         ]
     for answer in shown:
-        for name, value in SAFE.items():
+        for name, value in SAFE_HEADERS.items():
             assert answer.headers.get_list(name) == [value], answer.status_code
     assert [answer.status_code for answer in shown[1:]] in ([], [200, 206, 416])
 
@@ -321,7 +321,7 @@ def test_downloads_lead_to_s3_by_the_name_that_clients_know(tmp_path: Path, s3_s
 
 
 def test_a_link_ends() -> None:
-    link, key = Link("default", "s3://hanzo-ml/datasets/d/1/x", 1000), b"k" * 32
+    link, key = SignedLink("default", "s3://hanzo-ml/datasets/d/1/x", 1000), b"k" * 32
     signature = parse_qs(link.query(key))["signature"][0]
     link.check(signature, key, now=1000)
     with pytest.raises(HanzoError, match="expired"):

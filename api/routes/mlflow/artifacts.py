@@ -7,24 +7,24 @@ from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from api.artifacts.checksums import HEADER, promised
+from api.artifacts.checksums import SHA256_HEADER, expected_checksums
 from api.artifacts.file_response import file_response
-from api.artifacts.locations import Place
+from api.artifacts.locations import ArtifactLocation
 from api.artifacts.run_artifacts import Entry, OwnedArtifacts, checked_folder, checked_path
-from api.artifacts.verified_files import Uploaded
+from api.artifacts.verified_files import UploadedFile
 from api.auth.permissions import Permission
-from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
+from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, StoreOf, TrackingOf
 from api.responses import TypedResponse
-from api.routes.mlflow.model_version_files import is_of_version, version_entries
+from api.routes.mlflow.model_version_files import is_version_path, version_entries
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
-from api.schemas.mlflow.requests import NamedRun
+from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.requests import RunIdParameter
 from resources.errors import HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
 from resources.metadata.tracking.run_data import check_run_active
 
-MAX_SMALL = 10 * 1024 * 1024
+MAX_WEB_UPLOAD_BYTES = 10 * 1024 * 1024
 
 router = Router(tag="mlflow")
 
@@ -33,18 +33,20 @@ router = Router(tag="mlflow")
 def list_artifacts(
     tracking: TrackingOf,
     artifacts: RunArtifactsOf,
-    run_id: NamedRun,
+    run_id: RunIdParameter,
     path: str = "",
 ) -> TypedResponse[responses.FilesAnswer]:
     folder = checked_folder(path)  # before anything is looked up, as in MLflow: what climbs is no path of any run
     run = tracking.runs.get(run_id)
     check_here(run.artifact_uri)
     files = [file_message(entry) for entry in artifacts.entries(run.id, folder)]
-    return answer(root_uri=run.artifact_uri, files=files)
+    return mlflow_response(root_uri=run.artifact_uri, files=files)
 
 
 @router.get("/mlflow/artifacts/get", Permission.EXPERIMENTS_READ, produces="*/*", ranges=True, head=True)
-def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: NamedRun) -> Response:
+def file_of_run(
+    path: str, request: Request, tracking: TrackingOf, artifacts: RunArtifactsOf, run_id: RunIdParameter
+) -> Response:
     """FastTrackML's path; MLflow's is /get-artifact."""
     checked_path(path)
     run = tracking.runs.get(run_id)
@@ -54,7 +56,7 @@ def file_of_run(path: str, request: Request, tracking: TrackingOf, artifacts: Ru
 
 @router.get("/mlflow-artifacts/artifacts", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_proxied(
-    places: ArtifactPlacesOf,
+    places: ArtifactLocationsOf,
     database: DatabaseOf,
     store: StoreOf,
     caller: CallerOf,
@@ -62,11 +64,11 @@ def list_proxied(
 ) -> TypedResponse[responses.ProxiedFilesAnswer]:
     """Entries named relative to `path`, as the client of the proxy expects."""
     folder = checked_folder(path)
-    if is_of_version(folder):
+    if is_version_path(folder):
         found = version_entries(database, store, folder, caller.organization)
     else:
         found = places.entries(folder, caller.organization)
-    return answer(files=[file_message(entry) for entry in found])
+    return mlflow_response(files=[file_message(entry) for entry in found])
 
 
 @router.get(
@@ -77,32 +79,32 @@ def list_proxied(
     ranges=True,
     head=True,
 )
-def download(artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf) -> Response:
-    return place_response(places.locate(checked_path(artifact_path), caller.organization), request)
+def download(artifact_path: str, request: Request, places: ArtifactLocationsOf, caller: CallerOf) -> Response:
+    return location_response(places.locate(checked_path(artifact_path), caller.organization), request)
 
 
 @router.put(
     "/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True, streams_body=True
 )
 async def upload(
-    artifact_path: str, request: Request, places: ArtifactPlacesOf, caller: CallerOf
+    artifact_path: str, request: Request, places: ArtifactLocationsOf, caller: CallerOf
 ) -> TypedResponse[responses.NothingAnswer]:
     place = await run_in_threadpool(places.locate, checked_path(artifact_path), caller.organization)
     place.check_writable()
-    uploaded = await receive(request, place.artifacts, place.owner, place.path)
-    response = answer()
-    response.headers[HEADER] = uploaded.sha256
+    uploaded = await store_body(request, place.artifacts, place.owner, place.path)
+    response = mlflow_response()
+    response.headers[SHA256_HEADER] = uploaded.sha256
     return response
 
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_DELETE)
-def delete(artifact_path: str, places: ArtifactPlacesOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(artifact_path: str, places: ArtifactLocationsOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
     named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
     place = places.locate(checked_path(named), caller.organization)
     place.check_writable()
     place.artifacts.delete(place.owner, place.path)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/mlflow/upload-artifact", Permission.EXPERIMENTS_WRITE, streams_body=True)
@@ -113,35 +115,35 @@ async def upload_small(
     run_uuid: str = "",
     path: str = "",
 ) -> TypedResponse[responses.NothingAnswer]:
-    """How the web UI uploads: the body is the file, of at most `MAX_SMALL` bytes."""
+    """How the web UI uploads: the body is the file, of at most `MAX_WEB_UPLOAD_BYTES` bytes."""
     for name, given in (("run_uuid", run_uuid), ("path", path)):
         if not given:
             raise invalid(f"Request must specify {name}.")
     checked_path(path)
     # A body of a length that nobody told would be read to its end: browsers tell it.
     length = int(request.headers.get("content-length", 0))
-    if length > MAX_SMALL:
+    if length > MAX_WEB_UPLOAD_BYTES:
         raise invalid("Artifact size is too large. Max size is 10MB.")
     if not length:
         raise invalid("Request must specify data.")
     run = await run_in_threadpool(tracking.runs.get, run_uuid)
     check_run_active(run.id, run.lifecycle_stage)
     check_here(run.artifact_uri)
-    await receive(request, artifacts, run.id, path)
-    return answer()
+    await store_body(request, artifacts, run.id, path)
+    return mlflow_response()
 
 
-async def receive(request: Request, artifacts: OwnedArtifacts, owner: str, path: str) -> Uploaded:
+async def store_body(request: Request, artifacts: OwnedArtifacts, owner: str, path: str) -> UploadedFile:
     """Stream the body into the store: one that breaks off, or is not what its checksums say, leaves nothing."""
     length = request.headers.get("content-length")
     size = int(length) if length is not None else None
     try:
-        return await artifacts.receive(owner, path, request.stream(), promised(request.headers), size)
+        return await artifacts.receive(owner, path, request.stream(), expected_checksums(request.headers), size)
     except ClientDisconnect:
-        raise broke_off() from None
+        raise upload_interrupted() from None
 
 
-def broke_off() -> HanzoError:
+def upload_interrupted() -> HanzoError:
     return invalid("The upload broke off, and nothing was stored: send it again")
 
 
@@ -149,7 +151,7 @@ def artifact_response(artifacts: OwnedArtifacts, owner: str, path: str, request:
     return file_response(artifacts.open(owner, path), path.rpartition("/")[2], request)
 
 
-def place_response(place: Place, request: Request) -> Response:
+def location_response(place: ArtifactLocation, request: Request) -> Response:
     return artifact_response(place.artifacts, place.owner, place.path, request)
 
 

@@ -13,7 +13,7 @@ from api.fast_path.reads import FastQuery, FastSearch, parse_fields
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import VIEWS, answer, experiment_message, experiment_number
+from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, Required, Tag, View
 from resources.metadata.artifacts.artifact_locations import in_folder
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
@@ -59,7 +59,7 @@ def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Ty
     # Without sign-in everybody is on this machine: a relative path is one of the server's folder, as in MLflow.
     location = in_folder(body.artifact_location, str(Path.cwd())) if caller is LOCAL else body.artifact_location
     made = tracking.experiments.create(body.name, caller.organization, artifact_location=location, tags=tags)
-    return answer(experiment_id=str(made.id))
+    return mlflow_response(experiment_id=str(made.id))
 
 
 @router.get(
@@ -69,7 +69,7 @@ def create(body: CreateExperiment, tracking: TrackingOf, caller: CallerOf) -> Ty
     fast_path=FastQuery(partial(parse_fields, known={"experiment_id"})),
 )
 def get(experiment_id: Required, tracking: TrackingOf) -> TypedResponse[responses.ExperimentAnswer]:
-    return answer(experiment=experiment_message(tracking.experiments.get(experiment_number(experiment_id))))
+    return mlflow_response(experiment=experiment_message(tracking.experiments.get(experiment_number(experiment_id))))
 
 
 @router.get(
@@ -81,7 +81,7 @@ def get_by_name(
     experiment_name: Required, tracking: TrackingOf, caller: CallerOf
 ) -> TypedResponse[responses.ExperimentAnswer]:
     found = tracking.experiments.get_by_name(experiment_name, caller.organization)
-    return answer(experiment=experiment_message(found))
+    return mlflow_response(experiment=experiment_message(found))
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True, fast_path=FastSearch())
@@ -95,7 +95,7 @@ def search(body: SearchExperiments, tracking: TrackingOf, caller: CallerOf) -> T
         page_token=body.page_token or None,
     )
     found: list[Any] = [experiment_message(experiment) for experiment in page.experiments]
-    return answer(experiments=found, next_page_token=page.next_page_token)
+    return mlflow_response(experiments=found, next_page_token=page.next_page_token)
 
 
 @router.get("/search", Permission.EXPERIMENTS_READ)
@@ -108,28 +108,28 @@ def search_by_query(
 @router.post("/update", Permission.EXPERIMENTS_WRITE)
 def update(body: UpdateExperiment, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.rename(experiment_number(body.experiment_id), body.new_name)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/delete", Permission.EXPERIMENTS_DELETE)
 def delete(body: ExperimentId, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.delete(experiment_number(body.experiment_id))
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/restore", Permission.EXPERIMENTS_DELETE)
 def restore(body: ExperimentId, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.restore(experiment_number(body.experiment_id))
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/set-experiment-tag", Permission.EXPERIMENTS_WRITE)
 def set_tag(body: ExperimentTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.set_tag(experiment_number(body.experiment_id), body.key, body.value)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/delete-experiment-tag", Permission.EXPERIMENTS_WRITE)
 def delete_tag(body: ExperimentTagKey, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.experiments.delete_tag(experiment_number(body.experiment_id), body.key)
-    return answer()
+    return mlflow_response()

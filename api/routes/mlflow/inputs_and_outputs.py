@@ -11,7 +11,7 @@ from api.dependencies import CallerOf, TrackingOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer, experiment_number
+from api.schemas.mlflow.messages import experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, OfRun, Required
 from resources.errors import invalid
 from resources.metadata.tracking.inputs import Dataset, DatasetInput, DatasetSummary
@@ -19,11 +19,11 @@ from resources.metadata.tracking.tracking import Tracking
 from resources.metadata.tracking_rules import MAX_INT64
 
 router = Router("/mlflow", tag="mlflow")
-stock_paths = Router(tag="mlflow")
+paths_without_slash = Router(tag="mlflow")
 """A slash is missing in MLflow's own definition of one path, so its clients ask there."""
 
-MANDATORY = frozenset({"artifact_path", "flavors", "utc_time_created", "run_id"})
-KEPT = ("run_id", "utc_time_created", "artifact_path", "model_uuid")
+REQUIRED_MODEL_FIELDS = frozenset({"artifact_path", "flavors", "utc_time_created", "run_id"})
+COPIED_MODEL_FIELDS = ("run_id", "utc_time_created", "artifact_path", "model_uuid")
 
 
 class ModelOutput(Message):
@@ -45,13 +45,13 @@ def log_outputs(body: LogOutputs, tracking: TrackingOf) -> TypedResponse[respons
         if not -MAX_INT64 - 1 <= model.step <= MAX_INT64:
             raise invalid("Invalid value for parameter 'step' supplied: it must be a 64-bit integer")
     tracking.logged_models.log_outputs(body.run_id, {model.model_id: model.step for model in body.models})
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/runs/log-model", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def log_model(body: LogModel, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.model_history.append(body.run_id, history_entry(body.model_json))
-    return answer()
+    return mlflow_response()
 
 
 def history_entry(model_json: str) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def history_entry(model_json: str) -> dict[str, Any]:
         raise invalid("Malformed model info. model_json is not a valid JSON.") from None
     if not isinstance(model, dict) or not isinstance(model.get("flavors", {}), dict):
         raise invalid("Malformed model info. model_json must be an object, and so must be its flavors.")
-    missing = sorted(MANDATORY - model.keys())
+    missing = sorted(REQUIRED_MODEL_FIELDS - model.keys())
     if missing:
         raise invalid(f"Model json is missing mandatory fields: {', '.join(missing)}")
     flavors = {name: without_config(flavor) for name, flavor in model["flavors"].items()}
-    return {**{name: model[name] for name in KEPT if name in model}, "flavors": flavors}
+    return {**{name: model[name] for name in COPIED_MODEL_FIELDS if name in model}, "flavors": flavors}
 
 
 def without_config(flavor: Any) -> Any:
@@ -118,17 +118,17 @@ def log_inputs(body: LogInputs, tracking: TrackingOf) -> TypedResponse[responses
     tracking.inputs.log(
         body.run_id, [dataset.logged() for dataset in body.datasets], [model.model_id for model in body.models]
     )
-    return answer()
+    return mlflow_response()
 
 
-@stock_paths.post("/api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
-@stock_paths.post("/ajax-api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
+@paths_without_slash.post("/api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
+@paths_without_slash.post("/ajax-api/2.0mlflow/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
 @router.post("/experiments/search-datasets", Permission.EXPERIMENTS_READ, read_only=True)
 def search_datasets(
     body: SearchDatasets, tracking: TrackingOf, caller: CallerOf
 ) -> TypedResponse[responses.DatasetSummariesAnswer]:
     found = dataset_summaries(tracking, body.experiment_ids, caller.organization)
-    return answer(dataset_summaries=[summary_message(summary) for summary in found])
+    return mlflow_response(dataset_summaries=[summary_message(summary) for summary in found])
 
 
 def dataset_summaries(tracking: Tracking, experiment_ids: Sequence[str], organization: str) -> list[DatasetSummary]:

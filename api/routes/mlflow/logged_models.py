@@ -14,7 +14,7 @@ from api.responses import TypedResponse
 from api.routes.mlflow.artifacts import artifact_response, file_message
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer, experiment_number, metric_message, pairs
+from api.schemas.mlflow.messages import experiment_number, metric_message, mlflow_response, pairs
 from api.schemas.mlflow.requests import Message, Required
 from resources.errors import ErrorCode, HanzoError, invalid
 from resources.metadata.artifacts.artifact_locations import check_here
@@ -31,7 +31,7 @@ TO_MLFLOW = {
 }
 FROM_MLFLOW = {theirs: ours for ours, theirs in TO_MLFLOW.items()}
 VERSIONS_TAG = "mlflow.modelVersions"
-FILTERED = {"UPLOAD_FAILED": "failed"}
+FILTER_STATUSES = {"UPLOAD_FAILED": "failed"}
 NUMBERS = {str(number): theirs for number, theirs in enumerate(TO_MLFLOW.values(), start=1)}
 Status = Annotated[Required, BeforeValidator(lambda value: NUMBERS.get(str(value), value))]
 """By name, or by number, which protobuf's JSON allows too, also as text."""
@@ -94,10 +94,10 @@ def create(body: CreateLoggedModel, tracking: TrackingOf) -> TypedResponse[respo
         name=body.name,
         model_type=body.model_type,
         source_run_id=body.source_run_id,
-        params=values(body.params),
-        tags=values(body.tags),
+        params=last_values(body.params),
+        tags=last_values(body.tags),
     )
-    return answer(model=model_message(made))
+    return mlflow_response(model=model_message(made))
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True)
@@ -106,7 +106,7 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
         raise invalid("`dataset_name` in the `datasets` clause must be specified.")
     page = tracking.logged_model_search.search(
         [experiment_number(text) for text in body.experiment_ids],
-        conditions=[in_our_words(condition) for condition in parse_filter(body.filter, LOGGED_MODEL_GRAMMAR)],
+        conditions=[translate_status(condition) for condition in parse_filter(body.filter, LOGGED_MODEL_GRAMMAR)],
         datasets=[dataset.measured_on() for dataset in body.datasets],
         orders=[
             ModelOrder(
@@ -124,13 +124,13 @@ def search(body: SearchLoggedModels, tracking: TrackingOf, caller: CallerOf) -> 
     if not body.include_metrics:
         for model in models:
             del model["data"]["metrics"]
-    return answer(models=models, next_page_token=page.next_page_token)
+    return mlflow_response(models=models, next_page_token=page.next_page_token)
 
 
 @router.get("/{model_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def get(model_id: str, tracking: TrackingOf, allow_deleted: bool = False) -> TypedResponse[responses.LoggedModelAnswer]:
     found = tracking.logged_models.get(model_id, allow_deleted=allow_deleted)
-    return answer(model=model_message(tracking.logged_models.details(found)))
+    return mlflow_response(model=model_message(tracking.logged_models.details(found)))
 
 
 @router.patch("/{model_id}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
@@ -139,30 +139,30 @@ def finalize(model_id: str, body: FinalizeLoggedModel, tracking: TrackingOf) -> 
         raise invalid(
             f"Invalid value {body.status!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}"
         )
-    return answer(model=model_message(tracking.logged_models.finalize(model_id, FROM_MLFLOW[body.status])))
+    return mlflow_response(model=model_message(tracking.logged_models.finalize(model_id, FROM_MLFLOW[body.status])))
 
 
 @router.delete("/{model_id}", Permission.EXPERIMENTS_DELETE)
 def delete(model_id: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete(model_id)
-    return answer()
+    return mlflow_response()
 
 
 @router.patch("/{model_id}/tags", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def set_tags(model_id: str, body: LoggedModelTags, tracking: TrackingOf) -> TypedResponse[responses.LoggedModelAnswer]:
-    return answer(model=model_message(tracking.logged_models.set_tags(model_id, values(body.tags))))
+    return mlflow_response(model=model_message(tracking.logged_models.set_tags(model_id, last_values(body.tags))))
 
 
 @router.delete("/{model_id}/tags/{tag_key:path}", Permission.EXPERIMENTS_WRITE)
 def delete_tag(model_id: str, tag_key: str, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.logged_models.delete_tag(model_id, tag_key)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/{model_id}/params", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def log_params(model_id: str, body: LoggedModelParams, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
-    tracking.logged_models.log_params(model_id, values(body.params))
-    return answer()
+    tracking.logged_models.log_params(model_id, last_values(body.params))
+    return mlflow_response()
 
 
 @router.get("/{model_id}/artifacts/directories", Permission.EXPERIMENTS_READ, allows_jobs=True)
@@ -173,7 +173,7 @@ def list_artifacts(
     model = tracking.logged_models.get(model_id)
     check_here(model.artifact_uri)
     files = [file_message(entry) for entry in artifacts.entries(model.id, folder)]
-    return answer(root_uri=model.artifact_uri, files=files)
+    return mlflow_response(root_uri=model.artifact_uri, files=files)
 
 
 @router.get("/{model_id}/artifacts/files", Permission.EXPERIMENTS_READ, produces="*/*", ranges=True, head=True)
@@ -192,23 +192,23 @@ def download(
     return artifact_response(artifacts, model.id, artifact_file_path, request)
 
 
-def values(sent: tuple[Pair, ...]) -> dict[str, str]:
+def last_values(sent: tuple[Pair, ...]) -> dict[str, str]:
     """Each key once, with the value that was sent last."""
     return {pair.key: pair.value for pair in sent}
 
 
-def in_our_words(condition: Condition) -> Condition:
+def translate_status(condition: Condition) -> Condition:
     """MLflow's statuses as its client shows them: READY, PENDING, UPLOAD_FAILED."""
     if (condition.entity, condition.key) != ("attribute", "status"):
         return condition
     if isinstance(condition.value, tuple):
-        return replace(condition, value=tuple(our_status(text) for text in condition.value))
-    return replace(condition, value=our_status(str(condition.value)))
+        return replace(condition, value=tuple(stored_status(text) for text in condition.value))
+    return replace(condition, value=stored_status(str(condition.value)))
 
 
-def our_status(text: str) -> str:
+def stored_status(text: str) -> str:
     short = text.removeprefix("LOGGED_MODEL_")
-    return FILTERED.get(short, short.lower())
+    return FILTER_STATUSES.get(short, short.lower())
 
 
 def model_message(found: ModelDetails) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from api.fast_path.reads import RUN, Arguments, FastQuery, parse_fields, with_ru
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer, metric_message
-from api.schemas.mlflow.requests import NamedRun, Required
+from api.schemas.mlflow.messages import metric_message, mlflow_response
+from api.schemas.mlflow.requests import Required, RunIdParameter
 from api.schemas.mlflow.runs import point_messages
 from resources.errors import invalid
 from resources.metadata.tracking.metric_sampling import PointOfRun, Steps
@@ -23,7 +23,7 @@ from resources.metadata.tracking_rules import MAX_INT64
 
 MAX_HISTORY = 25_000
 """Points of the largest page. As many are put in order as a whole; what follows is read as it is sent."""
-CHUNK = 5000
+STREAMED_POINTS = 5000
 """Points of what follows that are read and sent at once."""
 
 router = Router("/mlflow", tag="mlflow")
@@ -44,7 +44,7 @@ def parse_history(query: str) -> Arguments | None:
 def get_history(
     tracking: TrackingOf,
     metric_key: Required,
-    run_id: NamedRun,
+    run_id: RunIdParameter,
     page_token: str = "",
     max_results: Annotated[int | None, Query(ge=1)] = None,
 ) -> TypedResponse[responses.HistoryAnswer] | StreamingResponse:
@@ -52,7 +52,7 @@ def get_history(
     limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
     first = tracking.metrics.history(run_id, metric_key, limit, page_token or None)
     if max_results is not None or first.next_page_token is None:
-        return answer(metrics=point_messages(first.points), next_page_token=first.next_page_token)
+        return mlflow_response(metrics=point_messages(first.points), next_page_token=first.next_page_token)
     return StreamingResponse(whole_history(tracking.metrics, run_id, metric_key, first), media_type="application/json")
 
 
@@ -64,7 +64,7 @@ def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) ->
         if page.next_page_token is None:
             break
         yield b","
-        page = metrics.history(run_id, key, CHUNK, page.next_page_token)
+        page = metrics.history(run_id, key, STREAMED_POINTS, page.next_page_token)
     yield b"]}"
 
 
@@ -90,9 +90,9 @@ def get_history_bulk_interval(
     check_count("GetMetricHistoryBulkInterval request must specify at most", len(run_ids))
     if not 1 <= max_results <= MAX_POINTS_OF_RUN:
         raise invalid(f"max_results must be between 1 and {MAX_POINTS_OF_RUN}.")
-    steps = interval(start_step, end_step)
+    steps = step_interval(start_step, end_step)
     points = tracking.metric_sampling.sample(run_ids, metric_key, max_results, steps)
-    return answer(metrics=[point_message(found) for found in points])
+    return mlflow_response(metrics=[point_message(found) for found in points])
 
 
 @router.get("/metrics/get-history-bulk", Permission.EXPERIMENTS_READ)
@@ -109,7 +109,7 @@ def get_history_bulk(
     if metric_key is None:
         raise invalid("GetMetricHistoryBulk request must specify a metric_key.")
     points = tracking.metric_sampling.first_points(run_id, metric_key, min(max_results, MAX_POINTS))
-    return answer(metrics=[point_message(found) for found in points])
+    return mlflow_response(metrics=[point_message(found) for found in points])
 
 
 def check_count(refusal: str, runs: int) -> None:
@@ -117,7 +117,7 @@ def check_count(refusal: str, runs: int) -> None:
         raise invalid(f"{refusal} {MAX_RUNS} run_ids. Received {runs} run_ids.")
 
 
-def interval(start: int | None, end: int | None) -> Steps | None:
+def step_interval(start: int | None, end: int | None) -> Steps | None:
     if start is None and end is None:
         return None
     if start is None or end is None:

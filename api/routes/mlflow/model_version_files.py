@@ -28,7 +28,7 @@ router = Router("/mlflow-artifacts/artifacts", tag="mlflow")
 
 NUMBER = "[0-9]{1,19}"
 """Other words are none: `models/MODEL/artifacts` are a logged model's files, of an experiment at the root of the proxy."""
-OF_VERSION = re.compile(rf"models/[^/]+/{NUMBER}(?:/.*)?", re.DOTALL)
+VERSION_PATH = re.compile(rf"models/[^/]+/{NUMBER}(?:/.*)?", re.DOTALL)
 
 register_url_convertor("version", type("Version", (StringConvertor,), {"regex": NUMBER})())
 
@@ -58,8 +58,8 @@ def download(
         raise no_artifact(path) from None
 
 
-def is_of_version(proxied: str) -> bool:
-    return OF_VERSION.fullmatch(proxied) is not None
+def is_version_path(proxied: str) -> bool:
+    return VERSION_PATH.fullmatch(proxied) is not None
 
 
 def version_entries(database: Database, store: Store, proxied: str, organization: str) -> list[Entry]:

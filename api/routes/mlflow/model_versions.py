@@ -13,8 +13,8 @@ from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
-from api.schemas.mlflow.registry import ACTIVE, mlflow_stage, our_stages, version_message
+from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.registry import ACTIVE_STAGES, mlflow_stage, stages_in_mlflow_stage, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
@@ -104,45 +104,45 @@ def create(
         description=body.description,
         tags=tags,
     )
-    return answer(model_version=version_message(Registry(database).create(caller.model(body.name), pointer)))
+    return mlflow_response(model_version=version_message(Registry(database).create(caller.model(body.name), pointer)))
 
 
 @router.get("/get", Permission.MODELS_READ, allows_jobs=True)
 def get(
     query: Annotated[VersionName, Query()], database: DatabaseOf, caller: CallerOf
 ) -> TypedResponse[responses.VersionAnswer]:
-    return answer(model_version=version_message(Registry(database).read(caller.model(query.name), query.number)))
+    return mlflow_response(model_version=version_message(Registry(database).read(caller.model(query.name), query.number)))
 
 
 @router.patch("/update", Permission.MODELS_REGISTER)
 def update(body: UpdateVersion, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
     changed = ModelVersionEdits(database).describe(caller.model(body.name), body.number, body.description)
-    return answer(model_version=version_message(changed))
+    return mlflow_response(model_version=version_message(changed))
 
 
 @router.post("/transition-stage", Permission.MODELS_PROMOTE)
 def transition_stage(body: Transition, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.VersionAnswer]:
     """Into Production, the version that was there is always archived: a name has one at most (row O4)."""
     stage = mlflow_stage(body.stage)
-    if body.archive_existing_versions and stage not in ACTIVE:
+    if body.archive_existing_versions and stage not in ACTIVE_STAGES:
         raise invalid(
             "Model version transition cannot archive existing model versions because "
-            f"'{stage}' is not an Active stage. Valid stages are {', '.join(ACTIVE)}"
+            f"'{stage}' is not an Active stage. Valid stages are {', '.join(ACTIVE_STAGES)}"
         )
     moved = Registry(database).promote(
         caller.model(body.name),
         body.number,
         stage.lower(),
         user=caller.user_id,
-        archive=our_stages(stage) if body.archive_existing_versions else (),
+        archive=stages_in_mlflow_stage(stage) if body.archive_existing_versions else (),
     )
-    return answer(model_version=version_message(moved))
+    return mlflow_response(model_version=version_message(moved))
 
 
 @router.delete("/delete", Permission.MODELS_ARCHIVE)
 def delete(body: VersionName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete(caller.model(body.name), body.number)
-    return answer()
+    return mlflow_response()
 
 
 @router.get("/search", Permission.MODELS_READ)
@@ -156,7 +156,7 @@ def search(
         query.page_token or None,
     )
     found = [version_message(version) for version in page.versions]
-    return answer(model_versions=found or None, next_page_token=page.next_page_token)
+    return mlflow_response(model_versions=found or None, next_page_token=page.next_page_token)
 
 
 @router.get("/get-download-uri", Permission.MODELS_READ, allows_jobs=True)
@@ -165,16 +165,16 @@ def get_download_uri(
 ) -> TypedResponse[responses.VersionUriAnswer]:
     with database.read() as connection:
         version = Registry(database).get(caller.model(query.name), query.number, connection)
-        return answer(artifact_uri=download_uri(connection, version))
+        return mlflow_response(artifact_uri=download_uri(connection, version))
 
 
 @router.post("/set-tag", Permission.MODELS_REGISTER)
 def set_tag(body: VersionTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).set_tag(caller.model(body.name), body.number, body.key, body.value)
-    return answer()
+    return mlflow_response()
 
 
 @router.delete("/delete-tag", Permission.MODELS_REGISTER)
 def delete_tag(body: VersionTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     ModelVersionEdits(database).delete_tag(caller.model(body.name), body.number, body.key)
-    return answer()
+    return mlflow_response()

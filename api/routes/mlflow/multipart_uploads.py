@@ -13,14 +13,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from api.artifacts.locations import Place
+from api.artifacts.locations import ArtifactLocation
 from api.artifacts.run_artifacts import checked_path
 from api.auth.permissions import Permission
-from api.dependencies import ArtifactPlacesOf, CallerOf, SignedTransfersOf, VerifiedFilesOf
+from api.dependencies import ArtifactLocationsOf, CallerOf, SignedTransfersOf, VerifiedFilesOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.requests import Message, Required
 from recipes.signed_transfers import MAX_PARTS, Part, SignedTransfers, UploadRefused, etag_of
 from recipes.store import Store
@@ -63,22 +63,22 @@ class AbortUpload(OfFile):
 
 @router.post("/mpu/create/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def create(
-    artifact_path: str, body: CreateUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, body: CreateUpload, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.UploadAnswer]:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
     place.check_writable()
     place.artifacts.check_free(place.owner, place.path)
-    begun = transfers.begin(uri_of(place), body.num_parts)
+    begun = transfers.begin(location_uri(place), body.num_parts)
     parts = [{"url": url, "part_number": number, "headers": {}} for number, url in enumerate(begun.part_urls, start=1)]
-    return answer(upload_id=begun.id, credentials=parts)
+    return mlflow_response(upload_id=begun.id, credentials=parts)
 
 
 @router.post("/mpu/complete/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def complete(
     artifact_path: str,
     body: CompleteUpload,
-    places: ArtifactPlacesOf,
+    places: ArtifactLocationsOf,
     files: VerifiedFilesOf,
     transfers: SignedTransfersOf,
     caller: CallerOf,
@@ -87,42 +87,42 @@ def complete(
     check_supported(transfers, "Multipart upload")
     place.check_writable()
     place.artifacts.check_free(place.owner, place.path)
-    uri, parts = uri_of(place), [Part(part.part_number, part.etag) for part in body.parts]
+    uri, parts = location_uri(place), [Part(part.part_number, part.etag) for part in body.parts]
     try:
         files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
     except UploadRefused:
         raise invalid("The parts are not those that were uploaded, and nothing was stored: upload them again") from None
     except FileNotFoundError:
         # Perhaps the client lost the answer to its first request, which may be at work still.
-        if not stands(files.store, uri, parts):
+        if not is_assembled_from(files.store, uri, parts):
             message = "No such upload is on its way there: it was completed or aborted, or is of another file"
             raise not_found(message) from None
         files.open(uri, place.owner)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/mpu/abort/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def abort(
-    artifact_path: str, body: AbortUpload, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, body: AbortUpload, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.NothingAnswer]:
     place = places.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
     with suppress(FileNotFoundError):  # nothing is on its way, which is what was asked for
-        transfers.abort(uri_of(place), body.upload_id)
-    return answer()
+        transfers.abort(location_uri(place), body.upload_id)
+    return mlflow_response()
 
 
 @router.get("/presigned/{artifact_path:path}", Permission.EXPERIMENTS_READ)
 def download_url(
-    artifact_path: str, places: ArtifactPlacesOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.DownloadUrlAnswer]:
     place = places.locate(checked_path(artifact_path), caller.organization)
     check_supported(transfers, "Multipart download")
     file = place.artifacts.open(place.owner, place.path)
-    return answer(url=transfers.download_url(file.stored.uri), headers={}, file_size=file.size)
+    return mlflow_response(url=transfers.download_url(file.stored.uri), headers={}, file_size=file.size)
 
 
-def uri_of(place: Place) -> str:
+def location_uri(place: ArtifactLocation) -> str:
     return place.artifacts.uri(place.owner, place.path)
 
 
@@ -131,7 +131,7 @@ def check_supported(transfers: SignedTransfers, what: str) -> None:
         raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{what} is not supported for the current artifact repository")
 
 
-def stands(store: Store, uri: str, parts: Sequence[Part]) -> bool:
+def is_assembled_from(store: Store, uri: str, parts: Sequence[Part]) -> bool:
     """Whether what lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
     try:
         return store.open(uri).version.strip('"') == etag_of(parts)

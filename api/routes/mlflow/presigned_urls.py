@@ -1,6 +1,6 @@
 """MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of the
 client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone, whose
-files go through the artifact proxy (`multipart`): so every request is checked, and answered as MLflow answers a proxied one.
+files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow answers a proxied one.
 """
 
 from fastapi import Response

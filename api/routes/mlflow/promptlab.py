@@ -9,13 +9,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from api.artifacts.checksums import Promised
+from api.artifacts.checksums import ExpectedChecksums
 from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer, experiment_number
+from api.schemas.mlflow.messages import experiment_number, mlflow_response
 from api.schemas.mlflow.requests import Message, Tag
 from api.schemas.mlflow.runs import run_message
 from resources.errors import invalid
@@ -68,17 +68,17 @@ async def create(
     for name in REQUIRED:
         if not getattr(body, name):
             raise invalid(f"CreatePromptlabRun request must specify {name}.")
-    run = await run_in_threadpool(begun, body, tracking, caller)
+    run = await run_in_threadpool(create_run, body, tracking, caller)
     ended = "failed"
     try:
-        await artifacts.receive(run.id, TABLE, once(results_table(body)), Promised(), None)
+        await artifacts.receive(run.id, TABLE, single_chunk(results_table(body)), ExpectedChecksums(), None)
         ended = "completed"
     finally:
         run = await run_in_threadpool(tracking.runs.set_status, run.id, ended)
-    return answer(run=run_message(await run_in_threadpool(tracking.run_search.get, run)))
+    return mlflow_response(run=run_message(await run_in_threadpool(tracking.run_search.get, run)))
 
 
-def begun(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> Run:
+def create_run(body: CreatePromptlabRun, tracking: Tracking, caller: Caller) -> Run:
     """The run with all but its file, or nothing."""
     params = [parameter.pair for parameter in body.model_parameters]
     params += [("model_route", body.model_route), ("prompt_template", body.prompt_template)]
@@ -103,5 +103,5 @@ def results_table(body: CreatePromptlabRun) -> bytes:
     return json.dumps({"columns": [name for name, _ in cells], "data": [[value for _, value in cells]]}).encode()
 
 
-async def once(content: bytes) -> AsyncIterator[bytes]:
+async def single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content

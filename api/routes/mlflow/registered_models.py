@@ -10,8 +10,8 @@ from api.dependencies import CallerOf, DatabaseOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
-from api.schemas.mlflow.registry import latest_of, mlflow_stage, model_message, our_stages, version_message
+from api.schemas.mlflow.messages import mlflow_response
+from api.schemas.mlflow.registry import mlflow_stage, model_message, newest_by_stage, stages_in_mlflow_stage, version_message
 from api.schemas.mlflow.requests import Message, Required, Tag
 from resources.errors import invalid, not_found
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
@@ -72,30 +72,30 @@ class Alias(AliasName):
 def create(body: CreateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     tags = {tag.key: tag.value for tag in body.tags}
     made = RegisteredModels(database).create(caller.model(body.name), description=body.description, tags=tags)
-    return answer(registered_model=model_message(made))
+    return mlflow_response(registered_model=model_message(made))
 
 
 @router.get("/get", Permission.MODELS_READ, allows_jobs=True)
 def get(name: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
-    return answer(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
+    return mlflow_response(registered_model=model_message(RegisteredModels(database).get(caller.model(name))))
 
 
 @router.patch("/update", Permission.MODELS_REGISTER)
 def update(body: UpdateModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).describe(caller.model(body.name), body.description)
-    return answer(registered_model=model_message(changed))
+    return mlflow_response(registered_model=model_message(changed))
 
 
 @router.post("/rename", Permission.MODELS_ARCHIVE)
 def rename(body: RenameModel, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.RegisteredModelAnswer]:
     changed = RegisteredModels(database).rename(caller.model(body.name), body.new_name)
-    return answer(registered_model=model_message(changed))
+    return mlflow_response(registered_model=model_message(changed))
 
 
 @router.delete("/delete", Permission.MODELS_ARCHIVE)
 def delete(body: ModelName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete(caller.model(body.name))
-    return answer()
+    return mlflow_response()
 
 
 @router.get("/search", Permission.MODELS_READ)
@@ -109,7 +109,7 @@ def search(
         query.page_token or None,
     )
     found = [model_message(model) for model in page.models]
-    return answer(registered_models=found or None, next_page_token=page.next_page_token)
+    return mlflow_response(registered_models=found or None, next_page_token=page.next_page_token)
 
 
 @router.post("/get-latest-versions", Permission.MODELS_READ, read_only=True)
@@ -118,9 +118,9 @@ def latest_versions(
 ) -> TypedResponse[responses.LatestVersionsAnswer]:
     """The newest version of each stage asked for; of every stage where none is."""
     model = RegisteredModels(database).get(caller.model(body.name))
-    wanted = {ours for stage in body.stages for ours in our_stages(mlflow_stage(stage))}
-    found = [version for version in latest_of(model.latest) if not wanted or version.stage in wanted]
-    return answer(model_versions=[version_message(version) for version in found] or None)
+    wanted = {ours for stage in body.stages for ours in stages_in_mlflow_stage(mlflow_stage(stage))}
+    found = [version for version in newest_by_stage(model.latest) if not wanted or version.stage in wanted]
+    return mlflow_response(model_versions=[version_message(version) for version in found] or None)
 
 
 @router.get("/get-latest-versions", Permission.MODELS_READ)
@@ -133,25 +133,25 @@ def latest_versions_by_query(
 @router.post("/set-tag", Permission.MODELS_REGISTER)
 def set_tag(body: ModelTag, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_tag(caller.model(body.name), body.key, body.value)
-    return answer()
+    return mlflow_response()
 
 
 @router.delete("/delete-tag", Permission.MODELS_REGISTER)
 def delete_tag(body: ModelTagKey, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_tag(caller.model(body.name), body.key)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/alias", Permission.MODELS_PROMOTE)
 def set_alias(body: Alias, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).set_alias(caller.model(body.name), body.alias, version_number(body.version))
-    return answer()
+    return mlflow_response()
 
 
 @router.delete("/alias", Permission.MODELS_PROMOTE)
 def delete_alias(body: AliasName, database: DatabaseOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     RegisteredModels(database).delete_alias(caller.model(body.name), body.alias)
-    return answer()
+    return mlflow_response()
 
 
 @router.get("/alias", Permission.MODELS_READ, allows_jobs=True)
@@ -163,7 +163,7 @@ def get_by_alias(name: str, alias: str, database: DatabaseOf, caller: CallerOf) 
         newest = max((version.version for version in model.latest), default=None)
         if newest is None:
             raise not_found(f"Latest version not found for model {name}.")
-        return answer(model_version=version_message(Registry(database).read(caller.model(name), newest)))
+        return mlflow_response(model_version=version_message(Registry(database).read(caller.model(name), newest)))
     if alias not in model.aliases:
         raise invalid(f"Registered model alias {alias} not found.")
-    return answer(model_version=version_message(Registry(database).read(caller.model(name), model.aliases[alias])))
+    return mlflow_response(model_version=version_message(Registry(database).read(caller.model(name), model.aliases[alias])))

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BeforeValidator
 
-from api.auth.ownership import own_run
+from api.auth.ownership import require_own_run
 from api.auth.permissions import Permission
 from api.dependencies import TrackingOf
 from api.fast_path.writes import FastWrite, decode_log_batch, decode_log_metric, decode_log_parameter, decode_set_tag
 from api.responses import TypedResponse
 from api.routing import Audit, Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.messages import mlflow_response
 from api.schemas.mlflow.requests import MAX_BATCH_BYTES, MetricBody, OfRun, Required, Tag
 from resources.errors import invalid
 
@@ -27,7 +27,7 @@ class LogMetric(MetricBody, OfRun):
     """One point of a run."""
 
 
-def as_text(value: Any) -> Any:
+def number_as_text(value: Any) -> Any:
     """A number as the text that JSON has for it; what is neither text nor a number is left to be refused."""
     if isinstance(value, float):
         return str(value) if math.isfinite(value) else value
@@ -38,7 +38,7 @@ class Pair(Tag):
     """In a batch a number is a value too, as FastTrackML takes it. MLflow's server keeps an empty text in its place."""
 
     key: Required
-    value: Annotated[str, BeforeValidator(as_text)] = ""
+    value: Annotated[str, BeforeValidator(number_as_text)] = ""
 
 
 class LogBatch(OfRun):
@@ -59,7 +59,7 @@ class SetTag(KeyOfRun):
     value: str = ""
 
 
-async def batch_size(request: Request) -> None:
+async def check_batch_size(request: Request) -> None:
     size = len(await request.body())
     if size > MAX_BATCH_BYTES:
         raise invalid(f"Batched logging API requests must be at most {MAX_BATCH_BYTES} bytes, got a request of size {size}.")
@@ -72,11 +72,11 @@ async def batch_size(request: Request) -> None:
     allows_jobs=True,
     checks_ownership=True,
     fast_path=FastWrite(decode_log_metric),
-    dependencies=[Depends(own_run)],
+    dependencies=[Depends(require_own_run)],
 )
 def log_metric(body: LogMetric, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_metric(body.run_id, body.point())
-    return answer()
+    return mlflow_response()
 
 
 @router.post(
@@ -86,7 +86,7 @@ def log_metric(body: LogMetric, tracking: TrackingOf) -> TypedResponse[responses
     allows_jobs=True,
     checks_ownership=True,
     fast_path=FastWrite(decode_log_batch),
-    dependencies=[Depends(batch_size), Depends(own_run)],
+    dependencies=[Depends(check_batch_size), Depends(require_own_run)],
 )
 def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_batch(
@@ -95,7 +95,7 @@ def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.N
         [(param.key, param.value) for param in body.params],
         [(tag.key, tag.value) for tag in body.tags],
     )
-    return answer()
+    return mlflow_response()
 
 
 @router.post(
@@ -105,11 +105,11 @@ def log_batch(body: LogBatch, tracking: TrackingOf) -> TypedResponse[responses.N
     allows_jobs=True,
     checks_ownership=True,
     fast_path=FastWrite(decode_log_parameter),
-    dependencies=[Depends(own_run)],
+    dependencies=[Depends(require_own_run)],
 )
 def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.log_param(body.run_id, body.key, body.value)
-    return answer()
+    return mlflow_response()
 
 
 @router.post(
@@ -119,14 +119,14 @@ def log_parameter(body: LogParam, tracking: TrackingOf) -> TypedResponse[respons
     allows_jobs=True,
     checks_ownership=True,
     fast_path=FastWrite(decode_set_tag),
-    dependencies=[Depends(own_run)],
+    dependencies=[Depends(require_own_run)],
 )
 def set_tag(body: SetTag, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.set_tag(body.run_id, body.key, body.value)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/runs/delete-tag", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
 def delete_tag(body: KeyOfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.run_data.delete_tag(body.run_id, body.key)
-    return answer()
+    return mlflow_response()

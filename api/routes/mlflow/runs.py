@@ -5,13 +5,20 @@ from pydantic import Field
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, TrackingOf
 from api.fast_path.reads import FastQuery, FastSearch, parse_run
-from api.idempotency import IdempotencyKey, run_of
+from api.idempotency import IdempotencyKey, run_id_from_key
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import VIEWS, answer, experiment_number
-from api.schemas.mlflow.requests import Message, NamedRun, OfRun, Tag, View
-from api.schemas.mlflow.runs import Status, info_message, our_status, run_message, run_texts, translate
+from api.schemas.mlflow.messages import VIEWS, experiment_number, mlflow_response
+from api.schemas.mlflow.requests import Message, OfRun, RunIdParameter, Tag, View
+from api.schemas.mlflow.runs import (
+    Status,
+    info_message,
+    run_message,
+    run_texts,
+    status_from_mlflow,
+    translate_status_conditions,
+)
 from resources.metadata.filters.filter_language import parse_filter, parse_orders
 from resources.metadata.tracking.experiments import DEFAULT_ID
 from resources.metadata.tracking.run_search import RUN_GRAMMAR
@@ -55,41 +62,41 @@ def create(
             user_id=caller.user_or(body.user_id),
             tags={tag.key: tag.value for tag in body.tags},
             start_time=body.start_time,
-            run_id=run_of(idempotency_key, caller) if idempotency_key else None,
+            run_id=run_id_from_key(idempotency_key, caller) if idempotency_key else None,
             may_exist=True,
             connection=writer,
         )
         message = run_message(tracking.run_search.get(made, connection=writer))
-    return answer(run=message)
+    return mlflow_response(run=message)
 
 
 @router.get("/get", Permission.EXPERIMENTS_READ, allows_jobs=True, fast_path=FastQuery(parse_run))
 def get(
     tracking: TrackingOf,
-    run_id: NamedRun,
+    run_id: RunIdParameter,
 ) -> TypedResponse[responses.RunAnswer]:
     with tracking.read() as reader:
         [text] = run_texts(tracking, reader, [tracking.runs.get(run_id, connection=reader)])
-    return answer(run=text)
+    return mlflow_response(run=text)
 
 
 @router.post("/update", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def update(body: UpdateRun, tracking: TrackingOf) -> TypedResponse[responses.RunInfoAnswer]:
-    status = our_status(body.status) if body.status else None
+    status = status_from_mlflow(body.status) if body.status else None
     changed = tracking.runs.update(body.run_id, status=status, end_time=body.end_time, name=body.run_name)
-    return answer(run_info=info_message(changed))
+    return mlflow_response(run_info=info_message(changed))
 
 
 @router.post("/delete", Permission.EXPERIMENTS_DELETE)
 def delete(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.delete(body.run_id)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/restore", Permission.EXPERIMENTS_DELETE)
 def restore(body: OfRun, tracking: TrackingOf) -> TypedResponse[responses.NothingAnswer]:
     tracking.runs.restore(body.run_id)
-    return answer()
+    return mlflow_response()
 
 
 @router.post("/search", Permission.EXPERIMENTS_READ, read_only=True, fast_path=FastSearch())
@@ -97,7 +104,7 @@ def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> TypedRes
     with tracking.read() as reader:
         page = tracking.run_search.find(
             [experiment_number(text) for text in body.experiment_ids],
-            conditions=translate(parse_filter(body.filter, RUN_GRAMMAR)),
+            conditions=translate_status_conditions(parse_filter(body.filter, RUN_GRAMMAR)),
             orders=parse_orders(body.order_by, RUN_GRAMMAR),
             lifecycle_stages=VIEWS[body.run_view_type],
             limit=body.max_results,
@@ -106,4 +113,4 @@ def search(body: SearchRuns, tracking: TrackingOf, caller: CallerOf) -> TypedRes
             connection=reader,
         )
         found = run_texts(tracking, reader, page.runs)
-    return answer(runs=found, next_page_token=page.next_page_token)
+    return mlflow_response(runs=found, next_page_token=page.next_page_token)

@@ -5,7 +5,7 @@ from api.dependencies import SettingsOf
 from api.responses import TypedResponse
 from api.routing import Router
 from api.schemas.mlflow import responses
-from api.schemas.mlflow.messages import answer
+from api.schemas.mlflow.messages import mlflow_response
 
 router = Router("/mlflow", tag="mlflow", strict=False)
 
@@ -15,7 +15,7 @@ MLFLOW_API_VERSION = "3.17.2"
 
 @router.get("/server-info", Permission.SERVER_READ, allows_jobs=True)
 def server_info(settings: SettingsOf) -> TypedResponse[responses.ServerInfoAnswer]:
-    return answer(
+    return mlflow_response(
         store_type="SqlStore",
         workspaces_enabled=False,
         trace_archival_enabled=False,

@@ -19,7 +19,7 @@ router = Router(strict=False, include_in_schema=False)
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 SERVED = "of MLflow it has experiments, runs, models and their files"
 TRACES = "traces and assessments"
-NOT_SERVED: dict[str, dict[str, str]] = {
+UNSUPPORTED: dict[str, dict[str, str]] = {
     "2.0": {
         **dict.fromkeys(("traces", "unified-traces", "get-online-trace-details", "get-trace-artifact"), TRACES),
         "webhooks": "webhooks",
@@ -40,20 +40,20 @@ NOT_SERVED: dict[str, dict[str, str]] = {
 a client understands the 404."""
 
 
-def not_served(version: str, path: str) -> HanzoError:
-    what = NOT_SERVED[version][path.partition("/")[0]]
+def unsupported_error(version: str, path: str) -> HanzoError:
+    what = UNSUPPORTED[version][path.partition("/")[0]]
     # Not `mlflow.tracing.disable()`: after it `log_model` of MLflow 3.17's client waits forever, for a lock of its own.
     hint = ". With MLFLOW_TRACE_SAMPLING_RATIO=0 in its environment a script sends none" if what == TRACES else ""
     return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"This server has no {what}: {SERVED}{hint}")
 
 
-for _version, _names in NOT_SERVED.items():
+for _version, _names in UNSUPPORTED.items():
     # What takes whatever is at or below one of the names: a route for each would slow the server's start.
     _below = {"regex": rf"(?:{'|'.join(map(re.escape, _names))})(?:/.*)?"}
     register_url_convertor(f"not_served_{_version[0]}", type("Below", (StringConvertor,), _below)())
 
 
-def refuse(*paths: str) -> Callable[[Endpoint], Endpoint]:
+def unsupported_paths(*paths: str) -> Callable[[Endpoint], Endpoint]:
     """Declare an endpoint for every method: it says the same to everybody, and reads nothing of what it is sent."""
 
     def register(endpoint: Endpoint) -> Endpoint:
@@ -72,14 +72,14 @@ def refuse(*paths: str) -> Callable[[Endpoint], Endpoint]:
     return register
 
 
-@refuse("/api/2.0/mlflow/{unserved:not_served_2}", "/ajax-api/2.0/mlflow/{unserved:not_served_2}")
-async def not_served_2(unserved: str) -> Response:
-    raise not_served("2.0", unserved)
+@unsupported_paths("/api/2.0/mlflow/{unserved:not_served_2}", "/ajax-api/2.0/mlflow/{unserved:not_served_2}")
+async def unsupported_2(unserved: str) -> Response:
+    raise unsupported_error("2.0", unserved)
 
 
-@refuse("/api/3.0/mlflow/{unserved:not_served_3}", "/ajax-api/3.0/mlflow/{unserved:not_served_3}")
-async def not_served_3(unserved: str) -> Response:
-    raise not_served("3.0", unserved)
+@unsupported_paths("/api/3.0/mlflow/{unserved:not_served_3}", "/ajax-api/3.0/mlflow/{unserved:not_served_3}")
+async def unsupported_3(unserved: str) -> Response:
+    raise unsupported_error("3.0", unserved)
 
 
 @router.post("/v1/traces", Permission.SERVER_READ, read_only=True, allows_jobs=True, streams_body=True)

@@ -6,10 +6,10 @@ from fastapi.responses import JSONResponse
 from api.artifacts.run_artifacts import checked_path
 from api.auth.ownership import check_own
 from api.auth.permissions import Permission
-from api.dependencies import ArtifactPlacesOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
+from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
 from api.routes.mlflow import artifacts
 from api.routes.mlflow import model_version_files as version_files
-from api.routes.mlflow.artifacts import artifact_response, place_response
+from api.routes.mlflow.artifacts import artifact_response, location_response
 from api.routing import Router
 from resources.metadata.artifacts.artifact_locations import check_here, is_proxied, proxied_path
 from resources.metadata.registry.download_uri import download_uri
@@ -33,7 +33,7 @@ def get_version_artifact(
     run_artifacts: RunArtifactsOf,
     database: DatabaseOf,
     files: VerifiedFilesOf,
-    places: ArtifactPlacesOf,
+    places: ArtifactLocationsOf,
     caller: CallerOf,
 ) -> Response:
     """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
@@ -41,7 +41,7 @@ def get_version_artifact(
     with database.read() as connection:
         found = Registry(database).get(caller.model(name), version_number(version), connection)
         root = download_uri(connection, found).rstrip("/")
-    if is_proxied(root) and version_files.is_of_version(proxied_path(root)):
+    if is_proxied(root) and version_files.is_version_path(proxied_path(root)):
         _, stored, number = proxied_path(root).split("/")
         return version_files.download(stored, number, path, request, database, files, caller)
     if root.startswith("runs:/"):
@@ -49,7 +49,7 @@ def get_version_artifact(
         check_own(database, caller, Reference(Kind.RUN, run_id))
         return artifact_response(run_artifacts, tracking.runs.get(run_id).id, "/".join([*folders, path]), request)
     check_here(root)
-    return place_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
+    return location_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
 
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ)

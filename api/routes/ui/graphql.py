@@ -12,14 +12,14 @@ from api.artifacts.run_artifacts import RunArtifacts
 from api.auth.ownership import check_own
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
-from api.errors import told
+from api.errors import public_message
 from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
-from api.routes.mlflow.metrics import MAX_POINTS_OF_RUN, interval, point_message
+from api.routes.mlflow.metrics import MAX_POINTS_OF_RUN, point_message, step_interval
 from api.routes.mlflow.metrics import MAX_RUNS as MAX_SAMPLED
 from api.routing import Router
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
 from api.schemas.mlflow.registry import version_message
-from api.schemas.mlflow.runs import run_message, translate
+from api.schemas.mlflow.runs import run_message, translate_status_conditions
 from api.strict_json import Body
 from resources.errors import invalid
 from resources.metadata.artifacts.artifact_locations import check_here
@@ -32,7 +32,7 @@ from resources.metadata.tracking.tracking import Tracking
 
 router = Router(include_in_schema=False)
 
-MAX_FOUND = 1000
+MAX_PAGE = 1000
 """Of one page, whatever it asks for: the next page has more."""
 MAX_VERSIONS = 100
 """Of one run, as its page lists them."""
@@ -55,15 +55,15 @@ def graphql(
     caller: CallerOf,
 ) -> Response:
     # Importing GraphQL costs as much as a tenth of the server's start, which only who opens a page should pay.
-    from api.routes.ui.graphql_execution import answer
+    from api.routes.ui.graphql_execution import execute
 
     registry = RegistrySearch(database, caller.organization)
-    questions = Questions(tracking, artifacts, registry, caller.organization, partial(check_own, database, caller))
-    say = partial(told, request)
-    return JSONResponse(answer(questions, body.query, body.variables, body.operationName, say))
+    questions = QueryRoot(tracking, artifacts, registry, caller.organization, partial(check_own, database, caller))
+    say = partial(public_message, request)
+    return JSONResponse(execute(questions, body.query, body.variables, body.operationName, say))
 
 
-class Questions:
+class QueryRoot:
     """The fields of the schema's Query: each takes the query's `input`, and answers in MLflow's snake_case messages."""
 
     def __init__(
@@ -93,18 +93,18 @@ class Questions:
     def mlflow_search_runs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         page = self._tracking.run_search.search(
             [experiment_number(text) for text in given.get("experimentIds") or ()],
-            conditions=translate(parse_filter(given.get("filter") or "", RUN_GRAMMAR)),
+            conditions=translate_status_conditions(parse_filter(given.get("filter") or "", RUN_GRAMMAR)),
             orders=parse_orders(given.get("orderBy") or (), RUN_GRAMMAR),
             lifecycle_stages=VIEWS[given.get("runViewType") or "ACTIVE_ONLY"],
-            limit=limit_of(given, MAX_FOUND),
+            limit=page_limit(given, MAX_PAGE),
             page_token=given.get("pageToken") or None,
             organization=self._organization,
         )
         return {"runs": [self._run(logged) for logged in page.runs], "next_page_token": page.next_page_token}
 
     def mlflow_get_metric_history_bulk_interval(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        steps = interval(given.get("startStep"), given.get("endStep"))
-        limit = limit_of(given, MAX_POINTS_OF_RUN)
+        steps = step_interval(given.get("startStep"), given.get("endStep"))
+        limit = page_limit(given, MAX_POINTS_OF_RUN)
         run_ids = (given.get("runIds") or ())[:MAX_SAMPLED]
         self._check_own(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
         found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
@@ -122,7 +122,7 @@ class Questions:
         page = self._registry.versions(
             parse_filter(given.get("filter") or "", VERSION_GRAMMAR),
             parse_orders(given.get("orderBy") or (), VERSION_GRAMMAR),
-            limit_of(given, MAX_FOUND),
+            page_limit(given, MAX_PAGE),
             given.get("pageToken") or None,
         )
         found = [version_message(version) for version in page.versions]
@@ -149,7 +149,7 @@ class Questions:
         }
 
 
-def limit_of(given: Mapping[str, Any], most: int) -> int:
+def page_limit(given: Mapping[str, Any], most: int) -> int:
     """Of what `maxResults` asks for, as much as one page has. A database would take -1 for all there is."""
     asked = given.get("maxResults")
     if asked is None:

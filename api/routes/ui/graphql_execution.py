@@ -38,7 +38,7 @@ MAX_SELECTIONS = 1000
 Fragments = Mapping[str, FragmentDefinitionNode]
 
 
-def too_much(document: DocumentNode) -> str | None:
+def exceeded_limit(document: DocumentNode) -> str | None:
     """What a document asks too much of. A fragment counts wherever it is spread, and one within itself ends at the depth."""
     nodes = document.definitions
     fragments = {node.name.value: node for node in nodes if isinstance(node, FragmentDefinitionNode)}
@@ -78,10 +78,10 @@ def fields_of(level: SelectionSetNode, fragments: Fragments) -> Iterator[FieldNo
 
 
 MAX_TOKENS = 5000
-"""The UI's largest document has 180. What a shorter one may ask for is `graphql_limits`'."""
+"""The UI's largest document has 180. `exceeded_limit` decides what a shorter one may ask for."""
 
 
-def answer(
+def execute(
     questions: object,
     document: str,
     variables: dict[str, Any] | None,
@@ -98,24 +98,24 @@ def answer(
     """
     try:
         parsed = parse(document, max_tokens=MAX_TOKENS)
-        refusal = too_much(parsed)
+        refusal = exceeded_limit(parsed)
         problems = [GraphQLError(refusal)] if refusal else validate(schema(), parsed)
     except (GraphQLError, RecursionError) as error:
         raise invalid(f"The GraphQL document cannot be read: {str(error)[:200]}") from None
     result = ExecutionResult(None, problems[:5]) if problems else None
     result = result or execute_sync(
-        schema(), parsed, questions, variable_values=variables, operation_name=operation, field_resolver=resolve
+        schema(), parsed, questions, variable_values=variables, operation_name=operation, field_resolver=resolve_field
     )
-    errors = [message_of(problem, told) for problem in result.errors or ()]
+    errors = [error_message(problem, told) for problem in result.errors or ()]
     return {"data": result.data, "errors": errors or None}
 
 
-def message_of(problem: GraphQLError, told: Callable[[Exception], str]) -> str:
+def error_message(problem: GraphQLError, told: Callable[[Exception], str]) -> str:
     cause = problem.original_error
     return problem.message if cause is None or isinstance(cause, GraphQLError) else told(cause)
 
 
-def resolve(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
+def resolve_field(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
     """A field by its snake_case name: of the questions a method, of a message a key."""
     name = snake_case(info.field_name)
     if not isinstance(source, Mapping):

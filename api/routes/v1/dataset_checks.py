@@ -10,7 +10,7 @@ from api.auth.permissions import Permission
 from api.dependencies import DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
-from api.schemas.v1.datasets import CheckStatus, find, reading
+from api.schemas.v1.datasets import CheckStatus, find_version, reporting_data_loss
 from recipes.manifest import Artifact
 from recipes.store import Store
 from recipes.validation.findings import STATISTICS, Drift, Leaks, Statistics, Violations
@@ -65,7 +65,7 @@ def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedData
 
     `problem` is why the version could not be checked or split when that was last tried, at `problem_at`.
     """
-    version = find(database, dataset_id)
+    version = find_version(database, dataset_id)
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)
         problem = problems_of(connection, [version.id]).get(version.id)
@@ -75,7 +75,7 @@ def checks(dataset_id: str, database: DatabaseOf) -> TypedResponse[UncheckedData
 @router.post("/{dataset_id}/checks", Permission.DATASETS_WRITE, status_code=202)
 def check_again(dataset_id: str, database: DatabaseOf) -> TypedResponse[CheckRequested]:
     """Have a version checked once more: by the contract as it is now, against the models that are in use now."""
-    version = find(database, dataset_id)
+    version = find_version(database, dataset_id)
     with database.write() as connection:
         facts = {"dataset_id": version.id, "name": version.name, "version": version.version}
         event = emit(connection, "datasets", CHECK_REQUESTED, version.name, facts)
@@ -88,18 +88,18 @@ def read_report(dataset_id: str, database: DatabaseOf, store: StoreOf) -> Respon
     # numpy and jinja2 are a part of a server's start that it need not wait for.
     from resources.validation.report import SECURITY_POLICY, report
 
-    version = find(database, dataset_id)
+    version = find_version(database, dataset_id)
     with database.read() as connection:
         found = Validations(database).find(version.id, connection)
     if found is None:
         raise conflict(f"dataset {version.reference} was not checked yet: see `hanzo-ml dataset check {version.reference}`")
-    with reading(f"what was found of dataset {version.reference}"):
-        statistics = statistics_of(store, found.statistics)
-    page = report(version, found, statistics, reference_of(database, store, version, found))
+    with reporting_data_loss(f"what was found of dataset {version.reference}"):
+        statistics = read_statistics(store, found.statistics)
+    page = report(version, found, statistics, reference_statistics(database, store, version, found))
     return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"})
 
 
-def reference_of(database: Database, store: Store, version: DatasetVersion, found: Validation) -> Statistics | None:
+def reference_statistics(database: Database, store: Store, version: DatasetVersion, found: Validation) -> Statistics | None:
     """The statistics that the version was compared with, where they are still there."""
     if not found.reference:
         return None
@@ -107,12 +107,12 @@ def reference_of(database: Database, store: Store, version: DatasetVersion, foun
         reference = Datasets(database).read(found.reference, version.organization)
         with database.read() as connection:
             validation = Validations(database).find(reference.id, connection)
-        return statistics_of(store, validation.statistics) if validation is not None else None
+        return read_statistics(store, validation.statistics) if validation is not None else None
     except (HanzoError, FileNotFoundError):
         return None
 
 
-def statistics_of(store: Store, artifact: Artifact) -> Statistics:
+def read_statistics(store: Store, artifact: Artifact) -> Statistics:
     return Statistics.model_validate_json(store.get_bytes(f"{artifact.uri}/{STATISTICS}"))
 
 

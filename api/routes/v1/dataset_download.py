@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.artifacts.file_response import SAFE, bounds, wanted_part
-from api.artifacts.signed_links import Link, link_key
-from api.artifacts.verified_files import VerifiedFile, broken
+from api.artifacts.file_response import SAFE_HEADERS, parse_range, range_bounds
+from api.artifacts.signed_links import SignedLink, link_key
+from api.artifacts.verified_files import VerifiedFile, corrupted_artifact
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf, VerifiedFilesOf
 from api.responses import TypedResponse
 from api.routing import PUBLIC, Audit, Router
-from api.schemas.v1.datasets import DatasetDownload, DatasetFile, find
+from api.schemas.v1.datasets import DatasetDownload, DatasetFile, find_version
 from recipes.chunks import chunk_uri
 from recipes.manifest import Artifact, FileRecord
 from recipes.store import BrokenArtifact, Store
@@ -39,7 +39,7 @@ from resources.settings import Settings
 log = logging.getLogger(__name__)
 
 router = Router("/v1/datasets", tag="v1", strict=False)
-links = Router("/v1/dataset-files", tag="v1", strict=False)
+link_router = Router("/v1/dataset-files", tag="v1", strict=False)
 
 Content = Literal["source", "records", "train", "validation", "test", "rejected"]
 JOIN = "put the parts of each file one behind the other in their order, and compare its SHA-256"
@@ -57,15 +57,15 @@ def download(
     seconds: Annotated[int, Query(ge=1, le=7 * 24 * 3600, description="how long the addresses hold")] = 3600,
 ) -> TypedResponse[DatasetDownload]:
     """Addresses of all files of a version. `url` is the one of a version that is one file in one part, else null."""
-    version = find(database, dataset_id)
-    artifact = artifact_of(database, store, version, content)
+    version = find_version(database, dataset_id)
+    artifact = requested_artifact(database, store, version, content)
     expires_at = int(time.time()) + seconds
     public = public_store(settings)
 
     def address(uri: str, file: FileRecord) -> str:
         if file.selection is None and (signed := public.signed_url(uri, seconds)):
             return signed
-        link = Link(caller.organization, uri, expires_at)
+        link = SignedLink(caller.organization, uri, expires_at)
         return f"{request.base_url}v1/dataset-files?{link.query(link_key(settings.home))}"
 
     files = store.manifest(artifact).files
@@ -76,7 +76,7 @@ def download(
     return TypedResponse(text)
 
 
-@links.get("", PUBLIC, produces="application/octet-stream", ranges=True)
+@link_router.get("", PUBLIC, produces="application/octet-stream", ranges=True)
 def linked(
     request: Request,
     organization: str,
@@ -90,22 +90,22 @@ def linked(
     """What a signed link leads to, or a part of it, as it was stored (row X7). The signature is the permission: nobody signs
     in here.
     """
-    Link(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
+    SignedLink(organization, uri, expires_at).check(signature, link_key(settings.home), time.time())
     try:
-        file = ChosenLines.at(store, uri) or verified.open(uri, organization)
+        file = SelectedLines.at(store, uri) or verified.open(uri, organization)
         return part_response(file, request.headers.get("range", ""))
     except BrokenArtifact as problem:
         log.warning("what a link leads to is broken: %s", problem)
-        raise broken(uri) from None
+        raise corrupted_artifact(uri) from None
     except FileNotFoundError:
         raise not_found("The file of this link is not there any more: ask for a new link") from None
 
 
-def part_response(file: "ChosenLines | VerifiedFile", asked: str) -> Response:
+def part_response(file: "SelectedLines | VerifiedFile", asked: str) -> Response:
     """A file, or the range of it that is asked for. What is missing is known before the answer begins."""
-    headers = {**SAFE, "Accept-Ranges": "bytes", "Content-Disposition": "attachment"}
-    part = wanted_part(asked)
-    start, stop = bounds(part, file.size) if part else (0, file.size)
+    headers = {**SAFE_HEADERS, "Accept-Ranges": "bytes", "Content-Disposition": "attachment"}
+    part = parse_range(asked)
+    start, stop = range_bounds(part, file.size) if part else (0, file.size)
     if part and start >= stop:
         return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{file.size}"})
     if part:
@@ -117,7 +117,7 @@ def part_response(file: "ChosenLines | VerifiedFile", asked: str) -> Response:
 
 
 @dataclass(frozen=True)
-class ChosenLines:
+class SelectedLines:
     """A file that consists of lines of another."""
 
     store: Store
@@ -155,10 +155,10 @@ def public_store(settings: Settings) -> Store:
     return Store(settings.store.model_copy(update={"root": root}), storage.variables)
 
 
-def artifact_of(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
+def requested_artifact(database: Database, store: Store, version: DatasetVersion, content: Content) -> Artifact:
     """What of a version is asked for. Raises 404 where it has none."""
     if content == "source":
-        return source_of(database, version)
+        return source_artifact(database, version)
     if content == "records":
         return version.artifact
     if content == "rejected":
@@ -168,7 +168,7 @@ def artifact_of(database: Database, store: Store, version: DatasetVersion, conte
     return version.split(content)
 
 
-def source_of(database: Database, version: DatasetVersion) -> Artifact:
+def source_artifact(database: Database, version: DatasetVersion) -> Artifact:
     """The files as they were uploaded."""
     with database.read() as connection:
         digest = parents(connection, version.artifact.digest).get("source")

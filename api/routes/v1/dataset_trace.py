@@ -9,14 +9,14 @@ from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import json_response
 from api.routing import Audit, Router
-from api.schemas.v1.datasets import reading
+from api.schemas.v1.datasets import reporting_data_loss
 from recipes.store import Store
 from resources.errors import invalid
 from resources.metadata.database import Database
 
 router = Router("/v1/datasets/trace", tag="v1")
 
-SHOWN, MOST = 10, 100
+DEFAULT_LIMIT, MAX_LIMIT = 10, 100
 
 
 class Question(BaseModel):
@@ -26,7 +26,7 @@ class Question(BaseModel):
 
     record: dict[str, Any] | None = None
     match: str | None = None
-    limit: Annotated[int, Field(ge=1, le=MOST)] = SHOWN
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
 
 
 @router.post(
@@ -40,7 +40,7 @@ def trace(question: Question, database: DatabaseOf, store: StoreOf, caller: Call
     """Where a record went, or all records that say something. A text in a body stands in no log of requests."""
     if (question.record is None) == (question.match is None):
         raise invalid("send a 'record' or a text to 'match', and not both")
-    return answer(database, store, caller, question)
+    return trace_response(database, store, caller, question)
 
 
 @router.get("", Permission.DATASETS_READ, audit=Audit.EACH, response="resources.lineage.match:Matches")
@@ -49,19 +49,19 @@ def trace_match(
     database: DatabaseOf,
     store: StoreOf,
     caller: CallerOf,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = SHOWN,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
 ) -> Response:
     """Where all records went that say something."""
-    return answer(database, store, caller, Question(match=match, limit=limit))
+    return trace_response(database, store, caller, Question(match=match, limit=limit))
 
 
-def answer(database: Database, store: Store, caller: Caller, question: Question) -> Response:
+def trace_response(database: Database, store: Store, caller: Caller, question: Question) -> Response:
     # numpy is a part of a server's start that it need not wait for.
     from resources.lineage.match import trace_matches
     from resources.lineage.trace import Tracer
 
     tracer = Tracer(database, store, caller.organization)
-    with reading("one of the dataset versions"):
+    with reporting_data_loss("one of the dataset versions"):
         if question.record is not None:
             found: BaseModel = tracer.trace(question.record)
         else:

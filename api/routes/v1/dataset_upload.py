@@ -68,8 +68,8 @@ def create(
     elif sql is not None and asked is not None:
         found = [allowed_query(settings, asked, sql, format_of(format), caller.organization)]
     else:
-        found = [SourceFile(str(safe_name(file.filename or "")), rewound(file.file)) for file in files or ()]
-    return answer(database, store, wanted, found)
+        found = [SourceFile(str(safe_name(file.filename or "")), reopened(file.file)) for file in files or ()]
+    return create_version(database, store, wanted, found)
 
 
 @router.post("/raw", Permission.DATASETS_WRITE, streams_body=True, also=NEW_VERSION)
@@ -88,15 +88,15 @@ async def create_from_body(
     wanted = new_version(name, format, caller, tags, metadata)
     path = str(safe_name(file))
     with tempfile.TemporaryFile() as spooled:
-        await keep(request.stream(), spooled)
-        return await run_in_threadpool(answer, database, store, wanted, [SourceFile(path, rewound(spooled))])
+        await spool_body(request.stream(), spooled)
+        return await run_in_threadpool(create_version, database, store, wanted, [SourceFile(path, reopened(spooled))])
 
 
 def new_version(name: str, format: str, caller: Caller, tags: Sequence[str] | None, metadata: str) -> NewVersion:
     return NewVersion(name, format, caller.user_id, caller.organization, tuple(tags or ()), read_metadata(metadata))
 
 
-def answer(
+def create_version(
     database: Database, store: Store, wanted: NewVersion, files: Sequence[SourceFile]
 ) -> TypedResponse[KnownDatasetVersion] | TypedResponse[NewDatasetVersion]:
     # numpy is a part of a server's start that it need not wait for.
@@ -109,12 +109,12 @@ def answer(
     return json_response(cast(KnownDatasetVersion, {**made, "not_taken": not_taken(wanted, version)}))
 
 
-async def keep(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
+async def spool_body(body: AsyncIterator[bytes], spooled: BinaryIO) -> None:
     async for chunk in body:
         await run_in_threadpool(spooled.write, chunk)
 
 
-def rewound(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
+def reopened(file: BinaryIO) -> Callable[[], AbstractContextManager[BinaryIO]]:
     """Opens a file that is open already, at its beginning, and leaves it open."""
 
     @contextmanager

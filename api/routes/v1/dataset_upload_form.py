@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.strict_json import json_of
+from api.strict_json import parse_json
 
 MAX_FILES = 50_000
 """Of one upload. What a form says of each takes a kilobyte of memory."""
@@ -26,7 +26,7 @@ BUFFER = 1 << 20
 MAX_JSON = 1 << 20
 
 
-class Whole:
+class SpoolFile:
     """The file that all others lie in."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -41,10 +41,10 @@ class Whole:
         return self._file.read(size)
 
 
-class Section(io.RawIOBase):
+class FileSection(io.RawIOBase):
     """A file within another. It is written before the next one is, and read when all are there."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: SpoolFile) -> None:
         self._whole = whole
         self._start = self._size = self._place = 0
 
@@ -85,18 +85,18 @@ class Section(io.RawIOBase):
         return self._place
 
 
-class FilesInOne(MultiPartParser):
+class SingleFileParser(MultiPartParser):
     """Puts the files of a form into one."""
 
     def __init__(self, request: Request, whole: IO[bytes]) -> None:
         super().__init__(request.headers, request.stream(), max_files=MAX_FILES)
-        self._whole = Whole(whole)
+        self._whole = SpoolFile(whole)
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         if (upload := self._current_part.file) is not None:
             self._files_to_close_on_error.pop().close()
-            upload.file = cast(BinaryIO, Section(self._whole))
+            upload.file = cast(BinaryIO, FileSection(self._whole))
 
 
 class UploadRequest(Request):
@@ -110,7 +110,7 @@ class UploadRequest(Request):
             self._form = FormData(list(fields_of(await self._json_text())))
         if self._form is None and kind == "multipart/form-data":
             try:
-                self._form = await FilesInOne(self, self._whole).parse()
+                self._form = await SingleFileParser(self, self._whole).parse()
             except MultiPartException as problem:
                 raise HTTPException(400, problem.message) from None
         return await super()._get_form(**limits)
@@ -133,7 +133,7 @@ def fields_of(text: bytes) -> Iterator[tuple[str, str]]:
         HTTPException: it is none. Of other errors FastAPI would not tell what they say.
     """
     try:
-        found = json_of(text)
+        found = parse_json(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -8,13 +8,21 @@ from fastapi import Query, Response
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
-from api.artifacts.file_response import SAFE
+from api.artifacts.file_response import SAFE_HEADERS
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
-from api.idempotency import JobOfKey
+from api.idempotency import JobIdFromKey
 from api.responses import Deleted, TypedResponse, json_response
 from api.routing import Audit, Router
-from api.schemas.v1.datasets import DatasetVersion, DatasetVersions, find, find_own, reading, version_json, versions_json
+from api.schemas.v1.datasets import (
+    DatasetVersion,
+    DatasetVersions,
+    find_own_version,
+    find_version,
+    reporting_data_loss,
+    version_json,
+    versions_json,
+)
 from api.schemas.v1.jobs import Job
 from api.strict_json import Body
 from recipes.parameters import PrepareParameters
@@ -103,7 +111,7 @@ def list_versions(
 
 @router.get("/{dataset_id}", Permission.DATASETS_READ, allows_jobs=True)
 def get(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
-    return json_response(version_json(database, find(database, dataset_id)))
+    return json_response(version_json(database, find_version(database, dataset_id)))
 
 
 @router.get(
@@ -111,13 +119,13 @@ def get(dataset_id: str, database: DatabaseOf) -> TypedResponse[DatasetVersion]:
 )
 def preview(dataset_id: str, database: DatabaseOf, store: StoreOf, n: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
     """The first N records, one JSON line each; fewer where they are long: the one that reaches 16 MiB is the last."""
-    version = find(database, dataset_id)
-    with reading(f"dataset {version.reference}"):
-        lines = b"".join(looked_at(record_lines(store, version.artifact), n))
-    return Response(lines, media_type="application/jsonl", headers=SAFE)
+    version = find_version(database, dataset_id)
+    with reporting_data_loss(f"dataset {version.reference}"):
+        lines = b"".join(preview_lines(record_lines(store, version.artifact), n))
+    return Response(lines, media_type="application/jsonl", headers=SAFE_HEADERS)
 
 
-def looked_at(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
+def preview_lines(lines: Iterable[bytes], count: int) -> Iterator[bytes]:
     """The first lines, so many and so long as a preview has: a record may have 64 MiB, and a thousand more than memory."""
     size = 0
     for line in islice(lines, count):
@@ -140,8 +148,8 @@ def compare(
     # numpy is a part of a server's start that it need not wait for.
     from resources.dataset_diff import diff
 
-    old, new = find_own(database, against, caller), find(database, dataset_id)
-    with reading(f"dataset {old.reference} or {new.reference}"):
+    old, new = find_own_version(database, against, caller), find_version(database, dataset_id)
+    with reporting_data_loss(f"dataset {old.reference} or {new.reference}"):
         found = diff(store, old, new, key)
     return json_response(cast(DatasetDiff, vars(found)))
 
@@ -186,14 +194,14 @@ class Preparation(PrepareParameters):
 
 @edits.post("/{dataset_id}/prepare", Permission.DATASETS_WRITE, status_code=201)
 def prepare(
-    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, job_of_key: JobOfKey
+    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, job_of_key: JobIdFromKey
 ) -> TypedResponse[Job]:
     """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
     if known := Jobs(database).known(job_of_key):
         return json_response(cast(Job, vars(known)), 201)
-    parent = find(database, dataset_id)
+    parent = find_version(database, dataset_id)
     name = checked_name(body.name or parent.name)
     refuse_what_decides_nothing(body)
     refuse_unknown_columns(body, parent)

@@ -8,7 +8,7 @@ from pydantic import Field
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, RunArtifactsOf, TrackingOf
 from api.responses import TypedResponse, json_response
-from api.routes.v1.runs import details
+from api.routes.v1.runs import run_with_artifacts
 from api.routing import Router
 from api.schemas.mlflow.messages import experiment_number
 from api.schemas.v1.runs import (
@@ -95,4 +95,4 @@ def get_run(
     experiment, run = tracking.experiments.get(experiment_number(experiment_id)), tracking.runs.get(run_id)
     if run.experiment_id != experiment.id:
         raise not_found(f"Experiment {experiment_id} has no run {run_id}: it is of experiment {run.experiment_id}")
-    return json_response(details(tracking, artifacts, run))
+    return json_response(run_with_artifacts(tracking, artifacts, run))

@@ -9,7 +9,7 @@ from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, StoreOf
 from api.responses import TypedResponse, json_response
 from api.routing import Audit, Router
-from api.schemas.v1.datasets import reading
+from api.schemas.v1.datasets import reporting_data_loss
 from resources.features import features_of, looked_up, version_with_features
 
 Features = dict[str, float | None]
@@ -30,7 +30,7 @@ class FeaturesOfRows(TypedDict):
 
 router = Router("/v1/features", tag="v1")
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 Version = Annotated[int | None, Query(ge=1, le=999_999_999, description="by default the newest version with features")]
 
 
@@ -41,7 +41,7 @@ def get(
     """The features of a key, as its last record in the version has them."""
     found = version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
-    with reading(f"dataset {found.reference}"):
+    with reporting_data_loss(f"dataset {found.reference}"):
         features = looked_up(store, found, key)
     return json_response({"dataset": found.reference, "key": key, "features": features})
 
@@ -50,7 +50,7 @@ def get(
 def transform(
     request: Request,
     name: str,
-    rows: Annotated[list[dict[str, Any]], Body(max_length=MOST_ROWS)],
+    rows: Annotated[list[dict[str, Any]], Body(max_length=MAX_ROWS)],
     database: DatabaseOf,
     store: StoreOf,
     caller: CallerOf,
@@ -59,6 +59,6 @@ def transform(
     """The features of raw rows, in their order: the same numbers that a preparation writes beside equal records."""
     found = version_with_features(database, name, caller.organization, version)
     request.state.dataset_id = found.id  # for the audit log
-    with reading(f"dataset {found.reference}"):
+    with reporting_data_loss(f"dataset {found.reference}"):
         features = features_of(store, found).of_rows(rows)
     return json_response({"dataset": found.reference, "features": features})

@@ -8,15 +8,15 @@ from pydantic import ValidationError
 
 from api.auth.permissions import Caller, Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.idempotency import IdempotencyKey, sweep_of
+from api.idempotency import IdempotencyKey, sweep_id_from_key
 from api.responses import TypedResponse, json_response
 from api.routes.v1.job_submission import (
     allow_base_model,
     allow_image,
-    changed,
-    recipe_named,
-    refuse_no_time,
+    find_recipe,
     refuse_unreadable_base,
+    refuse_zero_durations,
+    with_parameters,
 )
 from api.routing import Router
 from api.schemas.v1.sweeps import Sweep, Trials, sweep_json, trial_json
@@ -40,9 +40,9 @@ from resources.settings_sections import Hpo, Quota
 
 router = Router("/v1/hpo", tag="v1")
 
-PROBES = (0.0, 0.37, 1.0)
+PROBE_POSITIONS = (0.0, 0.37, 1.0)
 """Where on a range a recipe is tried out before the sweep starts: at its ends, and at a number that is not whole."""
-MOST_PROBES = 1000
+MAX_PROBES = 1000
 """Each is a recipe to be checked while the request waits: less than a millisecond."""
 
 
@@ -59,24 +59,24 @@ def start(
     researcher's organization has no room for. Sent again with the same Idempotency-Key it answers with the sweep that was
     started, whatever the body says.
     """
-    key = idempotency_key and sweep_of(idempotency_key, caller)
+    key = idempotency_key and sweep_id_from_key(idempotency_key, caller)
     sweeps = Sweeps(database)
     if key and sweeps.is_there(key):
         return json_response(sweep_json(sweeps.snapshot(key)), 201)
     quota = settings.scheduler.quotas.get(caller.organization)
-    config, version = pinned(checked(body, settings.hpo, quota), database, caller)
-    config = scheduled(config, quota)
-    refuse_no_time(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
-    if (values := sum(len(telling(dimension)) for dimension in config.search_space.values())) > MOST_PROBES:
-        raise invalid(f"search_space has {values} values to check, {MOST_PROBES} fit: give ranges for long choices")
+    config, version = with_pinned_dataset(with_server_limits(body, settings.hpo, quota), database, caller)
+    config = with_schedule(config, quota)
+    refuse_zero_durations(Schedule.model_validate(schedule_of(config.base_config.get("schedule"))))
+    if (values := sum(len(probe_values(dimension)) for dimension in config.search_space.values())) > MAX_PROBES:
+        raise invalid(f"search_space has {values} values to check, {MAX_PROBES} fit: give ranges for long choices")
     first = trial_job(config, {})
     if first["model"] == SANDBOX:
         check_name(config.experiment)
-    base = recipe_named(first.get("recipe"))
+    base = find_recipe(first.get("recipe"))
     gpus, readable = 0, {base.base_model}  # a recipe's own may be pinned until the first trial begins with it
     for params in probes(config):
         job = trial_job(config, params)
-        recipe = changed(base, job["parameters"])
+        recipe = with_parameters(base, job["parameters"])
         allow_base_model(settings, recipe, base)
         allow_image(settings, recipe, base)
         if job["model"] == SANDBOX:
@@ -104,7 +104,7 @@ def check_name(experiment: str) -> None:
         raise invalid(f"experiment names the model that the best trial becomes: {error.message}") from None
 
 
-def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
+def with_server_limits(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig:
     """The sweep with the server's settings where it says nothing: no more trials at once than its organization has jobs."""
     if body.max_concurrent_trials > limits.max_concurrent_trials and "max_concurrent_trials" in body.model_fields_set:
         raise invalid(
@@ -122,7 +122,9 @@ def checked(body: SweepRequest, limits: Hpo, quota: Quota | None) -> SweepConfig
     return config
 
 
-def pinned(config: SweepConfig, database: Database, caller: Caller) -> tuple[SweepConfig, DatasetVersion | None]:
+def with_pinned_dataset(
+    config: SweepConfig, database: Database, caller: Caller
+) -> tuple[SweepConfig, DatasetVersion | None]:
     """With the dataset's version of now, so that all trials train on the same; and that version, where one is named."""
     reference = config.base_config.get("dataset")
     if reference is None:
@@ -131,7 +133,7 @@ def pinned(config: SweepConfig, database: Database, caller: Caller) -> tuple[Swe
     return config.model_copy(update={"base_config": {**config.base_config, "dataset": version.reference}}), version
 
 
-def scheduled(config: SweepConfig, quota: Quota | None) -> SweepConfig:
+def with_schedule(config: SweepConfig, quota: Quota | None) -> SweepConfig:
     """With the schedule that its trials have in the organization."""
     if quota is None:
         return config
@@ -144,11 +146,11 @@ def probes(config: SweepConfig) -> Iterator[Params]:
     """Sets of hyperparameters in which each takes its most telling values, one at a time."""
     first: dict[str, Value] = {name: dimension.at(0.0) for name, dimension in config.search_space.items()}
     for name, dimension in config.search_space.items():
-        yield from ({**first, name: value} for value in telling(dimension))
+        yield from ({**first, name: value} for value in probe_values(dimension))
 
 
-def telling(dimension: Dimension) -> list[Value]:
-    return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBES]
+def probe_values(dimension: Dimension) -> list[Value]:
+    return list(dimension.values) if isinstance(dimension, Choice) else [dimension.at(share) for share in PROBE_POSITIONS]
 
 
 @router.get("", Permission.HPO_READ)

@@ -12,9 +12,9 @@ from api.routes.v1.job_submission import (
     SANDBOX,
     NewJob,
     allow_base_model,
-    changed,
-    recipe_named,
+    find_recipe,
     refuse_incomplete,
+    with_parameters,
 )
 from api.routing import Router
 from recipes.checkpoint_size import disk_words
@@ -91,9 +91,9 @@ def estimate_job(
 ) -> TypedResponse[JobEstimate]:
     """Tokens, steps, memory, hours and dollars of a job. Refused where the job would be refused."""
     refuse_incomplete(body)
-    body, notes = completed(body, database, caller)
-    base = recipe_named(body.recipe)
-    recipe = changed(base, body.parameters)
+    body, notes = with_definition_defaults(body, database, caller)
+    base = find_recipe(body.recipe)
+    recipe = with_parameters(base, body.parameters)
     allow_base_model(settings, recipe, base)
     shape = shape_of_base(recipe, store)
     memory = admit(recipe, shape)
@@ -108,7 +108,7 @@ def estimate_job(
         recipe,
         shape,
         memory=memory,
-        dataset=tokens_of(version, recipe, store) if version else None,
+        dataset=count_dataset_tokens(version, recipe, store) if version else None,
         past=past_runs(database, recipe, shape, caller.organization),
         prices=settings.prices.gpu_hour,
         notes=notes,
@@ -116,7 +116,7 @@ def estimate_job(
     return json_response(estimate_json(found))
 
 
-def completed(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob, list[str]]:
+def with_definition_defaults(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob, list[str]]:
     """The body with the recipe and the dataset of its model definition, as the newest run of that used them."""
     if body.model == SANDBOX or (body.recipe and body.dataset):
         return body, []
@@ -128,7 +128,7 @@ def completed(body: NewJob, database: Database, caller: Caller) -> tuple[NewJob,
     return body.model_copy(update=filled), []
 
 
-def tokens_of(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
+def count_dataset_tokens(version: DatasetVersion, recipe: Recipe, store: Store) -> DatasetTokens | None:
     # Tokenizers and templates are a part of a server's start that it need not wait for.
     from resources.estimate.dataset_tokens import dataset_tokens
 

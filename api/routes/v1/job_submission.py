@@ -60,7 +60,7 @@ class NewJob(BaseModel):
         return value
 
 
-def queued(
+def queue_job(
     body: NewJob, database: Database, store: Store, settings: Settings, caller: Caller, id: str | None = None
 ) -> JobRecord:
     """The training job that is asked for; one of that `id` that is there already stays as it is.
@@ -70,16 +70,16 @@ def queued(
     """
     quota = settings.scheduler.quotas.get(caller.organization)
     refuse_incomplete(body)
-    refuse_no_time(body.schedule)
-    base = recipe_named(body.recipe)
-    recipe = changed(base, body.parameters)
+    refuse_zero_durations(body.schedule)
+    base = find_recipe(body.recipe)
+    recipe = with_parameters(base, body.parameters)
     allow_base_model(settings, recipe, base)
     allow_image(settings, recipe, base)
     if body.recipe or body.model == SANDBOX:
         admit(recipe, shape_of_base(recipe, store))
         refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
-    elif usual := recipe_of_newest(body, database, caller):
-        admit_usual(usual, body.model, store)
+    elif usual := newest_recipe(body, database, caller):
+        admit_newest_recipe(usual, body.model, store)
     if body.recipe or body.model == SANDBOX or recipe.base_model != base.base_model:
         refuse_unreadable_base(recipe, store)
     version = Datasets(database).read(body.dataset, caller.organization) if body.dataset is not None else None
@@ -102,7 +102,7 @@ def refuse_incomplete(body: NewJob) -> None:
         checked_model_name(body.name)
 
 
-def recipe_of_newest(body: NewJob, database: Database, caller: Caller) -> Recipe | None:
+def newest_recipe(body: NewJob, database: Database, caller: Caller) -> Recipe | None:
     """The recipe of a model definition, which only the asset graph knows, as the newest run of that used it.
 
     None before the first run, or where that recipe is not there, or otherwise, by now.
@@ -114,7 +114,7 @@ def recipe_of_newest(body: NewJob, database: Database, caller: Caller) -> Recipe
         return None
 
 
-def admit_usual(recipe: Recipe, model: str, store: Store) -> None:
+def admit_newest_recipe(recipe: Recipe, model: str, store: Store) -> None:
     """Raises HanzoError where it cannot fit, with a way past: the definition may have another recipe since."""
     try:
         admit(recipe, shape_of_base(recipe, store))
@@ -139,7 +139,7 @@ def allow_base_model(settings: Settings, recipe: Recipe, unchanged: Recipe) -> N
         )
 
 
-def refuse_no_time(schedule: Schedule | None) -> None:
+def refuse_zero_durations(schedule: Schedule | None) -> None:
     """Of a job that was given no seconds, each start failed. Raises HanzoError."""
     for key in ("max_duration", "checkpoint_interval"):
         given = getattr(schedule, key, None)
@@ -175,7 +175,7 @@ def allow_image(settings: Settings, recipe: Recipe, unchanged: Recipe) -> None:
         )
 
 
-def recipe_named(name: str | None) -> Recipe:
+def find_recipe(name: str | None) -> Recipe:
     """A recipe as it stands in its file. Raises HanzoError where there is none of that name."""
     try:
         return Recipe.named(name or DEFAULT_RECIPE)
@@ -183,7 +183,7 @@ def recipe_named(name: str | None) -> Recipe:
         raise invalid(str(problem)) from None
 
 
-def changed(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
+def with_parameters(recipe: Recipe, parameters: Mapping[str, JsonValue]) -> Recipe:
     """Refuse now what would fail when the job is started: parameters that do not fit the recipe. Raises HanzoError."""
     try:
         return recipe.changed(parameters)

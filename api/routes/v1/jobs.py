@@ -12,10 +12,10 @@ from pydantic import Discriminator, Tag
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, FromOwnUser, SettingsOf, StoreOf
 from api.errors import COMMAND_BODY, RECIPE_BODY
-from api.idempotency import JobOfKey
+from api.idempotency import JobIdFromKey
 from api.responses import Deleted, TypedResponse, json_response
 from api.routes.v1.job_log import events, last_lines, log_of
-from api.routes.v1.job_submission import NewJob, queued, refuse_no_time
+from api.routes.v1.job_submission import NewJob, queue_job, refuse_zero_durations
 from api.routing import Router
 from api.schemas.v1.jobs import Job, JobWithLogs, job_json
 from api.schemas.v1.jobs import Jobs as JobsPage
@@ -31,12 +31,12 @@ from resources.settings import Settings
 router = Router("/v1/jobs", tag="v1", strict=False)
 
 
-def kind_of(body: Any) -> str:
+def submission_kind(body: Any) -> str:
     return COMMAND_BODY if isinstance(body, CommandJob) or (isinstance(body, dict) and "command" in body) else RECIPE_BODY
 
 
 Submission = Annotated[
-    Annotated[NewJob, Tag(RECIPE_BODY)] | Annotated[CommandJob, Tag(COMMAND_BODY)], Discriminator(kind_of)
+    Annotated[NewJob, Tag(RECIPE_BODY)] | Annotated[CommandJob, Tag(COMMAND_BODY)], Discriminator(submission_kind)
 ]
 """A job is asked for in one of two ways: by a recipe, or by a command of the user's own."""
 
@@ -49,7 +49,7 @@ def submit(
     settings: SettingsOf,
     caller: CallerOf,
     from_own_user: FromOwnUser,
-    job_of_key: JobOfKey,
+    job_of_key: JobIdFromKey,
 ) -> TypedResponse[Job]:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
     one that its organization's quota has no room for, whatever else runs.
@@ -63,12 +63,12 @@ def submit(
         quota = settings.scheduler.quotas.get(caller.organization)
         allow_command(settings, from_own_user)
         refuse_masks(body.env)
-        refuse_no_time(body.schedule)
+        refuse_zero_durations(body.schedule)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
         job = submit_command(database, store, body, caller.user_id, caller.organization, job_of_key)
     else:
-        job = queued(body, database, store, settings, caller, job_of_key)
+        job = queue_job(body, database, store, settings, caller, job_of_key)
     return json_response(job_json(job), 201)
 
 

@@ -141,7 +141,7 @@ def register(
 
 @router.get("/{name}/versions/{version}", Permission.MODELS_READ, allows_jobs=True)
 def get(name: str, version: str, database: DatabaseOf, caller: CallerOf) -> TypedResponse[ModelVersion]:
-    return json_response(version_json(named_version(database, name, version, caller), database))
+    return json_response(version_json(find_version(database, name, version, caller), database))
 
 
 @router.patch("/{name}/versions/{version}/stage", Permission.MODELS_PROMOTE)
@@ -151,7 +151,7 @@ def set_stage(
 ) -> TypedResponse[ModelVersion]:
     moved = Registry(database).promote(
         caller.model(name),
-        number_of(database, name, version, caller),
+        find_version_number(database, name, version, caller),
         body.stage,
         user=caller.user_id,
         force=body.force,
@@ -173,19 +173,19 @@ def proof(
     name: str, version: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf
 ) -> TypedResponse[Proof]:
     """Every edge from what is served back to the raw files, hashed again now."""
-    found = named_version(database, name, version, caller)
+    found = find_version(database, name, version, caller)
     with database.read() as connection:
-        return json_response(prove(connection, store, found, served_by(settings)))
+        return json_response(prove(connection, store, found, served_files(settings)))
 
 
 @router.get("/{name}/versions/{version}/data", Permission.MODELS_READ)
 def data(name: str, version: str, database: DatabaseOf, store: StoreOf, caller: CallerOf) -> TypedResponse[TrainingData]:
     """What data a version was trained on, and what is known of personal data in it."""
-    found = named_version(database, name, version, caller)
+    found = find_version(database, name, version, caller)
     return json_response(training_data(database, store, found, caller.organization))
 
 
-def number_of(database: Database, name: str, version: str, caller: Caller) -> int:
+def find_version_number(database: Database, name: str, version: str, caller: Caller) -> int:
     """A version's number, also by the one that its registrar gave it."""
     if not version.isdecimal():
         with database.read() as connection:
@@ -195,11 +195,11 @@ def number_of(database: Database, name: str, version: str, caller: Caller) -> in
     return version_number(version)
 
 
-def named_version(database: Database, name: str, version: str, caller: Caller) -> VersionRecord:
-    return Registry(database).read(caller.model(name), number_of(database, name, version, caller))
+def find_version(database: Database, name: str, version: str, caller: Caller) -> VersionRecord:
+    return Registry(database).read(caller.model(name), find_version_number(database, name, version, caller))
 
 
-def served_by(settings: SettingsOf) -> Any:
+def served_files(settings: SettingsOf) -> Any:
     """Name in the engine -> the file that it serves and the hash that it loaded."""
 
     def find(name: str) -> tuple[Path, str] | None:

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, SettingsOf, StoreOf
-from api.idempotency import JobOfKey
+from api.idempotency import JobIdFromKey
 from api.responses import TypedResponse, json_response
-from api.routes.v1.job_submission import NewJob, queued
+from api.routes.v1.job_submission import NewJob, queue_job
 from api.routing import Router
 from api.schemas.v1.jobs import PipelineRun, job_json
 from recipes.recipe import Recipe
@@ -44,17 +44,17 @@ def run(
     store: StoreOf,
     settings: SettingsOf,
     caller: CallerOf,
-    job_of_key: JobOfKey,
+    job_of_key: JobIdFromKey,
 ) -> TypedResponse[PipelineRun]:
     """Queue a training job. `pipeline_id` is its name, and that of the model which it makes. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
     known = Jobs(database).known(job_of_key)
-    job = known or queued(job_of(body), database, store, settings, caller, job_of_key)
+    job = known or queue_job(as_job(body), database, store, settings, caller, job_of_key)
     return json_response({"run_id": job.id, "job_id": job.id, "pipeline_id": job.name, **job_json(job)}, 201)
 
 
-def job_of(body: NewPipelineRun) -> NewJob:
+def as_job(body: NewPipelineRun) -> NewJob:
     """The job that is meant. Raises HanzoError for what nothing here trains, and for data that is no dataset."""
     name, config = body.pipeline_id, body.config
     if config.data_source is not None and "/" in config.data_source:

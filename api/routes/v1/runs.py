@@ -8,12 +8,12 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from api.artifacts.run_artifacts import RunArtifacts, checked_path
-from api.auth.object_references import separated
+from api.auth.object_references import split_ids
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, SettingsOf, StoreOf, TrackingOf
-from api.idempotency import JobOfKey
+from api.idempotency import JobIdFromKey
 from api.responses import TypedResponse, json_response
-from api.routes.mlflow.artifacts import receive
+from api.routes.mlflow.artifacts import store_body
 from api.routes.v1.artifact_upload_form import is_form, no_key, receive_form
 from api.routing import Audit, Router
 from api.schemas.mlflow.messages import experiment_number
@@ -94,7 +94,7 @@ def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> TypedRespons
         run = tracking.runs.create(
             number, name=body.name, user_id=caller.user_id, tags=body.tags, status=body.status, connection=connection
         )
-        tracking.run_data.log_batch(run.id, params=as_texts(body.params), connection=connection)
+        tracking.run_data.log_batch(run.id, params=params_as_text(body.params), connection=connection)
         # Read before the commit, and without the store, where nothing can be yet: what was made is answered.
         made: RunWithArtifacts = {**run_json(tracking.run_search.get(run, connection=connection)), "artifacts": []}
     return json_response(made, status_code=201)
@@ -103,7 +103,7 @@ def create(body: NewRun, tracking: TrackingOf, caller: CallerOf) -> TypedRespons
 @router.get("/compare", Permission.EXPERIMENTS_READ)  # before the run of that name
 def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> TypedResponse[Comparison]:
     """Two runs or more, as `ids=A,B` or `ids=A&ids=B`."""
-    wanted = separated(ids)
+    wanted = split_ids(ids)
     if not 2 <= len(wanted) <= MAX_COMPARED:
         raise invalid(f"Between 2 and {MAX_COMPARED} runs are compared at once, not {len(wanted)}: give ids=RUN,RUN")
     with tracking.read() as connection:
@@ -113,14 +113,14 @@ def compare(ids: Annotated[list[str], Query()], tracking: TrackingOf) -> TypedRe
 
 @router.get("/{run_id}", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def get(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
-    return json_response(details(tracking, artifacts, tracking.runs.get(run_id)))
+    return json_response(run_with_artifacts(tracking, artifacts, tracking.runs.get(run_id)))
 
 
 @router.delete("/{run_id}", Permission.EXPERIMENTS_DELETE)
 def delete(run_id: str, tracking: TrackingOf, artifacts: RunArtifactsOf) -> TypedResponse[RunWithArtifacts]:
     """Hide a run; MLflow's `runs/restore` brings it back."""
     tracking.runs.delete(run_id)
-    return json_response(details(tracking, artifacts, tracking.runs.get(run_id)))
+    return json_response(run_with_artifacts(tracking, artifacts, tracking.runs.get(run_id)))
 
 
 @router.post("/{run_id}/metrics", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
@@ -142,7 +142,7 @@ def log_metrics(run_id: str, body: NewMetrics, tracking: TrackingOf) -> TypedRes
 
 @router.post("/{run_id}/params", Permission.EXPERIMENTS_WRITE, audit=Audit.COUNTED, allows_jobs=True)
 def log_params(run_id: str, body: NewParams, tracking: TrackingOf) -> TypedResponse[NothingAnswer]:
-    tracking.run_data.log_batch(run_id, params=as_texts(body.params))
+    tracking.run_data.log_batch(run_id, params=params_as_text(body.params))
     return json_response(NothingAnswer())
 
 
@@ -164,7 +164,7 @@ async def upload(
     elif key is None:
         raise no_key()
     else:
-        stored = await receive(request, artifacts, run.id, checked_path(key))
+        stored = await store_body(request, artifacts, run.id, checked_path(key))
     return json_response({"key": key, "path": stored.uri, "size": stored.size, "sha256": stored.sha256}, status_code=201)
 
 
@@ -173,15 +173,15 @@ def set_status(
     run_id: str, body: NewStatus, tracking: TrackingOf, artifacts: RunArtifactsOf
 ) -> TypedResponse[RunWithArtifacts]:
     run = tracking.runs.set_status(run_id, body.status, end_time=body.end_time)
-    return json_response(details(tracking, artifacts, run))
+    return json_response(run_with_artifacts(tracking, artifacts, run))
 
 
-def details(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> RunWithArtifacts:
+def run_with_artifacts(tracking: Tracking, artifacts: RunArtifacts, run: Run) -> RunWithArtifacts:
     keys = cast(list[RunArtifact], artifacts.keys(run.id))
     return {**run_json(tracking.run_search.get(run)), "artifacts": keys}
 
 
-def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
+def params_as_text(params: dict[str, Text]) -> list[tuple[str, str]]:
     """Params are stored as text, as MLflow's client sends them: `2e-5` is '2e-05', `true` is 'True'."""
     if len(params) > MAX_PARAMS:
         raise invalid(f"A request can contain at most {MAX_PARAMS} params. Got {len(params)} params.")
@@ -190,7 +190,7 @@ def as_texts(params: dict[str, Text]) -> list[tuple[str, str]]:
 
 @router.post("/{run_id}/replay", Permission.JOBS_SUBMIT, status_code=201)
 def replay(
-    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobOfKey
+    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobIdFromKey
 ) -> TypedResponse[Replay]:
     """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
     Idempotency-Key it answers with the job that was queued.

@@ -14,7 +14,7 @@ from resources.metadata.tracking_rules import MAX_INT64, MetricPoint, printable
 VIEWS = {"ACTIVE_ONLY": ("active",), "DELETED_ONLY": ("deleted",), "ALL": ("active", "deleted")}
 
 
-def answer(**fields: Any) -> TypedResponse[Any]:
+def mlflow_response(**fields: Any) -> TypedResponse[Any]:
     return TypedResponse(msgspec.json.encode({name: value for name, value in fields.items() if value is not None}))
 
 

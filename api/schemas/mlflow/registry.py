@@ -19,7 +19,7 @@ STAGES = {
     "production": "Production",
     "archived": "Archived",
 }
-ACTIVE = ("Staging", "Production")
+ACTIVE_STAGES = ("Staging", "Production")
 MLFLOW_STAGES = tuple(dict.fromkeys(STAGES.values()))
 
 
@@ -31,12 +31,12 @@ def mlflow_stage(text: str) -> str:
     raise invalid(f"Invalid Model Version stage: {printable(text)}. Value must be one of {', '.join(MLFLOW_STAGES)}.")
 
 
-def our_stages(stage: str) -> tuple[str, ...]:
+def stages_in_mlflow_stage(stage: str) -> tuple[str, ...]:
     """Every stage of ours that MLflow sees as this one of its own."""
     return tuple(ours for ours, theirs in STAGES.items() if theirs == stage)
 
 
-def status(version: ModelVersion) -> str:
+def version_status(version: ModelVersion) -> str:
     """A version without an export is ready, unless one is on its way: a pointer is all that MLflow's registry keeps."""
     if version.status == "quarantined":
         return "FAILED_REGISTRATION"
@@ -54,7 +54,7 @@ def version_message(version: ModelVersion) -> dict[str, Any]:
         "description": version.description,
         "source": version.source,
         "run_id": version.run_id or "",
-        "status": status(version),
+        "status": version_status(version),
         "run_link": version.run_link,
     }
     more = {
@@ -66,7 +66,7 @@ def version_message(version: ModelVersion) -> dict[str, Any]:
     return message | {name: value for name, value in more.items() if value}
 
 
-def latest_of(versions: Iterable[ModelVersion]) -> list[ModelVersion]:
+def newest_by_stage(versions: Iterable[ModelVersion]) -> list[ModelVersion]:
     """The newest version of each of MLflow's stages, by number."""
     newest: dict[str, ModelVersion] = {}
     for version in sorted(versions, key=lambda version: version.version):
@@ -82,7 +82,7 @@ def model_message(model: RegisteredModel) -> dict[str, Any]:
     }
     more = {
         "description": model.description,
-        "latest_versions": [version_message(version) for version in latest_of(model.latest)],
+        "latest_versions": [version_message(version) for version in newest_by_stage(model.latest)],
         "tags": pairs(model.tags),
         "aliases": [{"alias": alias, "version": str(version)} for alias, version in model.aliases.items()],
     }

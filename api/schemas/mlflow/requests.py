@@ -5,20 +5,20 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Query
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from api.errors import ALSO
+from api.errors import SEE_DOCS
 from api.strict_json import Body, Number, proto_fields
 from resources.errors import invalid
 from resources.metadata.tracking_rules import MetricPoint, metric_point
 
 
-async def named_run(run_id: Annotated[str | None, Query()] = None, run_uuid: Annotated[str | None, Query()] = None) -> str:
+async def find_run_id(run_id: Annotated[str | None, Query()] = None, run_uuid: Annotated[str | None, Query()] = None) -> str:
     named = run_id or run_uuid
     if not named:
-        raise invalid(f"Missing value for required parameter 'run_id'. {ALSO}")
+        raise invalid(f"Missing value for required parameter 'run_id'. {SEE_DOCS}")
     return named
 
 
-NamedRun = Annotated[str, Depends(named_run)]
+RunIdParameter = Annotated[str, Depends(find_run_id)]
 
 
 Required = Annotated[str, Field(min_length=1)]

@@ -34,19 +34,19 @@ Status = Annotated[str, BeforeValidator(lambda value: NUMBERS.get(str(value), va
 """By name, or by number, which protobuf's JSON allows too, also as text."""
 
 
-def our_status(theirs: str) -> str:
+def status_from_mlflow(theirs: str) -> str:
     if theirs not in FROM_MLFLOW:
         raise invalid(f"Invalid value {theirs!r:.60} for parameter 'status' supplied: use one of {', '.join(FROM_MLFLOW)}")
     return FROM_MLFLOW[theirs]
 
 
-def translate(conditions: Iterable[Condition]) -> list[Condition]:
+def translate_status_conditions(conditions: Iterable[Condition]) -> list[Condition]:
     """Conditions on status, whatever their comparator, as the list of our statuses that they let through."""
     return [
         replace(
             condition,
             operator="IN",
-            value=tuple(ours for ours, theirs in TO_MLFLOW.items() if holds(condition, theirs)),
+            value=tuple(ours for ours, theirs in TO_MLFLOW.items() if matches_status(condition, theirs)),
         )
         if (condition.entity, condition.key) == ("attribute", "status")
         else condition
@@ -54,7 +54,7 @@ def translate(conditions: Iterable[Condition]) -> list[Condition]:
     ]
 
 
-def holds(condition: Condition, theirs: str) -> bool:
+def matches_status(condition: Condition, theirs: str) -> bool:
     """Whether a condition lets one of MLflow's statuses through."""
     value = condition.value
     if isinstance(value, tuple):
@@ -136,7 +136,7 @@ def run_texts(tracking: Tracking, reader: Connection, found: Sequence[Run]) -> l
 
 def log_message(logged: LoggedRun) -> LogMessage:
     data = DataMessage(point_messages(logged.metrics), pair_messages(logged.params), pair_messages(logged.tags))
-    inputs, outputs = connected(logged) if logged.inputs or logged.models else ({}, {})
+    inputs, outputs = inputs_and_outputs(logged) if logged.inputs or logged.models else ({}, {})
     return LogMessage(data, inputs, outputs)
 
 
@@ -163,14 +163,14 @@ def pair_messages(values: Mapping[str, str]) -> list[PairMessage]:
     return list(starmap(PairMessage, values.items()))
 
 
-def connected(logged: LoggedRun) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+def inputs_and_outputs(logged: LoggedRun) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """The inputs and the outputs of a run."""
-    inputs = filled(
+    inputs = without_empty_lists(
         dataset_inputs=[input_message(used) for used in logged.inputs],
         model_inputs=[{"model_id": model.model_id} for model in logged.models if model.direction == "input"],
     )
     models = [{"model_id": model.model_id, "step": model.step} for model in logged.models if model.direction == "output"]
-    return inputs, filled(model_outputs=models)
+    return inputs, without_empty_lists(model_outputs=models)
 
 
 def input_message(used: DatasetInput) -> dict[str, Any]:
@@ -178,5 +178,5 @@ def input_message(used: DatasetInput) -> dict[str, Any]:
     return {"tags": pairs(used.tags), "dataset": fields}
 
 
-def filled(**lists: list[Any]) -> dict[str, list[Any]]:
+def without_empty_lists(**lists: list[Any]) -> dict[str, list[Any]]:
     return {name: values for name, values in lists.items() if values}

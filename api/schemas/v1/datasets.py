@@ -152,24 +152,24 @@ def version_json(database: Database, version: DatasetRecord) -> DatasetVersion:
     return versions_json(database, [version])[0]
 
 
-def find(database: Database, dataset_id: str) -> DatasetRecord:
+def find_version(database: Database, dataset_id: str) -> DatasetRecord:
     """The version of a path's id, of which the guard knows whose it is."""
     with database.read() as connection:
         return Datasets(database).get(dataset_id, connection)
 
 
-def find_own(database: Database, identifier: str, caller: Caller) -> DatasetRecord:
+def find_own_version(database: Database, identifier: str, caller: Caller) -> DatasetRecord:
     """The version that another parameter names, by its id or as NAME@VERSION, if it is the caller's organization's."""
     if "@" in identifier:
         return Datasets(database).read(identifier, caller.organization)
-    version = find(database, identifier)
+    version = find_version(database, identifier)
     if version.organization != caller.organization:
         raise not_found(f"no dataset version has the id '{identifier}': see `hanzo-ml dataset list`")
     return version
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reporting_data_loss(what: str) -> Iterator[None]:
     """What is read from the store in it may be lost or changed there, or deleted meanwhile. Raises 409 (DATA_LOSS)."""
     try:
         yield

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.app import create_app
-from api.auth.audit_log import AuditTrail, Call
+from api.auth.audit_log import AuditLog, Call
 from api.auth.route_matching import Routes
 from resources.metadata.audit import MAX_OBJECTS, AuditedCall, calls_of, record
 from resources.metadata.call_tallies import take
@@ -129,7 +129,7 @@ def test_counts_are_written_once_a_minute(tmp_path: Path) -> None:
     now = 1_000_000_000
     database = Database(f"sqlite:///{tmp_path}/a.db")
     database.migrate()
-    trail = AuditTrail(database, lambda: now)
+    trail = AuditLog(database, lambda: now)
     call = AuditedCall("u", "o", (), "POST", "/r", ("run:1",), 200, "c", 2.0)
 
     def written() -> list[int]:
@@ -327,7 +327,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
         nonlocal commits
         commits += 1
 
-    trail = AuditTrail(database)
+    trail = AuditLog(database)
     calls = [AuditedCall("u", "o", (), "POST", f"/{number}", (), 200, "c", 2.0) for number in range(50)]
 
     async def record_all() -> None:
@@ -343,7 +343,7 @@ def test_calls_that_come_at_once_share_a_transaction(tmp_path: Path) -> None:
 def test_a_database_that_is_away_for_a_moment_costs_no_row(tmp_path: Path) -> None:
     """An answer waits for the row of its call; a count is kept for the next time."""
     database = Database(f"sqlite:///{tmp_path}/a.db")
-    trail = AuditTrail(database)  # without tables: every write fails
+    trail = AuditLog(database)  # without tables: every write fails
     change, logged = (AuditedCall("u", "o", (), "POST", route, (), 200, "c", 2.0) for route in ("/change", "/log"))
 
     async def call() -> None:
