@@ -140,20 +140,20 @@ def create_app(settings: Settings) -> FastAPI:
     store = Store(settings.store, settings.storage.variables)
     writer = RunWriter(database)
     readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-    trail = AuditLog(database)
+    audit_log = AuditLog(database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             await run_in_threadpool(app.state.tracking.experiments.ensure_default)
-            app.state.database_was_there = True
+            app.state.database_seen = True
         except SQLAlchemyError as error:
             # /ready says so and tries again: a database that is late must not end this process.
             log.warning("the metadata database does not answer yet: %s", error)
         stopped = threading.Event()
         start_upload_cleanup(settings.store, settings.storage.variables, stopped)
         start_table_analysis(database, stopped)
-        async with trail.running():
+        async with audit_log.running():
             yield
         stopped.set()
         await run_in_threadpool(writer.close)
@@ -168,7 +168,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
-    app.state.database_was_there = False
+    app.state.database_seen = False
     app.state.store = store
     app.state.tracking = Tracking(database)
     app.state.probes = health.make_probes(app, app.state.tracking, database, store)
@@ -177,7 +177,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.signed_transfers = SignedTransfers(
         settings.store, settings.storage.variables, settings.storage.public_endpoint
     )
-    app.state.artifact_places = ArtifactLocations(database, app.state.verified_files)
+    app.state.artifact_locations = ArtifactLocations(database, app.state.verified_files)
     errors.install_error_handlers(app)
     for prefix in MLFLOW_PREFIXES:
         for router in MLFLOW_ROUTERS:
@@ -193,11 +193,11 @@ def create_app(settings: Settings) -> FastAPI:
     fast = FastPathResources(app.state.tracking, writer, readers)
     app.add_middleware(FastPathMiddleware, calls=fast_calls(app, fast))
     app.add_middleware(ReadOnlyPages)
-    protect(app, settings, database, trail)
+    protect(app, settings, database, audit_log)
     return app
 
 
-def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditLog) -> None:
+def protect(app: FastAPI, settings: Settings, database: Database, audit_log: AuditLog) -> None:
     """Put what every request passes in front of an application that has all its routes, the innermost first."""
     routes = app.state.routes = Routes(app)
     registry = app.state.prometheus = CollectorRegistry()
@@ -210,7 +210,7 @@ def protect(app: FastAPI, settings: Settings, database: Database, trail: AuditLo
         routes=routes,
         tokens=token_verifier(settings),
         database=database,
-        trail=trail,
+        audit_log=audit_log,
         max_body_bytes=settings.server.max_body_bytes,
     )
     app.add_middleware(UnhandledErrors)

@@ -22,15 +22,15 @@ class CoalescingTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = loop
-        self._held: Any = None
+        self._pending: Any = None
 
     def write(self, data: Any) -> None:
-        held, self._held = self._held, None
-        if held is None:
-            self._held = data
+        pending, self._pending = self._pending, None
+        if pending is None:
+            self._pending = data
             self._loop.call_soon(self._flush)
         else:
-            self._transport.writelines([held, data])
+            self._transport.writelines([pending, data])
 
     def close(self) -> None:
         self._flush()
@@ -49,6 +49,6 @@ class CoalescingTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def _flush(self) -> None:
-        held, self._held = self._held, None
-        if held is not None and not self._transport.is_closing():
-            self._transport.write(held)
+        pending, self._pending = self._pending, None
+        if pending is not None and not self._transport.is_closing():
+            self._transport.write(pending)

@@ -45,7 +45,7 @@ async def run_artifacts(request: Request) -> RunArtifacts:
 
 
 async def artifact_locations(request: Request) -> ArtifactLocations:
-    found: ArtifactLocations = request.app.state.artifact_places
+    found: ArtifactLocations = request.app.state.artifact_locations
     return found
 
 

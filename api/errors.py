@@ -28,7 +28,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 SEE_DOCS = "See the API docs for more information about request parameters."
 RECIPE_BODY, COMMAND_BODY = "job with a recipe", "job with a command"
 """What pydantic is told to call the two bodies of `POST /v1/jobs`."""
-CODE_OF_STATUS = {
+CODES_BY_STATUS = {
     403: ErrorCode.PERMISSION_DENIED,
     404: ErrorCode.ENDPOINT_NOT_FOUND,
     405: ErrorCode.ENDPOINT_NOT_FOUND,
@@ -101,11 +101,11 @@ def _not_valid(request: Request, error: Exception) -> JSONResponse:
 
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = CODE_OF_STATUS.get(error.status_code)
+    code = CODES_BY_STATUS.get(error.status_code)
     if code is ErrorCode.ENDPOINT_NOT_FOUND:
         message = no_such_route(request.method, request.url.path).message
         if error.status_code == 405:  # what Starlette would say is of the first route at the path alone
-            return method_not_allowed(message, request.app.state.routes.methods_of(request.scope["path"]))
+            return method_not_allowed(message, request.app.state.routes.allowed_methods(request.scope["path"]))
     else:
         message = str(error.detail)
     return error_response(code or ErrorCode.INVALID_PARAMETER_VALUE, message, error.status_code)

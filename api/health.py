@@ -47,7 +47,7 @@ ABANDON_SECONDS = 60.0
 
 
 class Probe:
-    """One question, asked by one thread at a time: those who ask meanwhile wait for the same answer.
+    """One question, pending by one thread at a time: those who ask meanwhile wait for the same answer.
 
     Args:
         ask: whether it answers; what it raises, `answers` raises.
@@ -56,18 +56,18 @@ class Probe:
     def __init__(self, ask: Callable[[], bool], wait: float = PROBE_TIMEOUT_SECONDS) -> None:
         self._ask = ask
         self._wait = wait
-        self._asked: Future[bool] | None = None
-        self._asked_at = 0.0
+        self._pending: Future[bool] | None = None
+        self._pending_since = 0.0
 
     async def answers(self) -> bool:
         """False also where it did not say so in time."""
-        if self._asked is None or self._asked.done() or time.monotonic() > self._asked_at + ABANDON_SECONDS:
-            self._asked, self._asked_at = Future(), time.monotonic()
+        if self._pending is None or self._pending.done() or time.monotonic() > self._pending_since + ABANDON_SECONDS:
+            self._pending, self._pending_since = Future(), time.monotonic()
             # A daemon: the end of the process waits for no answer.
-            Thread(target=_run_check, args=(self._ask, self._asked), name="probe", daemon=True).start()
-        asked = asyncio.wrap_future(self._asked)
-        done, _ = await asyncio.wait([asked], timeout=self._wait)
-        return asked in done and asked.result()
+            Thread(target=_run_check, args=(self._ask, self._pending), name="probe", daemon=True).start()
+        pending = asyncio.wrap_future(self._pending)
+        done, _ = await asyncio.wait([pending], timeout=self._wait)
+        return pending in done and pending.result()
 
 
 def _run_check(ask: Callable[[], bool], answer: "Future[bool]") -> None:
@@ -109,8 +109,8 @@ def make_probes(app: FastAPI, tracking: Tracking, database: Database, store: Sto
     """What `/ready` asks. The application remembers whether its database was ever there."""
 
     def ask_database() -> bool:
-        answers = is_database_ready(tracking, database, is_new=not app.state.database_was_there)
-        app.state.database_was_there |= answers
+        answers = is_database_ready(tracking, database, is_new=not app.state.database_seen)
+        app.state.database_seen |= answers
         return answers
 
     return {"database": Probe(ask_database), "storage": Probe(partial(is_storage_ready, store))}

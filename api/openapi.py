@@ -17,7 +17,7 @@ from pydantic.json_schema import CoreModeRef, CoreRef, DefsRef, GenerateJsonSche
 from pydantic_core import core_schema
 
 from api.responses import TypedResponse
-from api.routing import Declaration, declaration_of
+from api.routing import Declaration, find_declaration
 
 JSON = "application/json"
 REFERENCE = "#/components/schemas/"
@@ -72,7 +72,7 @@ def complete_document(app: FastAPI, document: dict[str, Any]) -> None:
     rename_request_schemas(document)
     described = list(described_routes(app, document))
     types = [kind for _, kinds, _ in described for kind in kinds]
-    schemas, components = schemas_of([*types, *(declared.also.type for _, _, declared in described if declared.also)])
+    schemas, components = build_schemas([*types, *(declared.also.type for _, _, declared in described if declared.also)])
     document["components"]["schemas"] |= components
     for responses, kinds, declared in described:
         describe_responses(responses, kinds, declared, schemas)
@@ -83,7 +83,7 @@ def described_routes(
 ) -> Iterator[tuple[dict[str, Any], tuple[Any, ...], Declaration]]:
     """Of each route in the document its responses, the types of their JSON and its declaration."""
     for context in iter_route_contexts(app.routes):
-        declared = declaration_of(app, context)
+        declared = find_declaration(app, context)
         operations = document["paths"].get(without_convertors(str(context.path)), {})
         for method in context.methods or ():
             if declared is not None and method.lower() in operations:
@@ -138,7 +138,7 @@ def describe_responses(
         responses["416"] = {"description": "there is no such part of it"}
 
 
-def schemas_of(types: list[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, dict[str, Any]]]:
+def build_schemas(types: list[Any]) -> tuple[dict[Any, dict[str, Any]], dict[str, dict[str, Any]]]:
     """The schema of each type, and the components that they refer to, by their names."""
     inputs = [(kind, "serialization", TypeAdapter(kind)) for kind in dict.fromkeys(types)]
     schemas, components = TypeAdapter.json_schemas(

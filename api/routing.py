@@ -189,7 +189,7 @@ def add_route(router: APIRouter, path: str, endpoint: Endpoint, declaration: Dec
     vars(router.routes[-1])["declaration"] = declaration
 
 
-def declaration_of(app: FastAPI, context: RouteContext) -> Declaration | None:
+def find_declaration(app: FastAPI, context: RouteContext) -> Declaration | None:
     """What a route was declared with; None for one that was not declared."""
     if context.path in (app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url):
         return Declaration(Permission.SERVER_READ, Audit.NONE, writes=False)  # FastAPI's own pages
@@ -199,4 +199,4 @@ def declaration_of(app: FastAPI, context: RouteContext) -> Declaration | None:
 
 def undeclared(app: FastAPI) -> list[str]:
     """The routes that nobody may call, because nothing says who may."""
-    return [str(context.path) for context in iter_route_contexts(app.routes) if declaration_of(app, context) is None]
+    return [str(context.path) for context in iter_route_contexts(app.routes) if find_declaration(app, context) is None]

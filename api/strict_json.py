@@ -72,7 +72,7 @@ class StrictRequest(Request):
         except (ValueError, RecursionError) as error:
             raise json.JSONDecodeError(str(error)[:200], "", 0) from None
 
-    async def body_of_question(self) -> dict[str, Any]:
+    async def query_in_body(self) -> dict[str, Any]:
         """What a GET request without a query asks in its body, as MLflow's own server takes it too; nothing where it asks
         nothing.
         """
@@ -106,7 +106,7 @@ class StrictRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             if request.method == "GET" and not request.scope["query_string"]:
-                strict.scope["query_string"] = as_query_string(await strict.body_of_question())
+                strict.scope["query_string"] = as_query_string(await strict.query_in_body())
             return await handle(strict)
 
         return handle_strictly

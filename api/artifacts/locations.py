@@ -1,7 +1,7 @@
 """What a path of the artifact proxy names: the files of a run or of a logged model, or a free path of an organization.
 
-- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place instead
-  of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
+- `EXPERIMENT/RUN/artifacts/...`, `EXPERIMENT/models/MODEL/artifacts/...`: a run's or a logged model's; another place
+  instead of the experiment's number where the experiment was made with one (`artifact_location="mlflow-artifacts:/PLACE"`);
 - `models/NAME/VERSION/...`: a registered model's, read-only (`api.routes.mlflow.model_version_files`);
 - everything else that begins with no number is a free path, as a script with its own layout uses them.
 
@@ -43,7 +43,7 @@ class ArtifactLocations:
 
     def __init__(self, database: Database, files: VerifiedFiles) -> None:
         self._database = database
-        self._of_runs = RunArtifacts(files)
+        self._run_artifacts = RunArtifacts(files)
         self._free = OwnedArtifacts(files, organization_folder)
 
     def locate(self, proxied: str, organization: str) -> ArtifactLocation:
@@ -53,9 +53,9 @@ class ArtifactLocations:
             HanzoError: 404 for a path that begins with a number and is no run's or logged model's of the organization, in
                 the same words whether there is none or it is another's.
         """
-        place = self._owned(proxied, organization)
-        if place is not None:
-            return place
+        location = self._owned(proxied, organization)
+        if location is not None:
+            return location
         if is_reserved(proxied):
             raise no_such_location()
         return ArtifactLocation(self._free, organization, proxied)
@@ -66,9 +66,9 @@ class ArtifactLocations:
         Raises:
             HanzoError: 404 as `locate`, but for a path above the files of runs or logged models: clients go down from there.
         """
-        place = self._owned(proxied, organization)
-        if place is not None:
-            return relative_entries(place.artifacts.entries(place.owner, place.path))
+        location = self._owned(proxied, organization)
+        if location is not None:
+            return relative_entries(location.artifacts.entries(location.owner, location.path))
         with self._database.read() as connection:
             folders = folders_above(connection, proxied, organization)
         if folders is None and is_reserved(proxied):
@@ -81,7 +81,7 @@ class ArtifactLocations:
             found = files_owner(connection, proxied)
         if found is None or found.organization != organization:
             return None
-        return ArtifactLocation(self._of_runs, found.id, found.path, found.is_model, found.lifecycle_stage)
+        return ArtifactLocation(self._run_artifacts, found.id, found.path, found.is_model, found.lifecycle_stage)
 
 
 def is_reserved(proxied: str) -> bool:

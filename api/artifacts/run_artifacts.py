@@ -77,17 +77,17 @@ class OwnedArtifacts:
     """Files in an object store, each of an owner.
 
     Args:
-        folder_of: the URI of an owner's files.
+        owner_folder: the URI of an owner's files.
     """
 
-    def __init__(self, files: VerifiedFiles, folder_of: Callable[[str], str]) -> None:
+    def __init__(self, files: VerifiedFiles, owner_folder: Callable[[str], str]) -> None:
         self._files = files
         self._store = files.store
-        self._folder_of = folder_of
+        self._owner_folder = owner_folder
 
     def uri(self, owner: str, path: str) -> str:
         """The logical URI of an owner's file, or of all of them."""
-        return self._folder_of(owner) + (f"/{path}" if path else "")
+        return self._owner_folder(owner) + (f"/{path}" if path else "")
 
     async def receive(
         self, owner: str, path: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None

@@ -56,13 +56,13 @@ class VerifiedFiles:
     """Uploaded files of an object store, and those that the asset graph published there.
 
     Args:
-        organization_of: whose the file at a URI is, for the audit log.
+        find_organization: whose the file at a URI is, for the audit log.
     """
 
-    def __init__(self, store: Store, records: ArtifactFiles, organization_of: Callable[[str], str]) -> None:
+    def __init__(self, store: Store, records: ArtifactFiles, find_organization: Callable[[str], str]) -> None:
         self.store = store
         self._records = records
-        self._organization_of = organization_of
+        self._find_organization = find_organization
 
     async def receive(
         self, uri: str, body: AsyncIterator[bytes], promised: ExpectedChecksums, declared_size: int | None = None
@@ -127,7 +127,7 @@ class VerifiedFiles:
                 continue
             # The records are read after the bytes: those of an object that was replaced meanwhile are gone by now.
             rows = self._records.at(uri)
-            expected = {row.sha256 for row in rows} if rows else self._published(uri, owner, artifact)
+            expected = {row.sha256 for row in rows} if rows else self._published_hashes(uri, owner, artifact)
             if not expected or found in expected:
                 self._note_repair(uri, rows)
                 return VerifiedFile(stored, found, content)
@@ -135,7 +135,7 @@ class VerifiedFiles:
                 self._records.first_seen(uri, found, stored.size)
                 return VerifiedFile(stored, found, content)
             if self.store.open(uri).version == stored.version:
-                self._records.report_broken(uri, owner, self._organization_of(uri), sorted(expected), found)
+                self._records.report_broken(uri, owner, self._find_organization(uri), sorted(expected), found)
                 raise corrupted_artifact(uri)
         raise replaced_while_read()
 
@@ -149,12 +149,12 @@ class VerifiedFiles:
         if any(row.found_sha256 for row in rows):
             self._records.is_whole_again(uri)
 
-    def _published(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
+    def _published_hashes(self, uri: str, owner: str, artifact: Artifact | None) -> set[str]:
         """The hash that a chunk has by its name, a file by a manifest: a known artifact's, else the nearest one above it."""
         if named := hash_in_name(uri):
             return {named}
         if artifact is not None:
-            return self._listed(uri, artifact.uri, self._proved_manifest(artifact, owner)) | (
+            return self._hashes_in_manifest(uri, artifact.uri, self._proved_manifest(artifact, owner)) | (
                 {artifact.digest} if uri == f"{artifact.uri}/{MANIFEST}" else set()
             )
         folder = uri.rpartition("/")[0]
@@ -164,7 +164,7 @@ class VerifiedFiles:
             if where != uri and not self._records.at(where):
                 with suppress(FileNotFoundError, ValidationError):
                     manifest = Manifest.model_validate_json(self.store.get_bytes(where))
-                    if hashes := self._listed(uri, folder, manifest):
+                    if hashes := self._hashes_in_manifest(uri, folder, manifest):
                         return hashes
             folder = folder.rpartition("/")[0]
         return set()
@@ -175,7 +175,7 @@ class VerifiedFiles:
         except BrokenArtifact:
             where = f"{artifact.uri}/{MANIFEST}"
             found = self._hash_or_nothing(where)
-            self._records.report_broken(where, owner, self._organization_of(where), [artifact.digest], found)
+            self._records.report_broken(where, owner, self._find_organization(where), [artifact.digest], found)
             raise corrupted_artifact(where) from None
 
     def _hash_or_nothing(self, uri: str) -> str:
@@ -185,7 +185,7 @@ class VerifiedFiles:
             return ""
 
     @staticmethod
-    def _listed(uri: str, folder: str, manifest: Manifest) -> set[str]:
+    def _hashes_in_manifest(uri: str, folder: str, manifest: Manifest) -> set[str]:
         return {file.sha256 for file in manifest.files if f"{folder}/{file.path}" == uri}
 
 

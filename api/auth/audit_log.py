@@ -56,7 +56,7 @@ class Call:
         """Until now."""
         return round((time.perf_counter() - self.started) * 1000, 3)
 
-    def audited(self, status: int, duration_ms: float = 0.0) -> AuditedCall:
+    def audit_row(self, status: int, duration_ms: float = 0.0) -> AuditedCall:
         """Without a duration, the kind of call that it is counted as."""
         return AuditedCall(
             user=self.caller.user_id if self.caller else "",
@@ -111,9 +111,9 @@ class AuditLog:
         # What failed changed nothing, often for want of a database: its answer does not wait until it is on record.
         noted = call.audit is Audit.NOTED or status >= 500 or (counted and status >= 400)
         if call.caller is None or noted:
-            self.count(call.audited(status))
+            self.count(call.audit_row(status))
         else:
-            await self.record(call.audited(status, call.duration_ms), counted=counted)
+            await self.record(call.audit_row(status, call.duration_ms), counted=counted)
 
     async def record(self, call: AuditedCall, *, counted: bool = False) -> None:
         """Write a call now, or count it now. Returns when that is committed: with it, in one transaction, what came in
@@ -130,13 +130,13 @@ class AuditLog:
             each = [call for call, counted, _ in group if not counted]
             tallied = [call for call, counted, _ in group if counted]
             try:
-                await self._write_patiently(each, tallied)
+                await self._write_with_retries(each, tallied)
             finally:
                 for _, _, done in group:
                     if not done.done():
                         done.set_result(None)
 
-    async def _write_patiently(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
+    async def _write_with_retries(self, each: Sequence[AuditedCall], counted: Sequence[AuditedCall]) -> None:
         """Write calls that have changed something, also through a restart of the database: their answers wait for it."""
         end = time.monotonic() + DATABASE_OUTAGE_SECONDS
         while not await run_in_threadpool(self._write, each, counted):

@@ -40,23 +40,23 @@ class JobTokens:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._seen: dict[str, CachedCaller] = {}
+        self._cached: dict[str, CachedCaller] = {}
 
     async def caller(self, token: str) -> Caller:
         """Raises 401 where the token is unknown, expired or revoked."""
-        known = self._seen.get(digest(token))
+        known = self._cached.get(digest(token))
         if known is not None and time.monotonic() - known.at < CACHE_SECONDS:
             return known.caller
         grant = await run_in_threadpool(self._look_up, token)
         if grant is None:
-            self._seen.pop(digest(token), None)
+            self._cached.pop(digest(token), None)
             raise HanzoError(
                 ErrorCode.UNAUTHENTICATED, "The token is refused: it is of a job that has ended or was restarted"
             )
         caller = Caller(user_id=grant.user_id, organization=grant.organization, roles=frozenset({JOB}), job=grant)
-        if len(self._seen) >= MAX_CACHED:
-            self._seen.clear()
-        self._seen[digest(token)] = CachedCaller(caller, time.monotonic())
+        if len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
+        self._cached[digest(token)] = CachedCaller(caller, time.monotonic())
         return caller
 
     def _look_up(self, token: str) -> JobGrant | None:

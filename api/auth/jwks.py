@@ -71,11 +71,11 @@ class SigningKeys:
         self._clock = clock
         self._keys: dict[str, VerifyingKey] = {}
         self._fetched_at = float("-inf")
-        self._tried_at = float("-inf")
-        self._one_at_a_time = asyncio.Lock()
-        self._renewal: asyncio.Task[None] | None = None
+        self._attempted_at = float("-inf")
+        self._lock = asyncio.Lock()
+        self._refresh: asyncio.Task[None] | None = None
 
-    def known(self, kid: str) -> bool:
+    def is_known(self, kid: str) -> bool:
         """Whether a key is still among those that verify."""
         return kid in self._keys and self._clock() - self._fetched_at <= self._auth.keys_limit_seconds
 
@@ -85,28 +85,28 @@ class SigningKeys:
         Raises:
             HanzoError: 503 while there are no keys at all: the IAM cannot be reached, or was not for too long.
         """
-        if self.known(kid):
+        if self.is_known(kid):
             if self._clock() - self._fetched_at > self._auth.keys_refresh_seconds:
-                self._renew_meanwhile()
+                self._refresh_in_background()
             return self._keys[kid]
         await self._fetch()
-        if self.known(kid):
+        if self.is_known(kid):
             return self._keys[kid]
         if self._clock() - self._fetched_at > self._auth.keys_limit_seconds:
             message = "The sign-in server does not answer, so no token can be checked: try again later"
             raise HanzoError(ErrorCode.TEMPORARILY_UNAVAILABLE, message)
         return None
 
-    def _renew_meanwhile(self) -> None:
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._fetch())
+    def _refresh_in_background(self) -> None:
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.create_task(self._fetch())
 
     async def _fetch(self) -> None:
         """Ask the IAM, unless it was asked just now: neither forged key names nor its failure make a flood of requests."""
-        async with self._one_at_a_time:
-            if self._clock() - self._tried_at < self._auth.keys_retry_seconds:
+        async with self._lock:
+            if self._clock() - self._attempted_at < self._auth.keys_retry_seconds:
                 return
-            self._tried_at = self._clock()
+            self._attempted_at = self._clock()
             try:
                 keys = await asyncio.to_thread(fetch_keys, self._auth.issuer + JWKS_PATH)
             except FETCH_ERRORS as error:

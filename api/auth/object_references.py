@@ -14,7 +14,7 @@ from resources.metadata.registry.model_key import organization_of_place
 from resources.metadata.scope import Kind, Reference
 from resources.metadata.tracking.experiments import DEFAULT_ORGANIZATION
 
-KIND_OF_PARAMETER: Mapping[str, Kind] = {
+PARAMETER_KINDS: Mapping[str, Kind] = {
     "experiment_id": Kind.EXPERIMENT,
     "run_id": Kind.RUN,
     "run_uuid": Kind.RUN,
@@ -60,8 +60,8 @@ def parameter_references(route: str, name: str, value: Any) -> Iterator[Referenc
     texts = [str(each) for each in values if isinstance(each, str | int) and not isinstance(each, bool) and each != ""]
     if name == "ids":
         yield from (Reference(Kind.RUN, run_id) for run_id in split_ids(texts))
-    elif name in KIND_OF_PARAMETER:
-        yield from (Reference(KIND_OF_PARAMETER[name], text) for text in texts)
+    elif name in PARAMETER_KINDS:
+        yield from (Reference(PARAMETER_KINDS[name], text) for text in texts)
     elif name == "name" and REGISTRY_ROUTE.search(route):
         yield from (Reference(Kind.REGISTERED_MODEL, text) for text in texts)
     elif name in ("name", "model") and route in SUBMIT_ROUTES:

@@ -50,7 +50,7 @@ def check_ownership(
             raise HanzoError(ErrorCode.PERMISSION_DENIED, message)
 
 
-def check_own(database: Database, caller: Caller, *named: Reference) -> None:
+def require_ownership(database: Database, caller: Caller, *named: Reference) -> None:
     """`check_ownership` for endpoints that are declared with `checks_ownership`; nothing without sign-in."""
     if caller is not LOCAL:
         check_ownership(database, caller, named, may_be_new=False, only_own=False)
@@ -67,4 +67,4 @@ async def require_own_run(request: Request, database: DatabaseOf, caller: Caller
     body = parse_body(await request.body(), request.scope["path"])
     request.state.run_id = body.get("run_id") or body.get("run_uuid") if isinstance(body, dict) else None
     named = references(f"{request.method} {request.url.path}", {}, {}, body)
-    await run_in_threadpool(check_own, database, caller, *named)
+    await run_in_threadpool(require_ownership, database, caller, *named)

@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.routing import Mount, compile_path
 
 from api.fast_path.middleware import FastCall, FastPathResources
-from api.routing import Declaration, declaration_of
+from api.routing import Declaration, find_declaration
 
 UNMATCHED = "unmatched"
 
@@ -60,7 +60,7 @@ class Routes:
         """The first route that takes the request; None where the application has none."""
         return self._fixed.get((method, path)) or first_match(self._open.get(method, ()), path)
 
-    def methods_of(self, path: str) -> list[str]:
+    def allowed_methods(self, path: str) -> list[str]:
         """What the routes at a path take, for who asked with something else."""
         methods = {method for method in self._open if self.match(method, path) is not None}
         return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
@@ -102,6 +102,6 @@ def list_routes(app: FastAPI) -> list[Route]:
             # A HEAD request is answered by the GET route, so it needs what that needs.
             needs = "GET" if method == "HEAD" else method
             endpoint = getattr(context.original_route, "endpoint", None)
-            declaration = declaration_of(app, context)
+            declaration = find_declaration(app, context)
             routes.append(Route(method, template, shape(f"{needs} {template}"), pattern, declaration, endpoint))
     return routes

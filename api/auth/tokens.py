@@ -39,7 +39,7 @@ class Tokens:
         remembered = self._verified.get(token)
         if remembered is not None:
             caller, kid, expires = remembered
-            if time.time() < expires and self._keys.known(kid):
+            if time.time() < expires and self._keys.is_known(kid):
                 return caller
             del self._verified[token]
         kid = key_id(token)

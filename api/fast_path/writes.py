@@ -25,7 +25,7 @@ from resources.metadata.writes.run_writes import Points, RunWrite, write_of_poin
 
 Decode = Callable[[bytes, str | None], RunWrite | None]
 """A body, and the organization that its sender is limited to."""
-Sent = TypeVar("Sent", "LogMetric", "LogBatch", "PairOfRun")
+LoggingBody = TypeVar("LoggingBody", "LogMetric", "LogBatch", "PairOfRun")
 
 NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -115,7 +115,7 @@ def decode_set_tag(body: bytes, organization: str | None) -> RunWrite | None:
         return None
 
 
-def _decoded(decoder: "msgspec.json.Decoder[Sent]", body: bytes) -> Sent:
+def _decoded(decoder: "msgspec.json.Decoder[LoggingBody]", body: bytes) -> LoggingBody:
     if b"\\u" in body:
         raise NotPlain
     try:
@@ -179,7 +179,7 @@ class WriteCall:
                 if write is not None:
                     call: Call = scope["state"]["call"]
                     scope["state"]["run_id"] = write.run_id
-                    await self._writer.store(write.counted_in(tally_of(call.audited(_OK))))
+                    await self._writer.store(write.counted_in(tally_of(call.audit_row(_OK))))
                     call.is_counted = True
                     return _respond_stored
         return with_body(body, route)

@@ -58,14 +58,14 @@ class AccessControl:
         routes: Routes,
         tokens: "Tokens | None",
         database: Database,
-        trail: AuditLog,
+        audit_log: AuditLog,
         max_body_bytes: int,
     ) -> None:
         self._app = app
         self._routes = routes
         self._authenticator = Authenticator(tokens, database) if tokens is not None else None
         self._database = database
-        self._trail = trail
+        self._audit_log = audit_log
         self._max_body = max_body_bytes
         self._default_experiments = DefaultExperiments(database)
 
@@ -94,13 +94,15 @@ class AccessControl:
             if match is None or declared is None or declared.audit is Audit.NONE:
                 await self._app(scope, receive, send)
             else:
-                await self._locally(match, declared, scope, receive, send)
+                await self._without_sign_in(match, declared, scope, receive, send)
         elif declared is not None and declared.permission is PUBLIC:
             await self._app(scope, receive, send)
         else:
-            await self._guarded(self._authenticator, match, declared, scope, receive, send)
+            await self._with_sign_in(self._authenticator, match, declared, scope, receive, send)
 
-    async def _locally(self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _without_sign_in(
+        self, match: Match, declared: Declaration, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Nobody signs in: the call is let through, and is on record with what it names."""
         call = scope["state"]["call"] = begin_call(scope, match)
         call.caller, call.audit = LOCAL, declared.audit
@@ -117,10 +119,10 @@ class AccessControl:
                 receive = bodies.resend_body(raw, receive)
                 with suppress(HanzoError):  # the endpoint says what is wrong with it
                     body = bodies.parse_body(raw, scope["path"])
-            call.references = references(match.route.shape, match.parameters, query_of(scope), body)
-        await self._on_record(call, scope, receive, send)
+            call.references = references(match.route.shape, match.parameters, parse_query(scope), body)
+        await self._answer_on_record(call, scope, receive, send)
 
-    async def _guarded(
+    async def _with_sign_in(
         self,
         authenticator: Authenticator,
         match: Match | None,
@@ -140,7 +142,7 @@ class AccessControl:
                 log.error("%s declares no permission and is refused to everybody", match.route.shape)
                 raise HanzoError(ErrorCode.PERMISSION_DENIED, "This server does not allow this call to anybody")
             call.audit = declared.audit
-            receive = await self._admit(call, match, declared, scope, receive)
+            receive = await self._authorize(call, match, declared, scope, receive)
         except HanzoError as refusal:
             await self._refuse(call, refusal, headers, scope, receive, send)
             return
@@ -160,9 +162,9 @@ class AccessControl:
         if declared.audit is Audit.NONE:
             await self._app(scope, receive, send)
         else:
-            await self._on_record(call, scope, receive, send)
+            await self._answer_on_record(call, scope, receive, send)
 
-    async def _admit(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
+    async def _authorize(self, call: Call, match: Match, declared: Declaration, scope: Scope, receive: Receive) -> Receive:
         """Let the caller in, or raise. Returns what the endpoint will read its body from."""
         caller = call.caller
         assert caller is not None
@@ -184,9 +186,9 @@ class AccessControl:
             receive = bodies.resend_body(raw, receive)
             needed = required_permission(permission, body)
             if needed is not permission and not caller.may(needed):
-                call.references = references(match.route.shape, match.parameters, query_of(scope), body)
+                call.references = references(match.route.shape, match.parameters, parse_query(scope), body)
                 raise forbidden(caller, needed)
-        query = query_of(scope)
+        query = parse_query(scope)
         if caller.organization != DEFAULT_ORGANIZATION and requests_default(call.route, query, body):
             number = await self._default_experiments.number(caller.organization)
             query_text = replace_in_query(query, number)
@@ -221,16 +223,16 @@ class AccessControl:
         self, call: Call, refusal: HanzoError, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
         answer: Response = error_response(refusal.code, refusal.message)
-        if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.methods_of(scope["path"])):
+        if refusal.code is ErrorCode.ENDPOINT_NOT_FOUND and (methods := self._routes.allowed_methods(scope["path"])):
             answer = method_not_allowed(refusal.message, methods)
         if refusal.code is ErrorCode.UNAUTHENTICATED:
             if sign_in.wants_page(scope["method"], headers):
                 answer = sign_in.page(answer.status_code)
             answer.headers.update(CHALLENGE)
-        await self._trail.record_call(call, answer.status_code)
+        await self._audit_log.record_call(call, answer.status_code)
         await answer(scope, receive, send)
 
-    async def _on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_on_record(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """The call, on record before its answer leaves, and also where an error leaves it without one."""
         answered = False
 
@@ -238,23 +240,23 @@ class AccessControl:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
-                await self._trail.record_call(call, message["status"])
+                await self._audit_log.record_call(call, message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, recorded)
         except Exception:
             if not answered:
-                await self._trail.record_call(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
+                await self._audit_log.record_call(call, HTTP_STATUS[ErrorCode.INTERNAL_ERROR])
             raise
 
     async def _record_failed(self, call: Call, status: int) -> None:
         """A call that failed at this door, if it would be on record had it passed."""
         if call.audit is not Audit.NONE:
-            await self._trail.record_call(call, status)
+            await self._audit_log.record_call(call, status)
 
 
-def query_of(scope: Scope) -> dict[str, list[str]]:
+def parse_query(scope: Scope) -> dict[str, list[str]]:
     return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
@@ -268,7 +270,7 @@ async def refused_references(match: Match, declared: Declaration, scope: Scope, 
     ):
         with suppress(HanzoError, HTTPException):  # no JSON, or the client has gone away
             body = bodies.parse_body(await bodies.read_body(receive), scope["path"])
-    return references(match.route.shape, match.parameters, query_of(scope), body)
+    return references(match.route.shape, match.parameters, parse_query(scope), body)
 
 
 def too_large(refusal: HTTPException) -> Response:

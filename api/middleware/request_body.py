@@ -25,17 +25,17 @@ def declared_length(scope: Scope) -> int | None:
 
 def limit_body(receive: Receive, limit: int) -> Receive:
     """A body of unknown length that ends with a 413 as soon as it is too long."""
-    taken = 0
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal taken
+    async def receive_counted() -> Message:
+        nonlocal received
         message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > limit:
+        received += len(message.get("body", b""))
+        if received > limit:
             raise too_large(limit)
         return message
 
-    return counted
+    return receive_counted
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -52,16 +52,16 @@ async def read_body(receive: Receive) -> bytes:
 
 def resend_body(body: bytes, receive: Receive) -> Receive:
     """The body once more for the endpoint, then whatever the client sends next."""
-    sent = False
+    is_sent = False
 
-    async def again() -> Message:
-        nonlocal sent
-        if sent:
+    async def receive_body() -> Message:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        sent = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_body
 
 
 MLFLOW_PATH = "mlflow"
@@ -69,7 +69,7 @@ MLFLOW_PATH = "mlflow"
 
 
 def parse_body(body: bytes, path: str) -> Any:
-    """The JSON of a body that is sent to `path`, None where there is none.
+    """The JSON of a body that is is_sent to `path`, None where there is none.
 
     What cannot be read here is refused here: an endpoint with another reader must not find objects that nobody checked.
     """

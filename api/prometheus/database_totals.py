@@ -28,18 +28,18 @@ class DatabaseTotals(Collector):
         self._gpu_types = gpu_types
         self._gpus: Mapping[str, int] | None = None
         self._buckets = store.buckets
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._totals: Totals | None = None
 
     def collect(self) -> Iterator[Metric]:
-        totals = self._fresh()
+        totals = self._cached_totals()
         if totals is not None:
             yield from metric_families(totals, self._buckets, self._installed_gpus())
 
     def _installed_gpus(self) -> Mapping[str, int]:
         """Looked for once: a machine's GPUs do not change while it runs."""
-        with self._one_at_a_time:
+        with self._lock:
             if self._gpus is None:
                 self._gpus = gpus.by_type(gpus.installed(), self._gpu_types)
             return self._gpus
@@ -48,8 +48,8 @@ class DatabaseTotals(Collector):
         """Nothing: registering the collector must not need the database."""
         return iter(())
 
-    def _fresh(self) -> Totals | None:
-        with self._one_at_a_time:
+    def _cached_totals(self) -> Totals | None:
+        with self._lock:
             if time.monotonic() - self._read_at > CACHE_SECONDS:
                 try:
                     with self._database.read() as connection:
@@ -69,31 +69,31 @@ def metric_families(totals: Totals, buckets: Mapping[str, str], installed: Mappi
     yield histogram("hanzo_ml_job_duration_seconds", "From start to end of a job", totals.durations)
     yield gauge("hanzo_ml_jobs_running", "Jobs that run", ["type", "org"], totals.running)
     yield gauge("hanzo_ml_gpus_allocated", "GPUs that running jobs asked for", ["gpu_type"], totals.gpus_allocated)
-    # Jobs are processes of this machine: what it has and no running job asked for is free.
+    # Jobs are processes of this machine: description it has and no running job asked for is free.
     allocated = {labels[0]: count for labels, count in totals.gpus_allocated.items()}
     free: dict[Labels, float] = {(name,): count for name, count in gpus.free(installed, allocated).items()}
     yield gauge("hanzo_ml_gpus_available", "GPUs that are free", ["gpu_type"], free)
     yield gauge("hanzo_ml_queue_depth", "Jobs that wait", ["org", "priority"], totals.queued)
-    stored: dict[Labels, float] = {(buckets[place],): size for place, size in totals.stored_bytes.items()}
+    stored: dict[Labels, float] = {(buckets[bucket],): size for bucket, size in totals.stored_bytes.items()}
     yield gauge("hanzo_ml_storage_bytes", "Bytes of recorded artifacts", ["bucket"], stored)
 
 
-def counter(name: str, what: str, labels: list[str], values: Mapping[Labels, float]) -> Metric:
-    family = CounterMetricFamily(name, what, labels=labels)
+def counter(name: str, description: str, labels: list[str], values: Mapping[Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, description, labels=labels)
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family
 
 
-def gauge(name: str, what: str, labels: list[str], values: Mapping[Labels, float]) -> Metric:
-    family = GaugeMetricFamily(name, what, labels=labels)
+def gauge(name: str, description: str, labels: list[str], values: Mapping[Labels, float]) -> Metric:
+    family = GaugeMetricFamily(name, description, labels=labels)
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family
 
 
-def histogram(name: str, what: str, values: Mapping[str, Durations]) -> Metric:
-    family = HistogramMetricFamily(name, what, labels=["type"])
+def histogram(name: str, description: str, values: Mapping[str, Durations]) -> Metric:
+    family = HistogramMetricFamily(name, description, labels=["type"])
     for kind, durations in values.items():
         limits = [*(str(float(limit)) for limit in DURATION_BUCKETS), "+Inf"]
         counts = [float(count) for count in (*durations.within, durations.count)]

@@ -21,22 +21,22 @@ BUCKET_LABELS = [*map(floatToGoString, BUCKETS), "+Inf"]
 
 
 class RequestHistogram(Collector):
-    """Seconds by endpoint. Make it before the workers are forked; each calls `count_as` with its place first."""
+    """Seconds by endpoint. Make it before the workers are forked; each calls `count_as` with its index first."""
 
     def __init__(self, endpoints: Iterable[str], workers: int) -> None:
-        self._places = {endpoint: place * CELLS_PER_ENDPOINT for place, endpoint in enumerate(sorted(set(endpoints)))}
-        self._size = len(self._places) * CELLS_PER_ENDPOINT
+        self._offsets = {endpoint: index * CELLS_PER_ENDPOINT for index, endpoint in enumerate(sorted(set(endpoints)))}
+        self._size = len(self._offsets) * CELLS_PER_ENDPOINT
         self._cells = memoryview(mmap.mmap(-1, workers * self._size * 8)).cast("d")
-        self._own = self._cells[: self._size]
+        self._worker_cells = self._cells[: self._size]
 
     def count_as(self, worker: int) -> None:
         """Count for this worker from now on: one process at a time may, and one thread of it."""
-        self._own = self._cells[worker * self._size : (worker + 1) * self._size]
+        self._worker_cells = self._cells[worker * self._size : (worker + 1) * self._size]
 
     def observe(self, endpoint: str, seconds: float) -> None:
-        start = self._places[endpoint]
-        self._own[start + bisect_left(BUCKETS, seconds)] += 1
-        self._own[start + CELLS_PER_ENDPOINT - 1] += seconds
+        start = self._offsets[endpoint]
+        self._worker_cells[start + bisect_left(BUCKETS, seconds)] += 1
+        self._worker_cells[start + CELLS_PER_ENDPOINT - 1] += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The endpoints that were called."""
@@ -45,7 +45,7 @@ class RequestHistogram(Collector):
             "Time until an answer begins, by the template of its route",
             labels=["endpoint"],
         )
-        for endpoint, start in self._places.items():
+        for endpoint, start in self._offsets.items():
             parts = [self._cells[first : first + CELLS_PER_ENDPOINT] for first in range(start, len(self._cells), self._size)]
             *counts, total = (sum(cells) for cells in zip(*parts, strict=True))
             if any(counts):

@@ -2,8 +2,8 @@
 does on MLflow's server 3.17.2, but for what follows. All of it is meant.
 
 Refused, with a sentence:
-- a log-batch of more than 1,000,000 bytes as it is sent (`schemas.mlflow.requests.MAX_BATCH_BYTES`): MLflow documents that limit and lets
-  longer ones through. 100 params of 6,000 characters that are not ASCII are longer, since its client escapes them;
+- a log-batch of more than 1,000,000 bytes as it is sent (`MAX_BATCH_BYTES`): MLflow documents that limit and lets longer
+  ones through. 100 params of 6,000 characters that are not ASCII are longer, since its client escapes them;
 - a bare NaN in JSON, of which MLflow's server makes 0.0 (`"NaN"` is right and kept), and a body that is no JSON;
 - a version of files that are not there, but for the root of a run (row F11), and of a place that is not in this server's
   store, such as `s3://b/x`, but for what its experiment keeps elsewhere

@@ -56,7 +56,7 @@ def file_of_run(
 
 @router.get("/mlflow-artifacts/artifacts", Permission.EXPERIMENTS_READ, allows_jobs=True)
 def list_proxied(
-    places: ArtifactLocationsOf,
+    locations: ArtifactLocationsOf,
     database: DatabaseOf,
     store: StoreOf,
     caller: CallerOf,
@@ -67,7 +67,7 @@ def list_proxied(
     if is_version_path(folder):
         found = version_entries(database, store, folder, caller.organization)
     else:
-        found = places.entries(folder, caller.organization)
+        found = locations.entries(folder, caller.organization)
     return mlflow_response(files=[file_message(entry) for entry in found])
 
 
@@ -79,31 +79,31 @@ def list_proxied(
     ranges=True,
     head=True,
 )
-def download(artifact_path: str, request: Request, places: ArtifactLocationsOf, caller: CallerOf) -> Response:
-    return location_response(places.locate(checked_path(artifact_path), caller.organization), request)
+def download(artifact_path: str, request: Request, locations: ArtifactLocationsOf, caller: CallerOf) -> Response:
+    return location_response(locations.locate(checked_path(artifact_path), caller.organization), request)
 
 
 @router.put(
     "/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True, streams_body=True
 )
 async def upload(
-    artifact_path: str, request: Request, places: ArtifactLocationsOf, caller: CallerOf
+    artifact_path: str, request: Request, locations: ArtifactLocationsOf, caller: CallerOf
 ) -> TypedResponse[responses.NothingAnswer]:
-    place = await run_in_threadpool(places.locate, checked_path(artifact_path), caller.organization)
-    place.check_writable()
-    uploaded = await store_body(request, place.artifacts, place.owner, place.path)
+    location = await run_in_threadpool(locations.locate, checked_path(artifact_path), caller.organization)
+    location.check_writable()
+    uploaded = await store_body(request, location.artifacts, location.owner, location.path)
     response = mlflow_response()
     response.headers[SHA256_HEADER] = uploaded.sha256
     return response
 
 
 @router.delete("/mlflow-artifacts/artifacts/{artifact_path:path}", Permission.EXPERIMENTS_DELETE)
-def delete(artifact_path: str, places: ArtifactLocationsOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
+def delete(artifact_path: str, locations: ArtifactLocationsOf, caller: CallerOf) -> TypedResponse[responses.NothingAnswer]:
     """A file, a folder, or all files of a run, which MLflow's client names by its folder with a slash at the end."""
     named = artifact_path.removesuffix("/") if artifact_path.endswith("/artifacts/") else artifact_path
-    place = places.locate(checked_path(named), caller.organization)
-    place.check_writable()
-    place.artifacts.delete(place.owner, place.path)
+    location = locations.locate(checked_path(named), caller.organization)
+    location.check_writable()
+    location.artifacts.delete(location.owner, location.path)
     return mlflow_response()
 
 
@@ -151,8 +151,8 @@ def artifact_response(artifacts: OwnedArtifacts, owner: str, path: str, request:
     return file_response(artifacts.open(owner, path), path.rpartition("/")[2], request)
 
 
-def location_response(place: ArtifactLocation, request: Request) -> Response:
-    return artifact_response(place.artifacts, place.owner, place.path, request)
+def location_response(location: ArtifactLocation, request: Request) -> Response:
+    return artifact_response(location.artifacts, location.owner, location.path, request)
 
 
 def file_message(entry: Entry) -> dict[str, str | int | bool]:

@@ -69,7 +69,7 @@ def whole_history(metrics: Metrics, run_id: str, key: str, page: HistoryPage) ->
 
 
 MAX_RUNS = 100
-MAX_POINTS_OF_RUN = 2500
+MAX_POINTS_PER_RUN = 2500
 MAX_POINTS = 25_000
 
 Step = Annotated[int, Query(ge=-MAX_INT64 - 1, le=MAX_INT64)]
@@ -82,14 +82,14 @@ def get_history_bulk_interval(
     run_ids: Annotated[tuple[str, ...], Query()] = (),
     start_step: Step | None = None,
     end_step: Step | None = None,
-    max_results: int = MAX_POINTS_OF_RUN,
+    max_results: int = MAX_POINTS_PER_RUN,
 ) -> TypedResponse[responses.HistoryOfRunsAnswer]:
     """At most `max_results` points of each run. Runs that nobody knows have none."""
     if not run_ids:
         raise invalid("Missing value for required parameter 'run_ids'.")
     check_count("GetMetricHistoryBulkInterval request must specify at most", len(run_ids))
-    if not 1 <= max_results <= MAX_POINTS_OF_RUN:
-        raise invalid(f"max_results must be between 1 and {MAX_POINTS_OF_RUN}.")
+    if not 1 <= max_results <= MAX_POINTS_PER_RUN:
+        raise invalid(f"max_results must be between 1 and {MAX_POINTS_PER_RUN}.")
     steps = step_interval(start_step, end_step)
     points = tracking.metric_sampling.sample(run_ids, metric_key, max_results, steps)
     return mlflow_response(metrics=[point_message(found) for found in points])

@@ -1,7 +1,7 @@
 """MLflow's uploads in parts and downloads that go past this server, over URLs signed for the S3 server.
 
 Only where there is an S3 server; a folder answers 501, as in MLflow. What comes in so is hashed once its parts are one
-object, before the client is told that it is stored, and what goes out is hashed before its URL is given away (row X7).
+object, before the client is told that it is stored, and operation goes out is hashed before its URL is given away (row X7).
 A client does this by itself where `server-info` says that it may, which is where `storage.public_endpoint` is set: else
 nobody knows whether clients reach the S3 server at all.
 """
@@ -34,7 +34,7 @@ PartNumber = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
 class OfFile(Message):
-    """`path` is the client's own name of the file: its last part is what it will be called."""
+    """`path` is the client's own name of the file: its last part is operation it will be called."""
 
     path: Required
 
@@ -63,13 +63,13 @@ class AbortUpload(OfFile):
 
 @router.post("/mpu/create/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def create(
-    artifact_path: str, body: CreateUpload, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, body: CreateUpload, locations: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.UploadAnswer]:
-    place = places.locate(body.below(artifact_path), caller.organization)
+    location = locations.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
-    place.check_writable()
-    place.artifacts.check_free(place.owner, place.path)
-    begun = transfers.begin(location_uri(place), body.num_parts)
+    location.check_writable()
+    location.artifacts.check_free(location.owner, location.path)
+    begun = transfers.begin(location_uri(location), body.num_parts)
     parts = [{"url": url, "part_number": number, "headers": {}} for number, url in enumerate(begun.part_urls, start=1)]
     return mlflow_response(upload_id=begun.id, credentials=parts)
 
@@ -78,16 +78,16 @@ def create(
 def complete(
     artifact_path: str,
     body: CompleteUpload,
-    places: ArtifactLocationsOf,
+    locations: ArtifactLocationsOf,
     files: VerifiedFilesOf,
     transfers: SignedTransfersOf,
     caller: CallerOf,
 ) -> TypedResponse[responses.NothingAnswer]:
-    place = places.locate(body.below(artifact_path), caller.organization)
+    location = locations.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
-    place.check_writable()
-    place.artifacts.check_free(place.owner, place.path)
-    uri, parts = location_uri(place), [Part(part.part_number, part.etag) for part in body.parts]
+    location.check_writable()
+    location.artifacts.check_free(location.owner, location.path)
+    uri, parts = location_uri(location), [Part(part.part_number, part.etag) for part in body.parts]
     try:
         files.adopt(uri, lambda: transfers.complete(uri, body.upload_id, parts))
     except UploadRefused:
@@ -97,42 +97,42 @@ def complete(
         if not is_assembled_from(files.store, uri, parts):
             message = "No such upload is on its way there: it was completed or aborted, or is of another file"
             raise not_found(message) from None
-        files.open(uri, place.owner)
+        files.open(uri, location.owner)
     return mlflow_response()
 
 
 @router.post("/mpu/abort/{artifact_path:path}", Permission.EXPERIMENTS_WRITE, allows_jobs=True)
 def abort(
-    artifact_path: str, body: AbortUpload, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, body: AbortUpload, locations: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.NothingAnswer]:
-    place = places.locate(body.below(artifact_path), caller.organization)
+    location = locations.locate(body.below(artifact_path), caller.organization)
     check_supported(transfers, "Multipart upload")
-    with suppress(FileNotFoundError):  # nothing is on its way, which is what was asked for
-        transfers.abort(location_uri(place), body.upload_id)
+    with suppress(FileNotFoundError):  # nothing is on its way, which is operation was asked for
+        transfers.abort(location_uri(location), body.upload_id)
     return mlflow_response()
 
 
 @router.get("/presigned/{artifact_path:path}", Permission.EXPERIMENTS_READ)
 def download_url(
-    artifact_path: str, places: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
+    artifact_path: str, locations: ArtifactLocationsOf, transfers: SignedTransfersOf, caller: CallerOf
 ) -> TypedResponse[responses.DownloadUrlAnswer]:
-    place = places.locate(checked_path(artifact_path), caller.organization)
+    location = locations.locate(checked_path(artifact_path), caller.organization)
     check_supported(transfers, "Multipart download")
-    file = place.artifacts.open(place.owner, place.path)
+    file = location.artifacts.open(location.owner, location.path)
     return mlflow_response(url=transfers.download_url(file.stored.uri), headers={}, file_size=file.size)
 
 
-def location_uri(place: ArtifactLocation) -> str:
-    return place.artifacts.uri(place.owner, place.path)
+def location_uri(location: ArtifactLocation) -> str:
+    return location.artifacts.uri(location.owner, location.path)
 
 
-def check_supported(transfers: SignedTransfers, what: str) -> None:
+def check_supported(transfers: SignedTransfers, operation: str) -> None:
     if not transfers.possible:
-        raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{what} is not supported for the current artifact repository")
+        raise HanzoError(ErrorCode.NOT_IMPLEMENTED, f"{operation} is not supported for the current artifact repository")
 
 
 def is_assembled_from(store: Store, uri: str, parts: Sequence[Part]) -> bool:
-    """Whether what lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
+    """Whether operation lies at `uri` was made of these parts. Always False where ETags are no MD5 (SSE-KMS)."""
     try:
         return store.open(uri).version.strip('"') == etag_of(parts)
     except FileNotFoundError:

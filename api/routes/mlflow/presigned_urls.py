@@ -1,6 +1,7 @@
 """MLflow's presigned URLs of a run's or a logged model's files. Its clients ask for them where files lie in a bucket of the
 client's own choice, and MLflow signs those with the server's rights. This server has rights to its own store alone, whose
-files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow answers a proxied one.
+files go through the artifact proxy (`multipart_uploads`): so every request is checked, and answered as MLflow answers a
+proxied one.
 """
 
 from fastapi import Response
@@ -51,10 +52,12 @@ def presigned_download(body: DownloadUrl, tracking: TrackingOf) -> Response:
     raise unsupported("download", run.artifact_uri, where, needed)
 
 
-def unsupported(what: str, uri: str, where: str, needed: str) -> HanzoError:
+def unsupported(operation: str, uri: str, where: str, needed: str) -> HanzoError:
     if is_proxied(uri):
         return invalid(
-            f"Presigned {what} is not supported for {where} (artifact URI scheme: {PROXY}). "
+            f"Presigned {operation} is not supported for {where} (artifact URI scheme: {PROXY}). "
             f"This endpoint requires a {needed}."
         )
-    return HanzoError(ErrorCode.NOT_IMPLEMENTED, f"Presigned {what} is not supported for the current artifact repository")
+    return HanzoError(
+        ErrorCode.NOT_IMPLEMENTED, f"Presigned {operation} is not supported for the current artifact repository"
+    )

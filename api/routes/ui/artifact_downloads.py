@@ -4,7 +4,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from api.artifacts.run_artifacts import checked_path
-from api.auth.ownership import check_own
+from api.auth.ownership import require_ownership
 from api.auth.permissions import Permission
 from api.dependencies import ArtifactLocationsOf, CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf, VerifiedFilesOf
 from api.routes.mlflow import artifacts
@@ -33,7 +33,7 @@ def get_version_artifact(
     run_artifacts: RunArtifactsOf,
     database: DatabaseOf,
     files: VerifiedFilesOf,
-    places: ArtifactLocationsOf,
+    locations: ArtifactLocationsOf,
     caller: CallerOf,
 ) -> Response:
     """A file of a version, wherever it lies: in the store of versions, in a run or in a logged model."""
@@ -46,10 +46,10 @@ def get_version_artifact(
         return version_files.download(stored, number, path, request, database, files, caller)
     if root.startswith("runs:/"):
         run_id, *folders = root.removeprefix("runs:/").split("/")
-        check_own(database, caller, Reference(Kind.RUN, run_id))
+        require_ownership(database, caller, Reference(Kind.RUN, run_id))
         return artifact_response(run_artifacts, tracking.runs.get(run_id).id, "/".join([*folders, path]), request)
     check_here(root)
-    return location_response(places.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
+    return location_response(locations.locate(f"{proxied_path(root)}/{path}", caller.organization), request)
 
 
 @router.get("/ajax-api/2.0/mlflow/gateway-proxy", Permission.SERVER_READ)

@@ -9,12 +9,12 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from api.artifacts.run_artifacts import RunArtifacts
-from api.auth.ownership import check_own
+from api.auth.ownership import require_ownership
 from api.auth.permissions import Permission
 from api.dependencies import CallerOf, DatabaseOf, RunArtifactsOf, TrackingOf
 from api.errors import public_message
 from api.routes.mlflow.inputs_and_outputs import dataset_summaries, summary_message
-from api.routes.mlflow.metrics import MAX_POINTS_OF_RUN, point_message, step_interval
+from api.routes.mlflow.metrics import MAX_POINTS_PER_RUN, point_message, step_interval
 from api.routes.mlflow.metrics import MAX_RUNS as MAX_SAMPLED
 from api.routing import Router
 from api.schemas.mlflow.messages import VIEWS, experiment_message, experiment_number
@@ -58,7 +58,7 @@ def graphql(
     from api.routes.ui.graphql_execution import execute
 
     registry = RegistrySearch(database, caller.organization)
-    questions = QueryRoot(tracking, artifacts, registry, caller.organization, partial(check_own, database, caller))
+    questions = QueryRoot(tracking, artifacts, registry, caller.organization, partial(require_ownership, database, caller))
     say = partial(public_message, request)
     return JSONResponse(execute(questions, body.query, body.variables, body.operationName, say))
 
@@ -72,22 +72,22 @@ class QueryRoot:
         artifacts: RunArtifacts,
         registry: RegistrySearch,
         organization: str,
-        check_own: Callable[..., None],
+        require_ownership: Callable[..., None],
     ) -> None:
         self._tracking = tracking
         self._artifacts = artifacts
-        self._check_own = check_own
+        self._require_ownership = require_ownership
         self._registry = registry
         self._organization = organization
 
     def mlflow_get_run(self, given: Mapping[str, Any]) -> dict[str, Any]:
         run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
-        self._check_own(Reference(Kind.RUN, run.id))
+        self._require_ownership(Reference(Kind.RUN, run.id))
         return {"run": self._run(self._tracking.run_search.get(run))}
 
     def mlflow_get_experiment(self, given: Mapping[str, Any]) -> dict[str, Any]:
         number = experiment_number(given.get("experimentId") or "")
-        self._check_own(Reference(Kind.EXPERIMENT, str(number)))
+        self._require_ownership(Reference(Kind.EXPERIMENT, str(number)))
         return {"experiment": experiment_message(self._tracking.experiments.get(number))}
 
     def mlflow_search_runs(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,15 +104,15 @@ class QueryRoot:
 
     def mlflow_get_metric_history_bulk_interval(self, given: Mapping[str, Any]) -> dict[str, Any]:
         steps = step_interval(given.get("startStep"), given.get("endStep"))
-        limit = page_limit(given, MAX_POINTS_OF_RUN)
+        limit = page_limit(given, MAX_POINTS_PER_RUN)
         run_ids = (given.get("runIds") or ())[:MAX_SAMPLED]
-        self._check_own(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
+        self._require_ownership(*(Reference(Kind.RUN, run_id) for run_id in run_ids))
         found = self._tracking.metric_sampling.sample(run_ids, given.get("metricKey") or "", limit, steps)
         return {"metrics": [point_message(point) for point in found]}
 
     def mlflow_list_artifacts(self, given: Mapping[str, Any]) -> dict[str, Any]:
         run = self._tracking.runs.get(given.get("runId") or given.get("runUuid") or "")
-        self._check_own(Reference(Kind.RUN, run.id))
+        self._require_ownership(Reference(Kind.RUN, run.id))
         check_here(run.artifact_uri)
         found = self._artifacts.entries(run.id, given.get("path") or "")
         files = [{"path": entry.path, "is_dir": entry.is_dir, "file_size": entry.size or 0} for entry in found]
@@ -149,12 +149,12 @@ class QueryRoot:
         }
 
 
-def page_limit(given: Mapping[str, Any], most: int) -> int:
+def page_limit(given: Mapping[str, Any], maximum: int) -> int:
     """Of what `maxResults` asks for, as much as one page has. A database would take -1 for all there is."""
     asked = given.get("maxResults")
     if asked is None:
-        return most
+        return maximum
     text = str(asked)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise invalid(f"Invalid value {text!r:.60} for parameter 'max_results' supplied. It must be a positive integer.")
-    return min(int(text), most)
+    return min(int(text), maximum)

@@ -48,7 +48,7 @@ def exceeded_limit(document: DocumentNode) -> str | None:
         level, depth = levels.pop()
         if depth > MAX_DEPTH:
             return f"Query exceeds maximum depth of {MAX_DEPTH}"
-        fields = list(fields_of(level, fragments))
+        fields = list(selected_fields(level, fragments))
         roots += len(fields) if depth == 1 else 0
         selections += len(fields)
         if selections > MAX_SELECTIONS:
@@ -62,7 +62,7 @@ def exceeded_limit(document: DocumentNode) -> str | None:
     return None
 
 
-def fields_of(level: SelectionSetNode, fragments: Fragments) -> Iterator[FieldNode]:
+def selected_fields(level: SelectionSetNode, fragments: Fragments) -> Iterator[FieldNode]:
     """The fields of one level, those of its fragments among them: each named fragment is looked into once."""
     waiting: list[SelectionNode] = list(level.selections)
     known: set[str] = set()
@@ -82,16 +82,16 @@ MAX_TOKENS = 5000
 
 
 def execute(
-    questions: object,
+    root: object,
     document: str,
     variables: dict[str, Any] | None,
     operation: str | None,
-    told: Callable[[Exception], str],
+    public_message: Callable[[Exception], str],
 ) -> dict[str, Any]:
     """The document's answer; what is wrong with its fields comes back in `errors`, as GraphQL has it.
 
     Args:
-        told: what to say of an error of a question. Its own text is for the server's log: a database's has SQL in it.
+        public_message: what to say of an error of a field. Its own text, which may have SQL in it, is for the server's log.
 
     Raises:
         HanzoError: it is no GraphQL, or too long.
@@ -104,19 +104,19 @@ def execute(
         raise invalid(f"The GraphQL document cannot be read: {str(error)[:200]}") from None
     result = ExecutionResult(None, problems[:5]) if problems else None
     result = result or execute_sync(
-        schema(), parsed, questions, variable_values=variables, operation_name=operation, field_resolver=resolve_field
+        schema(), parsed, root, variable_values=variables, operation_name=operation, field_resolver=resolve_field
     )
-    errors = [error_message(problem, told) for problem in result.errors or ()]
+    errors = [error_message(problem, public_message) for problem in result.errors or ()]
     return {"data": result.data, "errors": errors or None}
 
 
-def error_message(problem: GraphQLError, told: Callable[[Exception], str]) -> str:
+def error_message(problem: GraphQLError, public_message: Callable[[Exception], str]) -> str:
     cause = problem.original_error
-    return problem.message if cause is None or isinstance(cause, GraphQLError) else told(cause)
+    return problem.message if cause is None or isinstance(cause, GraphQLError) else public_message(cause)
 
 
 def resolve_field(source: Any, info: GraphQLResolveInfo, **arguments: Any) -> Any:
-    """A field by its snake_case name: of the questions a method, of a message a key."""
+    """A field by its snake_case name: of the root a method, of a message a key."""
     name = snake_case(info.field_name)
     if not isinstance(source, Mapping):
         return getattr(source, name)(arguments.get("input", arguments) or {})

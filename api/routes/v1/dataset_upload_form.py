@@ -46,7 +46,7 @@ class FileSection(io.RawIOBase):
 
     def __init__(self, whole: SpoolFile) -> None:
         self._whole = whole
-        self._start = self._size = self._place = 0
+        self._start = self._size = self._position = 0
 
     @property
     def _rolled(self) -> bool:
@@ -72,17 +72,17 @@ class FileSection(io.RawIOBase):
         return len(data)
 
     def readinto(self, buffer: Any) -> int:
-        data = self._whole.read(self._start + self._place, max(0, min(len(buffer), self._size - self._place)))
+        data = self._whole.read(self._start + self._position, max(0, min(len(buffer), self._size - self._position)))
         buffer[: len(data)] = data
-        self._place += len(data)
+        self._position += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
 
 class SingleFileParser(MultiPartParser):
@@ -107,7 +107,7 @@ class UploadRequest(Request):
     async def _get_form(self, **limits: Any) -> FormData:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if self._form is None and kind == "application/json":
-            self._form = FormData(list(fields_of(await self._json_text())))
+            self._form = FormData(list(form_fields(await self._json_text())))
         if self._form is None and kind == "multipart/form-data":
             try:
                 self._form = await SingleFileParser(self, self._whole).parse()
@@ -126,7 +126,7 @@ class UploadRequest(Request):
         return bytes(text)
 
 
-def fields_of(text: bytes) -> Iterator[tuple[str, str]]:
+def form_fields(text: bytes) -> Iterator[tuple[str, str]]:
     """A JSON object as the fields of a form, which are texts.
 
     Raises:

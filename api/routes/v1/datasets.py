@@ -194,12 +194,12 @@ class Preparation(PrepareParameters):
 
 @edits.post("/{dataset_id}/prepare", Permission.DATASETS_WRITE, status_code=201)
 def prepare(
-    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, job_of_key: JobIdFromKey
+    dataset_id: str, body: Preparation, database: DatabaseOf, caller: CallerOf, new_job_id: JobIdFromKey
 ) -> TypedResponse[Job]:
     """Queue the preparation of a version; the answer is its job, as of `GET /v1/jobs/{id}`. Sent again with the same
     Idempotency-Key it answers with the job that was queued, whatever the body says.
     """
-    if known := Jobs(database).known(job_of_key):
+    if known := Jobs(database).known(new_job_id):
         return json_response(cast(Job, vars(known)), 201)
     parent = find_version(database, dataset_id)
     name = checked_name(body.name or parent.name)
@@ -219,7 +219,7 @@ def prepare(
         user=caller.user_id,
         organization=caller.organization,
         type=PREPARATION,
-        id=job_of_key,
+        id=new_job_id,
     )
     return json_response(cast(Job, vars(job)), 201)
 

@@ -49,7 +49,7 @@ def submit(
     settings: SettingsOf,
     caller: CallerOf,
     from_own_user: FromOwnUser,
-    job_of_key: JobIdFromKey,
+    new_job_id: JobIdFromKey,
 ) -> TypedResponse[Job]:
     """Queue a job. Its dataset, where one is named, is pinned to the version of now. One that cannot fit is refused, also
     one that its organization's quota has no room for, whatever else runs.
@@ -57,7 +57,7 @@ def submit(
     One with a `command` runs it as it is. Sent again with the same Idempotency-Key it answers with the job that was queued,
     whatever the body says.
     """
-    if known := Jobs(database).known(job_of_key):
+    if known := Jobs(database).known(new_job_id):
         return json_response(job_json(known), 201)
     if isinstance(body, CommandJob):
         quota = settings.scheduler.quotas.get(caller.organization)
@@ -66,9 +66,9 @@ def submit(
         refuse_zero_durations(body.schedule)
         refuse_what_never_fits(quota, gpus_of(body.resources, body.distributed))
         body = body.model_copy(update={"schedule": under_quota(body.schedule, quota)})
-        job = submit_command(database, store, body, caller.user_id, caller.organization, job_of_key)
+        job = submit_command(database, store, body, caller.user_id, caller.organization, new_job_id)
     else:
-        job = queue_job(body, database, store, settings, caller, job_of_key)
+        job = queue_job(body, database, store, settings, caller, new_job_id)
     return json_response(job_json(job), 201)
 
 

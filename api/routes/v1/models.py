@@ -106,10 +106,10 @@ def register_pointer(
     named = named_in(body.artifact_uri)
     with database.read() as connection:
         sourced = check_source(connection, store, body.artifact_uri, caller.organization, as_mlflow=False, **named)
-    told = vars(pointed_at(database, store, sourced, caller.organization))
-    measured = body.metrics or told["metrics"]
+    pointed = vars(pointed_at(database, store, sourced, caller.organization))
+    measured = body.metrics or pointed["metrics"]
     pointer = Pointer(
-        **vars(sourced), **told | {"metrics": measured}, created_by=caller.user_id, label=body.version, tags=body.tags
+        **vars(sourced), **pointed | {"metrics": measured}, created_by=caller.user_id, label=body.version, tags=body.tags
     )
     registry, model = Registry(database), caller.model(body.name)
     with database.write() as connection:

@@ -190,7 +190,7 @@ def params_as_text(params: dict[str, Text]) -> list[tuple[str, str]]:
 
 @router.post("/{run_id}/replay", Permission.JOBS_SUBMIT, status_code=201)
 def replay(
-    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, job_of_key: JobIdFromKey
+    run_id: str, database: DatabaseOf, store: StoreOf, settings: SettingsOf, caller: CallerOf, new_job_id: JobIdFromKey
 ) -> TypedResponse[Replay]:
     """Queue the run's replay; `environment` is what differs from the first run's before it starts. Sent again with the same
     Idempotency-Key it answers with the job that was queued.
@@ -198,7 +198,7 @@ def replay(
     first = read_finished(database, store, run_id)
     recipe, quota = first.record.recipe, settings.scheduler.quotas.get(first.job.organization)
     refuse_what_never_fits(quota, gpus_of(recipe.hardware, recipe.distributed))
-    made = submit_replay(database, store, first, SOURCE, caller.user_id, job_of_key)
+    made = submit_replay(database, store, first, SOURCE, caller.user_id, new_job_id)
     return json_response(Replay(job=job_json(made.job), environment=list(made.environment)), 201)
 
 

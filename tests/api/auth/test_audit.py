@@ -25,7 +25,7 @@ from tests.api.auth.conftest import MLFLOW, SignedIn
 from tests.api.auth.iam import Iam
 from tests.api.auth.test_routes import READS_BY_POST
 from tests.api.conftest import migrated
-from tests.api.test_dataset_checks import create, validate
+from tests.api.routes.v1.test_dataset_checks import create, validate
 
 
 def calls(signed_in: SignedIn, user: str, **params: Any) -> list[dict[str, Any]]:
@@ -366,4 +366,4 @@ def test_of_a_call_that_names_very_many_objects_some_are_on_record() -> None:
     """All of them were kept in memory, for as long as such calls were counted."""
     named = frozenset(Reference(Kind.RUN, f"{number:05}") for number in range(50_000))
     call = Call("POST", "/x", "127.0.0.1", 0.0, references=named)
-    assert call.audited(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))
+    assert call.audit_row(404).objects == tuple(f"run:{number:05}" for number in range(MAX_OBJECTS))

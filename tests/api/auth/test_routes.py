@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 import api.app
 from api.auth.audit_log import AuditLog
 from api.auth.jwks import SigningKeys
-from api.auth.object_references import KIND_OF_PARAMETER
+from api.auth.object_references import PARAMETER_KINDS
 from api.auth.permissions import Permission
 from api.auth.route_matching import Routes
 from api.auth.tokens import Tokens
@@ -73,7 +73,7 @@ def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
     """A route that names an object in words of its own would pass the guard unseen."""
     document = app.openapi()
     names = {name for route in Routes(app).all for name in route.pattern.groupindex}
-    assert names - KIND_OF_PARAMETER.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
+    assert names - PARAMETER_KINDS.keys() - PARAMETERS_THAT_NAME_NO_OBJECT == set()
     sent: set[str] = set()
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -82,7 +82,7 @@ def test_every_id_that_a_request_may_carry_is_looked_up(app: FastAPI) -> None:
     for name in named_schemas(document, bodies):
         sent |= set(document["components"]["schemas"][name].get("properties", {}))
     ids = {name for name in sent if re.search(r"(^|_)(id|ids|uuid|uuids)$", name)}
-    assert ids - KIND_OF_PARAMETER.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
+    assert ids - PARAMETER_KINDS.keys() - FILTERS - OF_A_PATH - {"user_id"} == set()
 
 
 def test_without_a_valid_token_every_route_answers_401(signed_in: SignedIn, app: FastAPI) -> None:
@@ -172,7 +172,7 @@ def test_a_route_that_nobody_listed_is_refused_to_an_admin(tmp_path: Path) -> No
             routes=Routes(app),
             tokens=Tokens(settings.auth, SigningKeys(settings.auth)),
             database=database,
-            trail=AuditLog(database),
+            audit_log=AuditLog(database),
             max_body_bytes=1000,
         )
         http = TestClient(guard, headers={"Authorization": f"Bearer {iam.token('ann', 'acme', 'ml-admin')}"})

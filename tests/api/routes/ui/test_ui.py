@@ -279,7 +279,7 @@ def test_a_link_of_the_page_downloads_the_file(server: ServerProcess, runs: list
 
 
 def test_our_own_script_in_the_page_asks_nobody_anything() -> None:
-    script = (Path(__file__).parents[2] / "api" / "routes" / "ui" / "first_visit.js").read_text()
+    script = (Path(__file__).parents[4] / "api" / "routes" / "ui" / "first_visit.js").read_text()
     assert "fetch(" not in script and "http" not in script
 
 
