@@ -115,7 +115,7 @@ async def upload_small(
     run_uuid: str = "",
     path: str = "",
 ) -> TypedResponse[responses.NothingAnswer]:
-    """How the web UI uploads: the body is the file, of at most `MAX_WEB_UPLOAD_BYTES` bytes."""
+    """How the web UI uploads: the body is the file, of at most 10 MB."""
     for name, given in (("run_uuid", run_uuid), ("path", path)):
         if not given:
             raise invalid(f"Request must specify {name}.")
