@@ -4,7 +4,10 @@ description says, or refused.
 Whether real objects are told as it says, every test with an application checks (`conformance`).
 """
 
+import json
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from api.openapi import SCHEMA_NAMES
 from tests.api.conformance import documented, named_schemas, operations_of
 from tests.api.server_process import ServerProcess
 from tests.postgres import PostgresServer
@@ -88,6 +92,19 @@ def document(application_on_sqlite: Any) -> dict[str, Any]:
     client: TestClient = application_on_sqlite.client
     found: dict[str, Any] = client.get("/openapi.json").json()
     return found
+
+
+def test_generated_clients_find_every_operation_and_schema_by_its_name(document: dict[str, Any]) -> None:
+    """`published_names.json` is what clients were generated from: its names stay, whatever the code calls a thing."""
+    published = json.loads((Path(__file__).parent / "published_names.json").read_text())
+    assert sorted(operation["operationId"] for operation in operations_of(document)) == published["operations"]
+    assert sorted(document["components"]["schemas"]) == published["schemas"]
+
+
+def test_public_schema_names_are_those_of_types_that_there_are() -> None:
+    for name in SCHEMA_NAMES:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute), name
 
 
 def test_no_response_has_the_schema_of_a_request_and_no_name_comes_from_a_module(document: dict[str, Any]) -> None:
