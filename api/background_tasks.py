@@ -25,7 +25,10 @@ PLANNER_CHECK_SECONDS = 5.0
 
 
 def start_upload_cleanup(address: StoreAddress, variables: Mapping[str, str], stopped: threading.Event) -> None:
-    """Until `stopped`. Trainers are killed while a server runs for months, and each may leave a part of a checkpoint."""
+    """Remove abandoned uploads now and each day until `stopped`.
+
+    Trainers are killed while a server runs for months, and each may leave a part of a checkpoint.
+    """
 
     def each_day() -> None:
         while not stopped.is_set():
@@ -54,7 +57,7 @@ def _remove_in_subprocess(address: StoreAddress, variables: Mapping[str, str]) -
 
 
 def start_table_analysis(database: Database, stopped: threading.Event) -> None:
-    """Look again and again until `stopped`. There is nothing to do where the database is SQLite."""
+    """Analyze tables that grow fast, for PostgreSQL's planner, until `stopped`. Does nothing over SQLite."""
     if database.engine.dialect.name == "postgresql":
         threading.Thread(target=_analyze_until_stopped, args=(database, stopped), daemon=True).start()
 

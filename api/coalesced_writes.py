@@ -1,5 +1,7 @@
-"""An answer leaves in one piece. uvicorn writes its head, then its body, and uvloop sends each write at once: two system
-calls, two packets, and a client that is woken twice, for a body of two bytes where a metric is logged.
+"""Send response head and body in one system call.
+
+uvicorn writes them separately and uvloop flushes each write, which costs a second packet and wakes the client twice, for a
+two-byte body where a metric is logged.
 """
 
 import asyncio
@@ -9,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class CoalescingHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a corked transport."""
+    """uvicorn's protocol over a coalescing transport."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CoalescingTransport(transport, self.loop))

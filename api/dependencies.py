@@ -60,7 +60,7 @@ async def verified_files(request: Request) -> VerifiedFiles:
 
 
 async def caller(request: Request) -> Caller:
-    # The guard puts him there, also where nobody signs in; without it there is none, and the call fails.
+    # Access control puts it there, also without sign-in. Without access control the call fails.
     found: Caller = request.state.caller
     return found
 

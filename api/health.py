@@ -1,4 +1,4 @@
-"""Is the process alive, can it serve, and what is it (rows V1, V7). The probes are the only routes that need no sign-in."""
+"""Health checks: /alive, /ready and /health, which need no sign-in, and /version (rows V1, V7)."""
 
 import asyncio
 import logging

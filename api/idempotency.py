@@ -1,5 +1,6 @@
-"""A call that makes something and is sent again because its answer was lost: by the header `Idempotency-Key` (IETF
-draft-ietf-httpapi-idempotency-key-header) it is known as the same call, and makes nothing more.
+"""Idempotency keys: a call that is sent again with the same `Idempotency-Key` header makes nothing more.
+
+The header is that of IETF draft-ietf-httpapi-idempotency-key-header.
 
 `hanzo_ml` sends one with `runs/create`, and each `POST` of `/v1` takes one that starts work, as a job or a sweep: started
 twice it trains twice. To resume or to cancel a job is known by the job: sent again it is refused.

@@ -1,4 +1,4 @@
-"""What a client says beforehand about the bytes that it sends: `Content-MD5` (RFC 1864) and `X-Checksum-Sha256` (hex)."""
+"""Checksums that a client sends with an upload: `Content-MD5` (RFC 1864) and `X-Checksum-Sha256` (hex)."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""Links that are their own permission, for a while: to one object, given out for one organization."""
+"""Signed links: a temporary permission to download one object, given out for one organization."""
 
 import hashlib
 import hmac

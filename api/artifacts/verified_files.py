@@ -1,4 +1,4 @@
-"""Files that are hashed as they come in, and again before they go out (row X7).
+"""Verified files: hashed when they are uploaded, and again before they are sent (row X7).
 
 What belongs here: object store and records of hashes, kept in step. What does not: what a file may be called
 (`run_artifacts`), and HTTP (`artifacts.file_response`).

@@ -1,5 +1,4 @@
-"""Writing the audit log (rows X4, Q7): one row for each call that changes something, is refused, or opens a dataset, with
-sign-in and without.
+"""Write the audit log (rows X4, Q7): each call that changes something, is refused, or opens a dataset.
 
 A training script logs thousands of metrics a minute. A row for each would double the work of the tracker and bury every
 other row, and says no more than "this user logged to this run": such calls are put together, with their count. So are calls

@@ -1,4 +1,4 @@
-"""A job's token as a caller, and the little that it may reach: its run, what the run made, and what it works with.
+"""Authenticate a job by its token, and check that it reaches only its run, what the run made and what it works with.
 
 What belongs here: which objects. Which routes are for jobs, they declare (`allows_jobs`).
 """

@@ -1,4 +1,4 @@
-"""The public keys of the IAM: fetched from its JWKS, kept for a while, fetched again when a token names one that is new.
+"""Public signing keys of the sign-in server: fetched from its JWKS, cached, fetched again for an unknown key id.
 
 What belongs here: which keys may verify, and for how long. What does not: what a token says (`tokens`).
 """

@@ -75,7 +75,7 @@ def parameter_references(route: str, name: str, value: Any) -> Iterator[Referenc
 
 
 def split_ids(texts: Sequence[str]) -> list[str]:
-    """The ids of `ids=A,B&ids=C`, each once, as the guard and the endpoint both read them."""
+    """The ids of `ids=A,B&ids=C`, each once, as access control and the endpoint both read them."""
     return list(dict.fromkeys(part for text in texts for part in text.split(",") if part))
 
 

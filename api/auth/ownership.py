@@ -1,4 +1,4 @@
-"""Whether what a request names is the caller's organization's: what is another one's does not exist for him (row W5)."""
+"""Check that the objects a request names are of the caller's organization; others do not exist for the caller (row W5)."""
 
 from collections.abc import Iterable
 

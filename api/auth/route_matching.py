@@ -1,7 +1,7 @@
-"""Which of the application's routes a request takes: the same one that the application itself will choose.
+"""Match requests to the application's routes: the same one that the application itself will choose.
 
-The guard decides about the route that runs, not about a path that looks like it, so it reads the application's own list in
-its own order. A kind of route that it cannot read ends the start of the server.
+Access control decides about the route that runs, not about a path that looks like it, so it reads the application's own
+list in its own order. A kind of route that it cannot read ends the start of the server.
 """
 
 import re
@@ -94,7 +94,7 @@ def list_routes(app: FastAPI) -> list[Route]:
         if isinstance(context.original_route, Mount):
             template, methods = f"{context.path}/{{path:path}}", {"GET", "HEAD"}
         elif context.path is None or not context.methods:
-            raise TypeError(f"the guard cannot read {context.original_route!r}: use a route with a path and methods")
+            raise TypeError(f"access control cannot read {context.original_route!r}: use a route with a path and methods")
         else:
             template, methods = context.path, context.methods
         pattern = compile_path(template)[0]

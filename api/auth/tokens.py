@@ -1,4 +1,4 @@
-"""A bearer token as a caller: signed by the IAM, for this service, now; with an organization and a role (row W1).
+"""Verify bearer tokens (JWT): signed by the sign-in server, for this service, now; with organization and role (row W1).
 
 No message and no log line of this module holds a token or a part of one.
 """

@@ -1,4 +1,4 @@
-"""What a browser may do with this server: nothing for a page of another site, and no guessing at what a file is.
+"""Validate Host and Origin headers, and set security headers on every response.
 
 A request must name this server by one of its own names, so that no page reaches it through DNS rebinding (CVE-2025-14279); a
 page of another origin is refused, and no answer carries an Access-Control header. Probes are let through by any name:

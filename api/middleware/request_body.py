@@ -1,4 +1,4 @@
-"""The body of a request on its way to the endpoint: not too long (row X9), and read here where it names objects."""
+"""Limit, read and resend request bodies: access control reads those that name objects (row X9)."""
 
 from collections.abc import Iterable
 from typing import Any

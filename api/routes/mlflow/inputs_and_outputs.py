@@ -1,4 +1,4 @@
-"""The models that a run made, over MLflow's API: as logged models, and as older clients wrote them into a tag."""
+"""Inputs and outputs of runs over MLflow's API: datasets and models that a run read, and models that it made."""
 
 import json
 from collections.abc import Sequence

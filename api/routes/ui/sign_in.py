@@ -34,7 +34,7 @@ def login_page() -> Response:
 
 @router.post("/login", Permission.SERVER_READ, read_only=True, status_code=204)
 def login(request: Request) -> Response:
-    """Keep the token, which the guard has verified, in the browser."""
+    """Keep the token, which access control has verified, in the browser."""
     _, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     if not token:

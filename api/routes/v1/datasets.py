@@ -1,4 +1,4 @@
-"""Looking at versions: list, one, its first records, what changed, and where it stands in the lineage."""
+"""/v1/datasets: list, read, preview, compare, edit, delete and prepare dataset versions (rows B3-B10, C1-C4)."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice

@@ -1,4 +1,4 @@
-"""/v1/events: the event log (row Q8), and /v1/addresses: where the parts of this installation answer."""
+"""/v1/events: the event log (row Q8). /v1/addresses and /v1/heartbeats: the parts of this installation."""
 
 from typing import Annotated, Any, Literal, cast
 

@@ -1,6 +1,4 @@
-"""A training job as it is asked for, and what is refused before it is queued: what cannot be trained, never fits, or may
-not be named.
-"""
+"""Submit training jobs, and refuse those that cannot be trained, never fit, or name what they may not."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

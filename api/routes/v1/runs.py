@@ -1,4 +1,4 @@
-"""/v1/runs (rows E7, E9)."""
+"""/v1/runs: create, read, compare, log to and delete runs, and replay them (rows E7, E9, Y11, Y12)."""
 
 from typing import Annotated, Literal, cast
 

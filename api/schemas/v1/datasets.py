@@ -153,7 +153,7 @@ def version_json(database: Database, version: DatasetRecord) -> DatasetVersion:
 
 
 def find_version(database: Database, dataset_id: str) -> DatasetRecord:
-    """The version of a path's id, of which the guard knows whose it is."""
+    """The version of a path's id, of which access control knows whose it is."""
     with database.read() as connection:
         return Datasets(database).get(dataset_id, connection)
 

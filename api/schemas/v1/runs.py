@@ -1,4 +1,4 @@
-"""Our experiments and runs as the specification's JSON (rows E1-E5, E11). Times are milliseconds since 1970 UTC."""
+"""Experiments, runs and their comparison as JSON of /v1 (rows E1-E5, E9, E11). Times are milliseconds since 1970 UTC."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
